@@ -36,6 +36,7 @@ test:
 test-long:
 	@scripts/setup dev
 	@scripts/ensure_chromium
+	@scripts/ensure_node_modules
 	JOBS=$(JOBS) scripts/test_long $(ARGS)
 
 extended:

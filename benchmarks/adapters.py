@@ -1,8 +1,8 @@
-"""What adapters cost: streams that each have an adapter of their own beside the same streams without, in one run.
+"""Measure the throughput of streams with LoRA adapters against the same streams without.
 
-`python benchmarks/adapters.py --help`. The adapters are random and of every matrix, as `target_modules="all-linear"`
-makes them. The table goes to standard output, the numbers to `results/adapters.json`. docs/techniques.md says what
-adapters are.
+`python benchmarks/adapters.py --help`. The adapters are random and apply to every matrix, as
+`target_modules="all-linear"` makes them. The table goes to standard output, the numbers to
+`results/adapters.json`. docs/techniques.md describes adapters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cache import made
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, SHAPES, add_checkpoint
 from measures import Target, median_interval, table, targets_table
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.adapters.folder import CONFIG, WEIGHTS
 from motet_llm.engine.engine import Engine
 from replay import Job, Replay, blocks_for, rate
@@ -39,7 +39,10 @@ MATRICES = {
 
 @dataclass(frozen=True)
 class Mix:
-    """Which of the streams have which adapter, by number; None: none."""
+    """Assign adapters to streams.
+
+    choose: maps the number of a stream to that of its adapter; None: no adapter.
+    """
 
     name: str
     choose: Callable[[int], int | None]
@@ -55,7 +58,10 @@ NONE = Mix("none, of an engine with adapters", lambda stream: None)
 
 @dataclass(frozen=True)
 class Cost:
-    """Streams of a mix, over the same streams of the base model."""
+    """Hold the throughput of a mix.
+
+    gains: throughput over that of the base model, one value per pair of runs.
+    """
 
     mix: str
     gains: list[float]
@@ -69,7 +75,10 @@ class Cost:
 
 # -------------------------------------------------------------------------------------------------------------- folders
 def random_adapters(shape: str, rank: int, count: int, cache: Path) -> list[Path]:
-    """Folders of adapters of a checkpoint in SHAPES; their factors are the same bytes, for the sake of the disk."""
+    """Return folders of adapters for a checkpoint of SHAPES.
+
+    All link to the same file of factors, to save disk space.
+    """
     root = made(
         cache / f"{shape}-adapters-rank{rank}",
         lambda folder: _write_factors(folder, shape, rank),
@@ -106,7 +115,7 @@ def _write_factors(folder: Path, shape: str, rank: int) -> None:
 
 
 def _matrices(shape: dict[str, int]) -> Iterator[tuple[str, int, int]]:
-    """Name, outputs and inputs of each of a checkpoint."""
+    """Yield name, outputs and inputs of each matrix of a checkpoint."""
     hidden, wide, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
     outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": hidden}
@@ -120,9 +129,12 @@ def _matrices(shape: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 # ----------------------------------------------------------------------------------------------------------- measuring
 def measure(
-    bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[Adapter], pairs: int
+    bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[ResidentAdapter], pairs: int
 ) -> Cost:
-    """engines: of the base model, and of the mix; `held` in the latter."""
+    """Measure a mix in interleaved pairs of runs.
+
+    engines: those of the base model and of the mix; `held` is loaded in the latter.
+    """
     gains, rates = [], [0.0, 0.0]
     for pair in range(pairs):
         prompts = [bench.tokens(bench.plan.prompt) for _ in held]
@@ -142,7 +154,7 @@ def measure(
 def run(
     plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Path, output: Path
 ) -> list[Cost]:
-    """Measure, print, and write the JSON."""
+    """Measure all wanted mixes, print the table, and write the JSON file."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
@@ -184,11 +196,15 @@ def run(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of("What LoRA adapters cost.", "a tiny model and one pair", RESULTS, "adapters")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="mixes whose name contains TEXT (all)"
+        "--only", default="", metavar="TEXT", help="mixes whose name contains TEXT (default: all)"
     )
-    parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
-    parser.add_argument("--streams", type=int, default=64, help="at a time, and adapters (64)")
-    parser.add_argument("--rank", type=int, default=16, help="of every adapter (16)")
+    parser.add_argument(
+        "--pairs", type=int, default=8, help="interleaved pairs of runs (default: 8)"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=64, help="concurrent streams, and adapters (default: 64)"
+    )
+    parser.add_argument("--rank", type=int, default=16, help="rank of every adapter (default: 16)")
     add_checkpoint(parser, "qwen3-0.6b")
     args = parser.parse_args(argv)
     plan = planned(args, Plan(shape="qwen3-0.6b"), QUICK, CHECKPOINT)

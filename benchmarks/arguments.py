@@ -1,4 +1,4 @@
-"""What every benchmark is told on its command line."""
+"""Define the arguments that all benchmarks have."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ P = TypeVar("P")
 def parser_of(
     description: str | None, quick: str, output: Path, prog: str | None = None
 ) -> argparse.ArgumentParser:
-    """With `--quick`, of which `quick` says what it runs, and `--output`, the JSON file for the numbers.
+    """Return a parser with `--quick` and `--output`.
 
-    That is `args.file`: plans have outputs of their own.
+    quick: what `--quick` runs, for its help. The file of `--output` is `args.file`, because plans
+    have a field `output` of their own.
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=form)
-    parser.add_argument("--quick", action="store_true", help=f"{quick}, to see that it works")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; a smoke test")
     parser.add_argument(
-        "--output", dest="file", type=Path, default=output, help="JSON file for the numbers"
+        "--output", dest="file", type=Path, default=output, help="JSON file of the results"
     )
     return parser
 
 
 def planned(args: argparse.Namespace, full: P, quick: P, only: Collection[str] = ()) -> P:
-    """The plan that is asked for, with every field that an argument of the same name gives, or `only` some."""
+    """Return the plan with the fields that were given as arguments of the same name.
+
+    only: names of the fields that arguments may set; empty: all.
+    """
     plan: Any = quick if args.quick else full
     names = only or [f.name for f in fields(plan)]
     given = {name: value for name in names if (value := getattr(args, name, None)) is not None}

@@ -1,9 +1,9 @@
-"""Measure what one tenant's short chat pays while another tenant attacks.
+"""Measure the latency of one tenant's short chats while another tenant attacks.
 
 `python benchmarks/attacks.py --help`. NATS, gateway, tokenizer, engine, vision, VAD and ASR run as
-processes around the models that come along. A quiet tenant sends chats of four tokens, alone and
-beside each kind of attack (`attack_client.py`), in turn. The attacker's key is limited as a cautious
-operator would limit it. The numbers go to `results/attacks.json`.
+processes with the bundled models. A quiet tenant sends chats of four tokens, alone and during each
+kind of attack (`attack_client.py`), in turn. The attacker's key has cautious limits. The numbers go
+to `results/attacks.json`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from motet_shared.tenants import digest, new_key
 RESULTS = HERE / "results" / "attacks.json"
 QUIET, ATTACKER = "quiet", "attacker"
 LIMITS = {QUIET: "", ATTACKER: "tokens_per_minute = 1000\nmax_context = 256\n"}
-LIMIT = 3.0  # times: p95 beside an attack / p95 undisturbed
+LIMIT = 3.0  # p95 during an attack over p95 alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure."""
+    """Define how much is measured."""
 
     kinds: tuple[str, ...] = tuple(ATTACKS)
     rounds: int = 2
-    requests: int = 40  # of the quiet tenant, alone and beside each attack, per round
+    requests: int = 40  # of the quiet tenant, alone and during each attack, per round
     pause: float = 0.1  # seconds between them
-    settle: float = 2.0  # seconds from the start of an attack to the first request beside it
+    settle: float = 2.0  # seconds from the start of an attack to the first request
     sees: bool = True  # whether vision, VAD and ASR run
 
 
@@ -51,7 +51,7 @@ QUICK = Plan(kinds=("newlines", "foreign-host"), rounds=1, requests=3, settle=0.
 
 @dataclass
 class Findings:
-    """Seconds of the quiet tenant's chats by attack, and the attacker's replies by status."""
+    """Hold seconds of the quiet tenant's chats by attack, and the attacker's replies by status."""
 
     alone: list[float] = field(default_factory=list)
     beside: dict[str, list[float]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Findings:
     replies: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def ratio(self, kind: str) -> float:
-        """Return the p95 beside the attack over the p95 alone; infinite where a chat failed."""
+        """Return p95 during the attack over p95 alone; infinite if a chat failed."""
         if self.failed.get(kind):
             return float("inf")
         return quantile(self.beside[kind], 0.95) / quantile(self.alone, 0.95)
@@ -87,7 +87,7 @@ async def stack_under_attack(plan: Plan) -> AsyncIterator[Stack]:
 
 
 def _tenants(folder: Path) -> Path:
-    """Write the file of tenants and their keys beside it."""
+    """Write the tenants file, and a file with each tenant's key; return the path of the former."""
     text = ""
     for tenant, limits in LIMITS.items():
         key = new_key()
@@ -103,7 +103,7 @@ def _tenants(folder: Path) -> Path:
 
 
 async def chat_times(stack: Stack, plan: Plan) -> tuple[list[float], int]:
-    """Return the seconds of each answered four-token chat, and the number of those that failed."""
+    """Return the seconds of each completed four-token chat, and the number of failed ones."""
     times: list[float] = []
     failed = 0
     headers = {"authorization": f"Bearer {(stack.folder / QUIET).read_text()}"}
@@ -133,7 +133,7 @@ async def chat_times(stack: Stack, plan: Plan) -> tuple[list[float], int]:
 async def attacking(
     stack: Stack, kind: str, settle: float, replies: dict[str, int]
 ) -> AsyncIterator[None]:
-    """Run the attack within the block; add the attacker's replies by status to `replies`."""
+    """Run the attack within the context; add the attacker's replies by status to `replies`."""
     argv = [
         sys.executable,
         str(HERE / "attack_client.py"),
@@ -160,10 +160,10 @@ async def attacking(
 
 
 async def measured(plan: Plan) -> Findings:
-    """Measure alone and beside every attack, in turn."""
+    """Measure alone and during every attack, in turn."""
     found = Findings()
     async with stack_under_attack(plan) as stack:
-        await chat_times(stack, plan)  # what is made on first use
+        await chat_times(stack, plan)  # warm-up
         for number in range(plan.rounds):
             for kind in plan.kinds:
                 found.alone += (await chat_times(stack, plan))[0]
@@ -176,7 +176,7 @@ async def measured(plan: Plan) -> Findings:
 
 
 def run(plan: Plan, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the table, and write the JSON file."""
     before = conditions()
     found = asyncio.run(measured(plan))
     rows = [
@@ -214,10 +214,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         RESULTS,
         prog="attacks",
     )
-    parser.add_argument("--kinds", nargs="+", choices=list(ATTACKS), help="attacks to run (all)")
-    parser.add_argument("--rounds", type=int, help=f"of all of them ({Plan.rounds})")
     parser.add_argument(
-        "--requests", type=int, help=f"of the quiet tenant, each time ({Plan.requests})"
+        "--kinds", nargs="+", choices=list(ATTACKS), help="attacks to run (default: all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help=f"rounds of all attacks (default: {Plan.rounds})"
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        help=f"requests of the quiet tenant per measurement (default: {Plan.requests})",
     )
     args = parser.parse_args(argv)
     run(planned(args, Plan(), QUICK), args.file)

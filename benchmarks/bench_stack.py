@@ -1,4 +1,4 @@
-"""A stack of real processes around the fake engine: NATS, `motet_tokenizer`, `motet_gateway`, all on loopback."""
+"""Run a stack of real processes around the fake engine: NATS, tokenizer and gateway on loopback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STOP_SECONDS = 10.0
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Of child processes: they find the project's packages as this one does, whether or not it is installed."""
+    """Return the environment of child processes, with the project's packages on their path."""
     packages = [HERE, *(ROOT / part for part in ("shared", "services", "kernels", "pipelines"))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
 
@@ -36,12 +36,19 @@ def environment(**extra: str) -> dict[str, str]:
 def module_command(
     module: str, instance: str, *args: str, runner: Sequence[str] = ("-m",)
 ) -> list[str]:
-    """What runs a module of Motet as this instance. `runner`: what Python is to run it with."""
+    """Return the command that runs a module of Motet as an instance.
+
+    runner: Python's arguments before the module.
+    """
     return [sys.executable, *runner, module, "--instance", instance, "--stop-with-parent", *args]
 
 
 class Stack:
-    """What runs. `port`: the gateway's; `pids`: processes to account for, by what they are; `env`: theirs."""
+    """Manage the processes of a stack.
+
+    port: port of the gateway. pids: ids of the processes by name. env: environment of the
+    processes.
+    """
 
     def __init__(self, folder: Path, port: int, env: dict[str, str]):
         self.folder = folder
@@ -59,11 +66,11 @@ class Stack:
         self.pids[name] = process.pid
 
     async def start(self, module: str, instance: str, *args: str) -> None:
-        """A module of Motet as an instance, under whose id it is known here."""
+        """Start a module of Motet as an instance, known here by its id."""
         await self.spawn(instance, module_command(module, instance, *args))
 
     async def kill(self, name: str) -> float:
-        """End a process without warning; when that was, on the clock of `time.monotonic()`."""
+        """Kill a process with SIGKILL; return the moment, in seconds of `time.monotonic()`."""
         process = self._processes.pop(name)
         del self.pids[name]
         process.kill()
@@ -72,13 +79,16 @@ class Stack:
         return killed
 
     async def serve(self, services: dict[str, tuple[str, list[str]]]) -> None:
-        """Start services, (role, arguments) by module, and wait until the gateway says that they are ready."""
+        """Start services, (role, arguments) by module, and wait until the gateway reports ready."""
         for module, (role, args) in services.items():
             await self.spawn(role, module_command(module, f"{role}-bench", *args))
         await self.until_ready("/health/ready")
 
     async def until_ready(self, path: str, word: str = "") -> None:
-        """Until the HTTP server answers 200 and says `word`; RuntimeError with the logs if it never does."""
+        """Wait until the HTTP server answers 200 with `word` in its text.
+
+        Raises RuntimeError with the logs if a process ends or the time is up.
+        """
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=2.0) as http:
             for _ in range(int(START_SECONDS / 0.1)):
                 if any(process.returncode is not None for process in self._processes.values()):
@@ -94,7 +104,7 @@ class Stack:
         raise RuntimeError(f"the benchmark's stack did not start\n{logs}")
 
     async def until_workers(self, names: set[str]) -> None:
-        """Until these decode instances, and no others, are ready; TimeoutError if that never comes."""
+        """Wait until exactly these decode instances are ready. Raises TimeoutError."""
         async with asyncio.timeout(START_SECONDS), httpx.AsyncClient(trust_env=False) as http:
             while True:
                 told = (await http.get(f"http://127.0.0.1:{self.port}/metrics/stack")).json()[
@@ -105,12 +115,17 @@ class Stack:
                     for one in told
                     if one["role"] == "decode" and one["state"] == "ready"
                 } == names:
-                    await asyncio.sleep(HEARTBEAT_EVERY)  # the tokenizer has heard of them too
+                    await asyncio.sleep(
+                        HEARTBEAT_EVERY
+                    )  # until the tokenizer has their heartbeats too
                     return
                 await asyncio.sleep(0.1)
 
     async def take_emitted(self, streams: int) -> dict[str, list[float]]:
-        """Emission times by request id, once this many streams have ended; see `FakeEngine`. Begins a new file."""
+        """Return emission times by request id, once `streams` streams have ended.
+
+        Starts a new file of `FakeEngine`. Raises TimeoutError.
+        """
         file = self.folder / "emitted"
         for _ in range(int(STOP_SECONDS / 0.05)):
             lines = _lines(file)
@@ -135,7 +150,7 @@ class Stack:
                 await process.wait()
 
     async def load(self, **settings: Any) -> Report:
-        """Run the load generator as a process of its own."""
+        """Run the load generator as a process and return its report."""
         task = Load(port=self.port, pids=self.pids, **settings)
         argv = [
             sys.executable,
@@ -164,7 +179,10 @@ def _remove(file: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
-    """NATS, and nothing else yet. `env`: of the processes that are started, beside what they need for it."""
+    """Yield a stack with a NATS server and no services.
+
+    env: additional variables of the processes.
+    """
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
         async with NatsServer() as nats:
             known = {
@@ -184,10 +202,11 @@ async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
 async def motet_stack(
     *, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()
 ) -> AsyncIterator[Stack]:
-    """Ready when entered. `rate`: engine steps per second, 0: saturated. `batched=False`: see `one_by_one`.
-    `gateway`: flags of its own.
+    """Yield a ready stack around the fake engine.
 
-    A paced engine also writes the emission times of each stream into `folder/emitted` when the stream ends.
+    rate: engine steps per second; 0: as many as possible. batched: False sends each message alone
+    (`one_by_one`). gateway: additional flags of the gateway. A paced engine appends the emission
+    times of each stream to `folder/emitted` when the stream ends.
     """
     async with nats_stack() as (stack, _):
         await _start(stack, rate, batched, gateway)
@@ -200,7 +219,7 @@ async def _start(stack: Stack, rate: float, batched: bool, gateway: Sequence[str
     services = {
         "engine": ("fake_engine", "decode", engine),
         "tokenizer": ("motet_tokenizer", "tokenizer", ["--model", str(checkpoint)]),
-        # Clients hang up when they have seen enough: nobody comes back for the rest of a reply.
+        # Clients disconnect after the measurement and never resume a reply.
         "gateway": (
             "motet_gateway",
             "gateway",

@@ -1,10 +1,10 @@
-"""GB/s of blobs over shared memory and TCP, beside a plain memory copy in the same run.
+"""Measure the throughput of blobs over shared memory and TCP beside a plain memory copy.
 
-Owner and reader are two processes. Every way is timed in turn, round by round, so that a busy neighbour hurts all
-alike; read the ratios, not the figures. `put` is the owner's copy in, `get` the reader's copy out (for TCP: the
-transfer), `both` one after the other.
+Owner and reader are two processes. All transports are timed in turn, round by round, so that load
+of other processes affects all alike: compare the ratios. `put` is the owner's copy, `get` the
+reader's copy (for TCP: the transfer), `both` one after the other.
 
-    python benchmarks/blobs.py --megabytes 64 --rounds 7
+python benchmarks/blobs.py --megabytes 64 --rounds 7
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Way = tuple[float, float]  # seconds to put, seconds to get
 
 
 async def serve(pipe: Connection, nbytes: int) -> None:
-    """The owner: puts its data when asked, and answers with the reference and the seconds that took."""
+    """Run the owner: put the data on request; answer with the reference and the seconds needed."""
     data, loop = os.urandom(1 << 20) * -(-nbytes // (1 << 20)), asyncio.get_running_loop()
     source = memoryview(data)[:nbytes]
     async with BlobStore("bench-owner", nbytes + (1 << 20)) as store:
@@ -36,7 +36,7 @@ async def serve(pipe: Connection, nbytes: int) -> None:
             began = time.perf_counter()
             ref = store.put(source, digest=digest)
             pipe.send((msgspec.msgpack.encode(ref), time.perf_counter() - began))
-            while store.stats()["blobs"]:  # noqa: ASYNC110 - ends with the release of the reader, a process
+            while store.stats()["blobs"]:  # noqa: ASYNC110 - the reader, another process, releases the blob
                 await asyncio.sleep(0.0005)
 
 

@@ -1,7 +1,8 @@
-"""A seeded trace of conversations: turn after turn, each prompt is all that was said before and something new.
+"""Generate a seeded trace of conversations, whose prompts contain all earlier turns.
 
-Lengths are those of chats in the traces that Mooncake published (Qin et al. 2024, arXiv 2407.00079), a fifth as long:
-long-tailed, many sessions at a time, a few system prompts that many of them share.
+Lengths follow the chat traces that Mooncake published (Qin et al. 2024, arXiv 2407.00079), at a
+fifth of their size: long-tailed, with many sessions at a time, and few system prompts that many
+sessions share.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """New tokens of a user, the length of the reply, and the seconds that pass before (after the reply before it)."""
+    """Hold a user's new tokens, the length of the reply, and the seconds before the turn."""
 
     tokens: list[int]
     output: int
@@ -21,7 +22,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`start` seconds after the beginning of the trace."""
+    """Hold the turns of a conversation that begins `start` seconds into the trace."""
 
     start: float
     turns: list[Turn]
@@ -41,7 +42,10 @@ def conversations(
     mean_turns: float = 5.0,
     mean_pause: float = 3.0,
 ) -> list[Conversation]:
-    """`rate` new ones per second, at random times, for so many seconds."""
+    """Return the conversations of a trace.
+
+    rate: new conversations per second (Poisson arrivals) during `seconds`.
+    """
     rng = random.Random(seed)
 
     def said(count: int) -> list[int]:

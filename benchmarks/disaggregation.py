@@ -1,11 +1,11 @@
-"""Prefill and decode apart: how fast keys and values travel, and what streams and long prompts have of it.
+"""Measure disaggregated prefill: rates of KV transfer, ITL of streams, TTFT of long prompts.
 
 `python benchmarks/disaggregation.py --help`. The tables go to standard output, the numbers to
 `results/disaggregation.json`.
 
-The same load on two engines, of one core each: both decode (aggregated, always the baseline), or one of them prefills
-for the other (apart). Streams run, and long prompts that nobody knows arrive beside them. NATS and the engines are
-real processes; this one is their tokenizer.
+Two engines of one core each serve the same load: either both decode (aggregated, the baseline), or
+one of them prefills for the other (apart). Long prompts without cached prefixes arrive while
+streams run. NATS and the engines are real processes; this one acts as their tokenizer.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ RESULTS = HERE / "results" / "disaggregation.json"
 ARRANGEMENTS = {"aggregated": ("decode", "decode"), "apart": ("decode", "prefill")}
 READY = 90.0  # seconds
 LEAST_SHM = 0.8  # of a plain copy
-WAITED = 1e-3  # seconds without a part: all that had come is read
+WAITED = 1e-3  # seconds without a part after which all earlier parts are read
 MOST_WORSE = 1.03  # p95 of the time to first token of long prompts, apart / aggregated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Lengths in tokens, times in seconds. every: from one long prompt to the next. megabytes: of a transfer."""
+    """Define lengths in tokens and times in seconds.
+
+    every: interval between two long prompts. megabytes: size of a measured transfer.
+    """
 
     model: str = str(ROOT / "models" / "pocket-chat")
     threads: int = 1
@@ -68,7 +71,11 @@ QUICK = Plan(
 
 @dataclass
 class Run:
-    """One load on one arrangement. gaps: between tokens of streams; ttft: of long prompts; both in seconds."""
+    """Hold the results of one load.
+
+    gaps: seconds between tokens of streams. ttft: seconds to first token of long prompts.
+    handed_over: prompts that were computed remotely.
+    """
 
     arrangement: str
     gaps: list[float] = field(default_factory=list)
@@ -78,7 +85,11 @@ class Run:
 
 @dataclass
 class Findings:
-    """rates: GB/s by way. hidden: share of a prompt's bytes read while it was computed. alone: seconds by policy."""
+    """Hold all results.
+
+    rates: GB/s by transport. alone: seconds to first token by policy. hidden: shares of a prompt's
+    bytes that were read while it was computed.
+    """
 
     rates: dict[str, float]
     runs: list[Run] = field(default_factory=list)
@@ -88,7 +99,7 @@ class Findings:
 
 # ------------------------------------------------------------------------------------------------------------- the way
 async def transports(plan: Plan) -> dict[str, float]:
-    """GB/s by way, medians: a copy within a process, blobs into warm memory, and both ends of the engines' own part."""
+    """Return the median GB/s of a memory copy, of blobs, and of packing and unpacking KV blocks."""
     size = plan.megabytes << 20
     source, target = bytearray(size), bytearray(size)
 
@@ -114,7 +125,7 @@ async def transports(plan: Plan) -> dict[str, float]:
     found |= _ends(size, plan.repeats)
     return {
         name: median(rates[1:]) for name, rates in found.items()
-    }  # the first one touches memory
+    }  # the first repeat maps memory
 
 
 async def _put(owner: BlobStore, data: bytearray) -> None:
@@ -122,7 +133,7 @@ async def _put(owner: BlobStore, data: bytearray) -> None:
 
 
 def _ends(size: int, repeats: int) -> dict[str, list[float]]:
-    """Out of blocks of 16 tokens and into blocks of 32, in parts as large as engines send them."""
+    """Measure packing blocks of 16 tokens and unpacking them into blocks of 32, in parts."""
     tokens, shape = 1024, LayerShape(8, 64, 64)
     layers = max(1, size // (tokens * shape.nbytes(torch.bfloat16)))
     shapes = dict.fromkeys(range(layers), shape)
@@ -145,18 +156,18 @@ def _ends(size: int, repeats: int) -> dict[str, list[float]]:
 
 # ------------------------------------------------------------------------------------------------------------ the loads
 class Client:
-    """Asks engines as a tokenizer does."""
+    """Send requests to engines as a tokenizer does."""
 
     def __init__(self, bus: Bus, plan: Plan, vocab: int, chance: random.Random):
         self._bus, self._plan, self._vocab, self._chance = bus, plan, vocab, chance
         self._router = Router(bus.directory)
 
     async def ask(self, prompt: int, output: int) -> list[float]:
-        """When it was asked, and when each piece of the reply came. `prompt`: tokens, which nobody has seen before."""
+        """Generate from a random prompt; return the times of the request and of each token."""
         return (await self.ask_and_tell(prompt, output))[0]
 
     async def ask_and_tell(self, prompt: int, output: int) -> tuple[list[float], bool]:
-        """And whether the prompt was handed over."""
+        """Generate from a random prompt; return the times, and True for remote prefill."""
         model = Path(self._plan.model).name
         ids = [self._chance.randrange(self._vocab) for _ in range(prompt)]
         sampling = Sampling(temperature=0, max_tokens=output, ignore_eos=True)
@@ -171,14 +182,16 @@ class Client:
 
 
 async def measure(plan: Plan, arrangement: str, number: int, policy: str = "auto") -> Run:
-    """Streams, and long prompts in their midst."""
+    """Run streams and, meanwhile, long prompts on an arrangement."""
     run = Run(arrangement)
     async with _engines(plan, ARRANGEMENTS[arrangement], policy) as bus:
         cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
         client = Client(
             bus, plan, min(card.vocab_size for card in cards) - 8, random.Random(number)
         )
-        for _ in range(2 * len(ARRANGEMENTS[arrangement])):  # every engine knows its speed
+        for _ in range(
+            2 * len(ARRANGEMENTS[arrangement])
+        ):  # until every engine has measured its speed
             await client.ask(plan.prompt, 4)
         streams = [asyncio.create_task(client.ask(8, plan.output)) for _ in range(plan.streams)]
         await asyncio.sleep(plan.every)
@@ -203,7 +216,7 @@ async def _first(client: Client, prompt: int, run: Run) -> None:
 
 
 async def alone(plan: Plan, policy: str, number: int) -> list[float]:
-    """Seconds to the first token of one long prompt after the other, with nothing else to do."""
+    """Return seconds to the first token of long prompts that run one after the other."""
     async with _engines(plan, ARRANGEMENTS["apart"], policy) as bus:
         cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
         client = Client(
@@ -218,7 +231,7 @@ async def alone(plan: Plan, policy: str, number: int) -> list[float]:
 
 
 async def hidden(plan: Plan, number: int) -> list[float]:
-    """Of each prompt that is computed elsewhere, the share of its keys and values' bytes that were read meanwhile."""
+    """Return the share of KV bytes read during prefill, for each remotely computed prompt."""
     chance, found = random.Random(number), []
     async with (
         _engines(plan, ["prefill"], "never", "decode") as bus,
@@ -240,9 +253,7 @@ async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instanc
         async for piece in stream:
             assert isinstance(piece, KvChunk)
             if piece.stop > chunk and time.perf_counter() - idle > WAITED:
-                meanwhile = (
-                    total  # all that had come was read before this chunk of the prompt was computed
-                )
+                meanwhile = total  # all earlier chunks were read before this one was computed
             chunk = piece.stop
             await reader.get(piece.ref)
             total, idle = total + piece.ref.nbytes, time.perf_counter()
@@ -255,7 +266,7 @@ async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instanc
 async def _engines(
     plan: Plan, roles: Sequence[str], policy: str, ours: str = "tokenizer"
 ) -> AsyncIterator[Bus]:
-    """Workers of these roles, ready, and the bus of one who calls them, in the role `ours`."""
+    """Start workers of these roles; yield a bus of the role `ours` once all are ready."""
     async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, nats):
         common = ["--model", plan.model, "--threads", str(plan.threads)]
         bus = await nats.bus(ours)
@@ -264,7 +275,7 @@ async def _engines(
                 flags = ["--role", role, "--remote-prefill", policy, *common]
                 await stack.start("motet_llm", f"{role}-{number}", *flags)
             await bus.directory.wait_for(lambda known: _all_ready(known, roles), READY)
-            await asyncio.sleep(1.0)  # they have heard of each other
+            await asyncio.sleep(1.0)  # until they have each other's heartbeats
             yield bus
         finally:
             await bus.close()
@@ -307,7 +318,7 @@ def report(found: Findings, plan: Plan) -> str:
         wanted = ((gaps, 0.5), (gaps, 0.99), (ttft, 0.5), (ttft, 0.95))
         figures = [
             quantile(values, share) if values else math.nan for values, share in wanted
-        ]  # streams may be over
+        ]  # streams may have ended
         handed = sum(run.handed_over for run in runs if run.arrangement == name)
         rows.append(
             [name, f"{handed} of {len(ttft)}", *(f"{seconds * 1e3:,.1f}" for seconds in figures)]
@@ -342,10 +353,10 @@ async def measure_all(plan: Plan) -> Findings:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "a prompt or two", RESULTS)
-    parser.add_argument("--model", help="folder of a checkpoint (pocket-chat)")
-    parser.add_argument("--prompt", type=int, help="tokens of a long prompt (1200)")
-    parser.add_argument("--streams", type=int, help="that run beside them (4)")
-    parser.add_argument("--rounds", type=int, help="of every arrangement, in turn (5)")
+    parser.add_argument("--model", help="checkpoint folder (default: pocket-chat)")
+    parser.add_argument("--prompt", type=int, help="tokens of a long prompt (default: 1200)")
+    parser.add_argument("--streams", type=int, help="streams during the long prompts (default: 4)")
+    parser.add_argument("--rounds", type=int, help="rounds of every arrangement (default: 5)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     found = asyncio.run(measure_all(plan))

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures: the machine's state before and after, and one JSON file."""
+"""Write a benchmark's results as JSON, with the state of the machine before and after."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conditions() -> dict[str, Any]:
 
 
 def load_line(before: dict[str, Any]) -> str:
-    """How busy the machine was, given the `conditions` of the start."""
+    """Return a line about the machine's load, given the `conditions` of the start."""
     load = f"{before['load'][0]}, {conditions()['load'][0]}"
     return f"Load average before and after: {load} on {before['cores']} cores"
 
@@ -36,7 +36,10 @@ def write(
     findings: object,
     targets: Sequence[Target] | None = None,
 ) -> None:
-    """The JSON file, in a folder that is made if need be. With `targets`, each says whether it is met."""
+    """Write the JSON file, creating its folder if needed.
+
+    targets: goals, each written with whether it is met.
+    """
     document = {"conditions": before, "plan": plan, "findings": findings}
     if targets is not None:
         document["targets"] = [{**asdict(target), "met": target.met} for target in targets]

@@ -1,7 +1,7 @@
-"""A decode worker without a model: one token per stream and step, so that what is measured is everything else.
+"""Serve decode without a model, one token per stream and step, to measure everything else.
 
-It honours credit like the real engine, and its streams end at `max_tokens`. Every token's text is CHARS characters
-long, so whoever counts characters knows which token has arrived.
+It honours credit like the real engine, and its streams end at `max_tokens`. Every token's text has
+CHARS characters, so that the number of characters tells which token has arrived.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONTEXT = 1 << 24
 WORDS = 26**3
 FIRST_ID = 256  # the ids before it are single bytes
 _END = "<end>"
-# The size of the model says nothing here, but a peer's frontend wants to read it.
+# A peer's frontend reads the shape; nothing here depends on it.
 _SHAPE = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -47,7 +47,7 @@ _SHAPE = {
 
 
 def save_checkpoint(folder: Path) -> Path:
-    """A folder that the real tokenizer service loads: a vocabulary and a chat template, no weights."""
+    """Write a folder that the tokenizer service loads: vocabulary and chat template, no weights."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [
         "Ġ" + "".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)
@@ -74,7 +74,7 @@ def save_checkpoint(folder: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeEngineConfig(ProcessConfig):
-    """Flags of `python benchmarks/fake_engine.py`."""
+    """Define the flags of `python benchmarks/fake_engine.py`."""
 
     rate: float = setting("steps per second; 0: as many as possible", default=0.0, min=0)
     prefill: float = setting("prompt tokens per second; 0: none take time", default=0.0, min=0)
@@ -96,7 +96,7 @@ class _Running:
 
 
 class FakeEngine(Actor):
-    """All streams share one step loop, as in the real engine."""
+    """Serve all streams in one step loop, as the real engine does."""
 
     role = "decode"
     max_active = 4096
@@ -142,7 +142,7 @@ class FakeEngine(Actor):
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
-        """`max_tokens` tokens, one per step."""
+        """Send `max_tokens` tokens, one per step."""
         running = _Running(call, request, asyncio.get_running_loop().create_future())
         if self._prefill is not None:
             running.prefilled = False
@@ -168,7 +168,11 @@ class FakeEngine(Actor):
         call.finish("length", usage)
 
     async def _steps(self) -> None:
-        """Saturated: a step per turn of the event loop, sleeping only while nobody has credit."""
+        """Run the step loop.
+
+        Without a rate, it runs one step per iteration of the event loop and sleeps while no stream
+        has credit.
+        """
         period = 1 / self.config.rate if self.config.rate else 0.0
         due = monotonic()
         while True:
@@ -183,7 +187,7 @@ class FakeEngine(Actor):
                 await self._wake.wait()
 
     def _step(self) -> int:
-        """One token for every stream that has credit; how many there were."""
+        """Send one token to every stream that has credit; return their number."""
         now, count, words = monotonic(), 0, self._words
         if self._prefill is not None:
             for running, cached in self._prefill.step(1 / self.config.rate):

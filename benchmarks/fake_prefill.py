@@ -1,4 +1,4 @@
-"""Prompts that are prefilled at a fixed speed, one after the other, beside a prefix cache that holds no numbers."""
+"""Simulate prefill at a fixed speed, one prompt after the other, with a prefix cache of keys only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class FakePrefill(Generic[Key]):
-    """`rate`: tokens per second. `blocks`: of the cache; the least recently used ones make room.
+    """Simulate a prefill queue and its prefix cache.
 
-    changes: what has come and gone, as of a real prefix cache.
+    rate: tokens per second. blocks: capacity of the cache, which evicts the least recently used.
+    changes: (block, stored) events, as a real prefix cache reports them.
     """
 
     def __init__(self, rate: float, blocks: int):
@@ -38,7 +39,7 @@ class FakePrefill(Generic[Key]):
             del self._waiting[key]
 
     def step(self, seconds: float) -> list[tuple[Key, int]]:
-        """What is done after so much more time, and how many of its tokens were cached."""
+        """Advance by `seconds`; return completed keys with their numbers of cached tokens."""
         budget, done = seconds * self.rate, []
         while self._waiting and budget > 0:
             key, prompt = next(iter(self._waiting.items()))
@@ -55,7 +56,7 @@ class FakePrefill(Generic[Key]):
         return done
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """Let others find these."""
+        """Store the blocks of `tokens` in the cache."""
         for block in chain(tokens, BLOCK):
             if block not in self._held:
                 self.changes.append((block, True))
@@ -67,14 +68,14 @@ class FakePrefill(Generic[Key]):
 
     @property
     def tokens_left(self) -> float:
-        """What waits, without regard to what is cached of it."""
+        """Return the tokens of waiting prompts, cached ones included."""
         sizes = [float(len(prompt)) for prompt in self._waiting.values()]
         if sizes and self._left is not None:
             sizes[0] = self._left
         return sum(sizes)
 
     def _find(self, prompt: Sequence[int]) -> int:
-        """Tokens that are cached, all but the last one at most."""
+        """Return the number of cached tokens of a prompt, at most all but the last."""
         count = 0
         for block in chain(prompt[:-1], BLOCK):
             if block not in self._held:

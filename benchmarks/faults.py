@@ -1,8 +1,8 @@
-"""How long streams stand still when their decode worker dies: kill -9, again and again, under real clients.
+"""Measure how long streams pause when their decode worker is killed with SIGKILL.
 
-`python benchmarks/faults.py --help`. NATS, tokenizer, gateway and two decode workers with pocket-chat run as processes;
-clients stream from the gateway. A killed worker is replaced before the next kill. The numbers go to
-`results/faults.json`.
+`python benchmarks/faults.py --help`. NATS, tokenizer, gateway and two decode workers with
+pocket-chat run as processes; clients stream from the gateway. A killed worker is replaced before
+the next kill. The numbers go to `results/faults.json`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from motet_shared.testing import free_port
 RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"
 WORKERS = 2
 LIMIT_P50, LIMIT_P99 = 0.5, 1.5  # seconds
-IN_FLIGHT = 0.2  # seconds in which what was sent before a kill arrives
+IN_FLIGHT = 0.2  # seconds in which chunks sent before a kill arrive
 STREAM_SECONDS = 60.0  # that a stream may take altogether
-_MOVES = re.compile(r"^motet_failovers\S* (\S+)$", re.MULTILINE)
+_FAILOVERS = re.compile(r"^motet_failovers\S* (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. Lengths in tokens."""
+    """Define how much is measured; lengths are in tokens."""
 
     model: str = str(ROOT / "models" / "pocket-chat")
     threads: int = 1  # of each decode worker
     kills: int = 25
     streams: int = 8
     output: int = 700
-    began: int = 20  # tokens that every stream has when a worker is killed
-    spread: float = 0.3  # seconds, at random, that the kill waits beyond that
+    began: int = 20  # least tokens of every stream before a worker is killed
+    spread: float = 0.3  # most additional seconds, at random, before the kill
     seed: int = 0
 
 
@@ -54,15 +54,21 @@ QUICK = Plan(kills=1, streams=2, output=120, began=5, spread=0.0)
 
 @dataclass
 class Kill:
-    """One kill. `pauses`: seconds from it to the next token of each stream that had to move."""
+    """Hold the results of one kill.
+
+    pauses: seconds from the kill to the next token of each stream that failed over.
+    """
 
     pauses: list[float] = field(default_factory=list)
-    moved: int = 0
+    failovers: int = 0
     failed: int = 0
 
 
 class Client:
-    """One streamed completion, and when each piece of it came. `begun` after so many pieces."""
+    """Stream one completion and record the time of each chunk.
+
+    begun: set after `began` chunks.
+    """
 
     def __init__(self, began: int) -> None:
         self.times: list[float] = []
@@ -81,9 +87,9 @@ class Client:
                         self.finish = "length"
 
     def pause_after(self, moment: float) -> float:
-        """Seconds from `moment` to the end of the gap between pieces that it caused: the longest that begins soon.
+        """Return the seconds from `moment` to the end of the longest gap that begins soon after it.
 
-        What a dead worker had sent still arrives; a gap of later on has other causes.
+        Chunks sent before the kill still arrive shortly after it; later gaps have other causes.
         """
         gaps = [(after - before, after) for before, after in pairwise(self.times) if after > moment]
         found = [(gap, after) for gap, after in gaps if after - gap <= moment + IN_FLIGHT]
@@ -103,7 +109,8 @@ async def measure(plan: Plan) -> list[Kill]:
                 {f"decode-{n}" for n in range(number + 1, number + 1 + WORKERS)}
             )
             print(
-                f"  kill {number + 1} of {plan.kills}: {kills[-1].moved} streams moved", flush=True
+                f"  kill {number + 1} of {plan.kills}: {kills[-1].failovers} streams failed over",
+                flush=True,
             )
     return kills
 
@@ -111,9 +118,9 @@ async def measure(plan: Plan) -> list[Kill]:
 async def _kill(
     stack: Stack, http: httpx.AsyncClient, plan: Plan, victim: str, wait: float
 ) -> Kill:
-    """Streams, the death of one worker in their midst, and what they felt of it."""
+    """Run streams, kill one worker meanwhile, and return the pauses."""
     clients = [Client(plan.began) for _ in range(plan.streams)]
-    before = await _moves(stack.folder)
+    before = await _failovers(stack.folder)
     async with asyncio.timeout(STREAM_SECONDS), asyncio.TaskGroup() as group:
         for number, client in enumerate(clients):
             group.create_task(client.run(http, _body(plan, f"{victim} {number}")))
@@ -121,10 +128,10 @@ async def _kill(
             await client.begun.wait()
         await asyncio.sleep(wait)
         killed = await stack.kill(victim)
-    moved = round(await _moves(stack.folder) - before)
-    # Streams of the other worker go on: those that moved are the ones that stood still the longest.
-    pauses = sorted((client.pause_after(killed) for client in clients), reverse=True)[:moved]
-    return Kill(pauses, moved, sum(client.finish != "length" for client in clients))
+    failovers = round(await _failovers(stack.folder) - before)
+    # Streams of the other worker continue: those that failed over have the longest pauses.
+    pauses = sorted((client.pause_after(killed) for client in clients), reverse=True)[:failovers]
+    return Kill(pauses, failovers, sum(client.finish != "length" for client in clients))
 
 
 def _body(plan: Plan, prompt: str) -> dict[str, Any]:
@@ -138,11 +145,11 @@ def _body(plan: Plan, prompt: str) -> dict[str, Any]:
     }
 
 
-async def _moves(folder: Path) -> float:
-    """How many streams the tokenizer has moved so far, by its metrics."""
+async def _failovers(folder: Path) -> float:
+    """Return the number of failovers so far, from the tokenizer's metrics."""
     port = int((folder / "tokenizer.port").read_text())
     async with _http(port) as http:
-        [count] = _MOVES.findall((await http.get("/metrics")).text)
+        [count] = _FAILOVERS.findall((await http.get("/metrics")).text)
     return float(count)
 
 
@@ -200,7 +207,13 @@ def report(kills: Sequence[Kill]) -> str:
     cells = [
         f"{quantile(pauses, share) * 1e3:,.0f}" if pauses else "-" for share in shares.values()
     ]
-    header = ["of decode", "kills", "streams moved", "failed", *(f"{name}, ms" for name in shares)]
+    header = [
+        "of decode",
+        "kills",
+        "streams failed over",
+        "failed",
+        *(f"{name}, ms" for name in shares),
+    ]
     failed = sum(kill.failed for kill in kills)
     row = ["kill -9", str(len(kills)), str(len(pauses)), str(failed), *cells]
     return "\n\n".join([table(header, [row]), targets_table(targets(kills))])
@@ -208,9 +221,9 @@ def report(kills: Sequence[Kill]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "one kill", RESULTS)
-    parser.add_argument("--kills", type=int, help="workers that die (25)")
-    parser.add_argument("--streams", type=int, help="at a time (8)")
-    parser.add_argument("--seed", type=int, help="of the moments at which they die (0)")
+    parser.add_argument("--kills", type=int, help="workers to kill (default: 25)")
+    parser.add_argument("--streams", type=int, help="concurrent streams (default: 8)")
+    parser.add_argument("--seed", type=int, help="seed of the times of the kills (default: 0)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     kills = asyncio.run(measure(plan))

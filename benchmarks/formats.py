@@ -1,7 +1,8 @@
-"""Every format of weights and of the KV cache in one run: speed and memory on random weights, quality on pocket-chat.
+"""Measure formats of weights and KV cache: speed and memory (random weights), and quality.
 
-`python benchmarks/formats.py --help`. Formats are measured in turns, pair by pair with the exact one. The table goes to
-standard output, the numbers to `results/formats.json`. docs/techniques.md says what they mean.
+`python benchmarks/formats.py --help`. Formats are measured in interleaved pairs with the exact one;
+quality is that of pocket-chat. The table goes to standard output, the numbers to
+`results/formats.json`. docs/techniques.md describes the formats.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ EXACT: dict[str, Any] = {"weights": "float32", "kv_dtype": "float32"}
 
 @dataclass(frozen=True)
 class Format:
-    """settings: of the engine, else as in EXACT. gguf: of a checkpoint that is made of the random one."""
+    """Define a format.
+
+    settings: settings of the engine, otherwise those of EXACT. gguf: type of a GGUF file that is
+    made of the random checkpoint; empty: none.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -57,7 +62,10 @@ FORMATS = (
 
 @dataclass
 class Found:
-    """Tokens per second by run, and by the exact format in the same pair; bytes; quality where it was looked at."""
+    """Hold the results of a format: tokens per second by run, bytes, quality.
+
+    exact: tokens per second of the exact format in the same pairs.
+    """
 
     name: str
     rates: list[float]
@@ -82,7 +90,7 @@ class Found:
 
 
 def gguf_folder(folder: Path, kind: str) -> Path:
-    """The checkpoint with its weights in a GGUF file; made once."""
+    """Return the checkpoint with its weights in a GGUF file, converting it on the first call."""
     made = folder.with_name(f"{folder.name}-{kind}")
     if not (made / "model.gguf").is_file():
         made.mkdir(exist_ok=True)
@@ -95,7 +103,7 @@ def gguf_folder(folder: Path, kind: str) -> Path:
 
 
 def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -> Found:
-    """Pairs of runs of the same load, exact and in the format, by turns."""
+    """Measure pairs of runs of the same load, exact and in the format, in turn."""
     where = bench if not form.gguf else _elsewhere(bench, gguf_folder(bench.folder, form.gguf))
     engine = where.engine(**{**EXACT, **form.settings}, **_sizes(bench.plan, streams))
     rates: list[list[float]] = [[], []]
@@ -111,7 +119,7 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
 
 
 def _sizes(plan: Plan, streams: int) -> dict[str, Any]:
-    """The same room for everyone: for the tokens of all streams."""
+    """Return engine settings with room for the tokens of all streams."""
     return {
         "max_running": max(streams, 2),
         "num_blocks": blocks_for(streams, plan.prompt + plan.output),
@@ -125,7 +133,7 @@ def _elsewhere(bench: Bench, folder: Path) -> Bench:
 
 
 def quality(form: Format, tasks: Path, limit: int) -> dict[str, Any] | None:
-    """Of pocket-chat; None for a format that is not made on load."""
+    """Return perplexity and accuracy of pocket-chat; None for a format that cannot be made on load."""
     if form.gguf:
         return None
     settings = [
@@ -151,7 +159,7 @@ def quality(form: Format, tasks: Path, limit: int) -> dict[str, Any] | None:
 
 
 def write_tasks(cache: Path, limit: int) -> Path:
-    """The held-out questions of pocket-chat."""
+    """Write pocket-chat's held-out questions to a file, once; return its path."""
     path = cache / f"pocket-tasks-{limit}.jsonl"
     if not path.is_file():
         recipe = HERE.parent / "models" / "recipes" / "chat_tasks.py"
@@ -164,7 +172,7 @@ def write_tasks(cache: Path, limit: int) -> Path:
 def run(
     plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Path, output: Path
 ) -> list[Found]:
-    """Measure, print, and write the JSON."""
+    """Measure all wanted formats, print the table, and write the JSON file."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
@@ -196,12 +204,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="formats",
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="formats whose name contains TEXT (all)"
+        "--only", default="", metavar="TEXT", help="formats whose name contains TEXT (default: all)"
     )
-    parser.add_argument("--pairs", type=int, default=6, help="interleaved pairs of runs (6)")
-    parser.add_argument("--streams", type=int, default=8, help="at a time (8)")
     parser.add_argument(
-        "--limit", type=int, default=50, help="questions of each category; 0: no quality (50)"
+        "--pairs", type=int, default=6, help="interleaved pairs of runs (default: 6)"
+    )
+    parser.add_argument("--streams", type=int, default=8, help="concurrent streams (default: 8)")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=50,
+        help="questions of each category; 0: quality is not measured (default: 50)",
     )
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)

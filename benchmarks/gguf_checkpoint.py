@@ -1,6 +1,6 @@
-"""A random checkpoint of Qwen3's architecture as a GGUF file: for llama.cpp, and for the engine that reads such files.
+"""Convert a random checkpoint of Qwen3's architecture to a GGUF file.
 
-Runs in llama.cpp's own environment too: numpy and gguf only.
+It needs only numpy and gguf, because it also runs in llama.cpp's environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = {
 
 
 def convert(folder: Path, target: Path, kind: str) -> None:
-    """Every matrix in `kind` ("BF16", "Q8_0", "Q4_0"), vectors in float32. There is no vocabulary: ids come and go."""
+    """Write every matrix in `kind` ("BF16", "Q8_0", "Q4_0"), vectors in float32, and no vocabulary."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(target, "qwen3", use_temp_file=True)
     writer.add_context_length(config["max_position_embeddings"])
@@ -53,7 +53,7 @@ def convert(folder: Path, target: Path, kind: str) -> None:
 
 
 def tensor_name(name: str) -> str:
-    """The GGUF name of a tensor of transformers' Qwen3."""
+    """Return the GGUF name of a tensor of transformers' Qwen3."""
     names = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -65,7 +65,7 @@ def tensor_name(name: str) -> str:
 
 
 def bfloat16_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of a safetensors file as the bits of their bfloat16 numbers."""
+    """Yield the tensors of a safetensors file as the bits of their bfloat16 numbers."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))

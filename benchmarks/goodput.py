@@ -1,4 +1,4 @@
-"""The highest rate of requests at which an engine keeps its promises: a seeded trace, run at one rate after another."""
+"""Find the highest request rate at which an engine meets its latency limits, with a seeded trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ MOST_STEPS = 8  # doublings or halvings
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Poisson arrivals for `seconds`. A share of the prompts begins with one of a few common prefixes.
+    """Define Poisson arrivals for `seconds`; lengths are lognormal around their medians, in tokens.
 
-    Lengths are lognormal around their medians; `limit` is what clients ask for as max_tokens, whatever they then take.
+    shared: share of prompts that begin with one of `prefixes` common prefixes of `prefix` tokens.
+    limit: the max_tokens of each request, however long its reply is.
     """
 
     seconds: float = 20.0
@@ -30,7 +31,7 @@ class Trace:
     seed: int = 0
 
     def jobs(self, rate: float) -> list[Job]:
-        """The same for the same rate; prompts differ between rates, so that no cache is warm from the last one."""
+        """Return the jobs of a rate, always the same; other rates have other prompts (cold cache)."""
         draw = random.Random(f"{self.seed} {rate:.6f}")
         prefixes = [self._tokens(draw, self.prefix) for _ in range(self.prefixes)]
         jobs: list[Job] = []
@@ -45,7 +46,7 @@ class Trace:
 
     @property
     def longest(self) -> int:
-        """No request is longer, output included."""
+        """Return the most tokens of a request, output included."""
         return self.prefix + 4 * self.prompt + self.limit
 
     def _length(self, draw: random.Random, median: int) -> int:
@@ -57,7 +58,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """rate: requests per second that came; good: of those, answered within the limits."""
+    """Hold a rate of arrivals and the rate of requests answered within the limits, per second."""
 
     rate: float
     good: float
@@ -66,16 +67,16 @@ class Goodput:
 def sustained(
     engine: Engine, trace: Trace, limits: Limits, *, first: float, probes: int
 ) -> Goodput:
-    """The best rate found at which GOOD_SHARE of the requests keep to the limits.
+    """Return the best rate found at which GOOD_SHARE of the requests meet the limits.
 
-    The search doubles or halves the rate, beginning with `first`, and then bisects `probes` times.
+    Doubles or halves the rate from `first` on, then bisects `probes` times (in the logarithm).
     """
 
     def probe(rate: float) -> Goodput | None:
         jobs = trace.jobs(rate)
         replay = Replay(engine, jobs, limits, int(len(jobs) * (1 - GOOD_SHARE)))
         good = sum(map(limits.met, replay.run()))
-        return None if replay.given_up else Goodput(rate, rate * good / len(jobs))
+        return None if replay.aborted else Goodput(rate, rate * good / len(jobs))
 
     best, rate = probe(first), first
     if best is None:

@@ -1,12 +1,11 @@
-"""The Triton kernels on this GPU: how far from what its memory and its matrix units allow, and beside what torch has.
+"""Measure the Triton kernels on this GPU against the limits of its memory and matrix units.
 
-    python benchmarks/gpu_kernels.py [--only NOUN …] [--seconds 0.2]       (make extended PART=gpu)
+python benchmarks/gpu_kernels.py [--only MODULE …] [--seconds 0.2]       (make extended PART=gpu)
 
-A kernel's floor is the longer of its bytes at the measured rate of a copy and its operations at the measured rate of a
-matrix product. Times are medians; between two runs the second-level cache is flushed. Where there is no GPU, `--quick`
-runs the same on tiny tensors in Triton's interpreter, to see that it works; it measures nothing.
-
-Needs torch and Triton only.
+A kernel's floor is the longer of its bytes at the measured rate of a copy and its operations at the
+measured rate of a matrix product. Times are medians; the second-level cache is flushed between two
+runs. Without a GPU, `--quick` runs tiny tensors in Triton's interpreter, as a check that measures
+nothing. Needs only torch and Triton.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 import torch
 
 from document import conditions, write
-from gpu_cases import NOUNS, QUICK, Case, Sizes
+from gpu_cases import CASES_BY_MODULE, QUICK, Case, Sizes
 from measures import table
 from motet_kernels import gpu
 
@@ -31,7 +30,10 @@ MATRIX = 8192
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPU at its best, as measured. bandwidth: bytes/s of a copy; rate: operations/s of a bfloat16 product."""
+    """Hold the measured limits of the GPU.
+
+    bandwidth: bytes/s of a copy. rate: operations/s of a bfloat16 matrix product.
+    """
 
     name: str
     bandwidth: float
@@ -40,14 +42,14 @@ class Machine:
 
 @dataclass
 class Findings:
-    """milliseconds by case, ours first, then those of each peer; and the floor of each."""
+    """Hold milliseconds by case (ours, then those of each peer), and the floor of each case."""
 
     milliseconds: dict[str, dict[str, float]] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
 
 
 def median(run: Callable[[], object], seconds: float) -> float:
-    """Seconds of the median run."""
+    """Return the median seconds of a run."""
     if not torch.cuda.is_available():
         start = time.perf_counter()
         run()
@@ -59,7 +61,7 @@ def median(run: Callable[[], object], seconds: float) -> float:
 
 
 def measure_machine(device: torch.device, seconds: float, *, quick: bool) -> Machine:
-    """The rates against which everything is held."""
+    """Measure the bandwidth and the rate of matrix products of the device."""
     size, width = (1 << 12, 16) if quick else (COPY_BYTES, MATRIX)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target, square = torch.empty_like(source), torch.randn(width, width, device=device).bfloat16()
@@ -70,24 +72,27 @@ def measure_machine(device: torch.device, seconds: float, *, quick: bool) -> Mac
 
 
 def floor(case: Case, machine: Machine) -> float:
-    """Seconds that the case takes at the machine's best."""
+    """Return the least seconds that a case can take on the machine."""
     return max(case.nbytes / machine.bandwidth, case.operations / machine.rate)
 
 
 def measure(
-    noun: str, case: Case, machine: Machine, seconds: float, findings: Findings
+    module: str, case: Case, machine: Machine, seconds: float, findings: Findings
 ) -> list[str]:
-    """A row of the table: ours in µs, its share of the floor, and how many times longer each peer takes."""
+    """Measure a case; return a row of the table.
+
+    Columns: ours in µs, its share of the floor, and each peer's time over ours.
+    """
     ours, least = median(case.ours, seconds), floor(case, machine)
     peers = {name: median(run, seconds) for name, run in case.peers.items()}
-    name = f"{noun}: {case.name}"
+    name = f"{module}: {case.name}"
     findings.milliseconds[name] = {
         "ours": ours * 1e3,
         **{peer: spent * 1e3 for peer, spent in peers.items()},
     }
     findings.floors[name] = least * 1e3
     beside = ", ".join(f"{peer} {spent / ours:.2f}" for peer, spent in peers.items())
-    return [noun, case.name, f"{ours * 1e6:.1f}", f"{least / ours:.0%}", beside]
+    return [module, case.name, f"{ours * 1e6:.1f}", f"{least / ours:.0%}", beside]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,10 +100,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", choices=list(NOUNS), default=list(NOUNS), help="which kernels (all)"
+        "--only",
+        nargs="+",
+        choices=list(CASES_BY_MODULE),
+        default=list(CASES_BY_MODULE),
+        help="modules to measure (default: all)",
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="that each is measured (0.2)")
-    parser.add_argument("--quick", action="store_true", help="tiny tensors, to see that it works")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, help="seconds per measurement (default: 0.2)"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny tensors; a smoke test")
     parser.add_argument(
         "--output", type=Path, help="JSON file for the numbers (results/gpu_kernels-<GPU>.json)"
     )
@@ -111,9 +122,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = measure_machine(device, args.seconds, quick=args.quick)
     sizes = QUICK if args.quick else Sizes()
     rows = [
-        measure(noun, case, machine, args.seconds, findings)
-        for noun in args.only
-        for case in NOUNS[noun](sizes, device)
+        measure(module, case, machine, args.seconds, findings)
+        for module in args.only
+        for case in CASES_BY_MODULE[module](sizes, device)
     ]
     print(
         f"{machine.name}: copies {machine.bandwidth / 1e9:,.0f} GB/s, multiplies {machine.rate / 1e12:,.0f} TFLOP/s\n"

@@ -1,6 +1,7 @@
-"""Images in and out: our vision towers beside transformers', our step batches beside diffusers'.
+"""Compare our vision encoders with transformers', and our step batches with diffusers'.
 
-`python benchmarks/images.py --help`. The tables go to standard output, the numbers to `results/images.json`.
+`python benchmarks/images.py --help`. The tables go to standard output, the numbers to
+`results/images.json`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Findings:
 
 
 def measure(plan: Plan, names: Sequence[str], cache: Path) -> tuple[Findings, list[str]]:
-    """What was found, and the text of each part."""
+    """Measure the named experiments; return the findings and the text of each part."""
     found, parts = Findings(), []
     if "encoder" in names:
         found.encoder = run_encoder(plan.encoder, cache, plan.threads, transformers_dtype("auto"))
@@ -79,8 +80,8 @@ def measure(plan: Plan, names: Sequence[str], cache: Path) -> tuple[Findings, li
 
 
 def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as `motet up` has it
+    """Measure, print the tables, and write the JSON file."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as `motet up` sets it
     before = conditions()
     plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
     cache.mkdir(parents=True, exist_ok=True)
@@ -96,26 +97,38 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="images", description="Vision towers, and pictures drawn by step."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny models and few pictures, to see that it works"
+        "--quick", action="store_true", help="tiny models and few pictures; a smoke test"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)"
+        "--only",
+        nargs="+",
+        choices=EXPERIMENTS,
+        default=EXPERIMENTS,
+        help="those to run (default: all)",
     )
-    parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
-    parser.add_argument("--rounds", type=int, help="of the encoders; medians are reported (6)")
+    parser.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
     parser.add_argument(
-        "--shapes", nargs="+", metavar="NAME", help="towers that are measured (all)"
+        "--rounds", type=int, help="runs of the encoders, whose medians are reported (default: 6)"
     )
     parser.add_argument(
-        "--sides", nargs="+", type=int, metavar="CELLS", help="latents that are drawn (16 32)"
+        "--shapes", nargs="+", metavar="NAME", help="encoders to measure (default: all)"
     )
     parser.add_argument(
-        "--pairs", type=int, help="of single pictures, ours and diffusers' (24 and 20)"
+        "--sides",
+        nargs="+",
+        type=int,
+        metavar="CELLS",
+        help="sides of the latents (default: 16 32)",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        help="pairs of single pictures, ours and diffusers' (default: 24 and 20)",
     )
     parser.add_argument(
         "--cache", type=Path, help="folder for checkpoints, 1 GB (bench in MOTET_CACHE)"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     args = parser.parse_args(argv)
     run(_plan(args), args.only, args.cache or cache_folder(), args.output)
 

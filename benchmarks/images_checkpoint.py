@@ -1,6 +1,7 @@
-"""Models with random weights for `images.py`, made once into a cache folder, always the same for a seed.
+"""Generate models with random weights for `images.py`, once into a cache folder, by seed.
 
-Real architectures, narrow or short enough for two cores; what takes how much of the time is as in their large siblings.
+Their architectures are real, but narrow or short enough for two cores; the shares of time of their
+parts are as in the large models.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SEED = 0
 _IMAGE = 300  # the token that stands for an image
 _VOCAB = 512
 # Towers: SigLIP base (patch 16, 224 pixels) and Qwen2.5-VL's, a quarter as deep and half as wide.
-TOWERS: dict[str, dict[str, Any]] = {
+ENCODERS: dict[str, dict[str, Any]] = {
     "siglip-base": {
         "kind": "llava", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
         "num_attention_heads": 12, "image_size": 224, "patch_size": 16, "words": 1024,
@@ -36,7 +37,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # In the layout of Stable Diffusion. Channels of the denoiser's levels, width of the text, channels of the VAE.
-BRUSHES: dict[str, dict[str, Any]] = {
+PIPELINES: dict[str, dict[str, Any]] = {
     "unet-54m": {
         "unet": (128, 256, 512),
         "text": 768,
@@ -49,12 +50,14 @@ BRUSHES: dict[str, dict[str, Any]] = {
 
 
 # -------------------------------------------------------------------------------------------------------------- towers
-def tower_checkpoint(name: str, cache: Path) -> Path:
-    """TOWERS[name] in front of a language model of one layer, in float32, with its image processor."""
-    return made(cache / f"{name}-seed{SEED}", lambda path: _write_tower(path, dict(TOWERS[name])))
+def vision_checkpoint(name: str, cache: Path) -> Path:
+    """Return ENCODERS[name] with a one-layer language model and its image processor, in float32."""
+    return made(
+        cache / f"{name}-seed{SEED}", lambda path: _write_vision(path, dict(ENCODERS[name]))
+    )
 
 
-def _write_tower(path: Path, size: dict[str, Any]) -> None:
+def _write_vision(path: Path, size: dict[str, Any]) -> None:
     import torch
 
     torch.manual_seed(SEED)
@@ -106,16 +109,16 @@ def _qwen(size: dict[str, Any], words: dict[str, Any]) -> tuple[Any, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------- diffusion
-def brush_checkpoint(name: str, cache: Path) -> Path:
-    """BRUSHES[name] as diffusers saves it, in float32, with the schedule of the few-step models."""
+def diffusion_checkpoint(name: str, cache: Path) -> Path:
+    """Return PIPELINES[name] as diffusers saves it, in float32, with a few-step schedule."""
     return made(
         cache / f"{name}-seed{SEED}",
-        lambda path: _write_brush(path, BRUSHES[name]),
+        lambda path: _write_pipeline(path, PIPELINES[name]),
         mark="model_index.json",
     )
 
 
-def _write_brush(path: Path, size: dict[str, Any]) -> None:
+def _write_pipeline(path: Path, size: dict[str, Any]) -> None:
     import torch
     from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 
@@ -139,7 +142,7 @@ def _write_brush(path: Path, size: dict[str, Any]) -> None:
 
 
 def _unet(channels: tuple[int, ...], text: int) -> Any:
-    """Attention everywhere but at the bottom, as in Stable Diffusion."""
+    """Return a UNet with attention at all levels but the lowest, as in Stable Diffusion."""
     from diffusers import UNet2DConditionModel
 
     crossed = len(channels) - 1
@@ -204,7 +207,7 @@ def _tokenizer(length: int) -> Any:
 
 
 def describe(folder: Path) -> str:
-    """Millions of parameters of each part of a diffusers folder, by the files' sizes."""
+    """Return millions of parameters of each part of a diffusers folder, from its file sizes."""
     sizes = {
         part.parent.name: part.stat().st_size / 4e6
         for part in sorted(folder.glob("*/*.safetensors"))

@@ -1,4 +1,4 @@
-"""Pictures per minute, latencies and previews of our step batches, beside diffusers one by one and in full batches."""
+"""Measure throughput, latency and previews of step batches beside diffusers, serial and batched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from images_checkpoint import BRUSHES, brush_checkpoint, describe
+from images_checkpoint import PIPELINES, describe, diffusion_checkpoint
 from measures import Target, median_interval, table
 from workers import Worker
 
@@ -18,7 +18,11 @@ GAINS = {(32, 4): 1.1, (16, 8): 1.6}
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """side: cells of a latent. inflight: pictures at a time. pairs: of single pictures, ours and theirs."""
+    """Define a size.
+
+    side: cells of a latent's side. inflight: pictures at a time. pairs: single pictures, ours and
+    diffusers'.
+    """
 
     side: int
     inflight: tuple[int, ...]
@@ -27,9 +31,11 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionPlan:
-    """steps: of every picture. share: of the measured capacity at which pictures are asked for, at random (`seed`).
+    """Define the loads.
 
-    A load asks for `rounds` times as many pictures as are in flight, and for at least `least`.
+    steps: denoising steps of a picture. share: share of the measured capacity at which random
+    arrivals (`seed`) are generated. Each load has `rounds` times as many pictures as are in flight,
+    at least `least`.
     """
 
     shape: str = "unet-54m"
@@ -46,7 +52,11 @@ class DiffusionPlan:
 
 @dataclass
 class Served:
-    """throughput: pictures/s over all; busy_throughput: over the time in which there was one to draw. Seconds."""
+    """Hold the results of a server; times in seconds.
+
+    throughput: pictures/s over all the time. busy_throughput: pictures/s while there was one to
+    draw.
+    """
 
     throughput: float
     busy_throughput: float
@@ -65,13 +75,13 @@ class Load:
 
     @property
     def gain(self) -> float:
-        """Ours by one after the other, while there is something to do."""
+        """Return our busy throughput over that of serial drawing."""
         return self.served[OURS].busy_throughput / self.served[SERIAL].busy_throughput
 
 
 @dataclass
 class Pairs:
-    """Single pictures in turn: seconds of each, and the share of ours after which something is seen."""
+    """Hold seconds of single pictures in turn, and the share of ours before the first preview."""
 
     side: int
     ours: list[float]
@@ -91,9 +101,9 @@ class DiffusionFindings:
 
 
 def run_diffusion(plan: DiffusionPlan, cache: Path, threads: int) -> DiffusionFindings:
-    folder = brush_checkpoint(plan.shape, cache)
+    folder = diffusion_checkpoint(plan.shape, cache)
     findings = DiffusionFindings(describe(folder))
-    scale = 2 ** (len(BRUSHES[plan.shape]["vae"]) - 1)
+    scale = 2 ** (len(PIPELINES[plan.shape]["vae"]) - 1)
     for sizes in plan.sizes:
         print(f"  {sizes.side}² latents ...", flush=True)
         task = {
@@ -136,7 +146,7 @@ def _loads_table(findings: DiffusionFindings) -> str:
         whole = f"{load.side}², ours can do {load.capacity * 60:,.1f}/min"
         for name, one in load.served.items():
             rates = [f"{one.throughput * 60:,.1f}", f"{one.busy_throughput * 60:,.1f}"]
-            seen = f"{one.preview:.0%}" if name == OURS else ""
+            previewed = f"{one.preview:.0%}" if name == OURS else ""
             rows.append(
                 [
                     whole,
@@ -145,7 +155,7 @@ def _loads_table(findings: DiffusionFindings) -> str:
                     *rates,
                     f"{one.latency:.2f}",
                     f"{one.worst:.2f}",
-                    seen,
+                    previewed,
                 ]
             )
     return table(header, rows)
@@ -172,7 +182,7 @@ def _pairs_table(findings: DiffusionFindings) -> str:
 
 
 def diffusion_targets(findings: DiffusionFindings) -> list[Target]:
-    """A limit under 10 % is missed only if the whole interval of the pairs' median lies beyond it."""
+    """Return the targets; a limit near 1 is missed only if the whole interval lies beyond it."""
     judged = []
     for pairs in findings.pairs:
         low, _ = median_interval(pairs.ratios)
@@ -184,9 +194,9 @@ def diffusion_targets(findings: DiffusionFindings) -> list[Target]:
                 "times",
             )
         )
-        seen = statistics.median(pairs.preview)
+        previewed = statistics.median(pairs.preview)
         judged.append(
-            Target(f"one picture, {pairs.side}²: first preview", seen, 0.25, "of the whole")
+            Target(f"one picture, {pairs.side}²: first preview", previewed, 0.25, "of the whole")
         )
     for load in findings.loads:
         what = f"{load.inflight} in flight, {load.side}²"

@@ -1,7 +1,7 @@
-"""Pictures drawn under the loads of `images.py`: `python images_diffusion_worker.py '<JSON of a task>'`.
+"""Draw pictures under the loads of `images.py`: `python images_diffusion_worker.py TASK_JSON`.
 
-Our engine on its thread, as its service has it, and diffusers' own pipeline, alone and with whole batches, in one
-process on the same weights. Prints JSON.
+Runs our engine on its thread, as its service does, and diffusers' own pipeline, serial and in full
+batches, in one process on the same weights. Prints JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from diffusers import DiffusionPipeline
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Done, Drawing, Event, Key, Step
+from motet_diffusion.engine.request import Event, Key, PictureDone, PictureRequest, StepDone
 from motet_diffusion.engine.thread import EngineThread
 
 _WAIT = 300.0  # seconds at the most for one picture
@@ -29,27 +29,27 @@ _PROMPT = "two red circles and a small blue square on the left of a green star"
 
 
 @dataclass
-class Told:
-    """When a picture was asked for, first seen and done; seconds of one clock."""
+class PictureTimes:
+    """Hold the times of a picture: requested, first previewed, done; in seconds of one clock."""
 
-    asked: float
-    seen: float = 0.0
+    requested: float
+    previewed: float = 0.0
     done: float = 0.0
 
 
-class Ours:
-    """The engine, and when it told what."""
+class MotetEngine:
+    """Run Motet's engine and record the times of its events."""
 
     def __init__(self, task: dict[str, Any], threads: int):
         config = EngineConfig(
             model=task["folder"], max_running=max(task["inflight"]), threads=threads
         )
-        self._told: dict[Key, Told] = {}
+        self._times: dict[Key, PictureTimes] = {}
         self._left = threading.Semaphore(0)
         self._error: BaseException | None = None
         self._size, self._steps = task["side"] * task["scale"], task["steps"]
         self._thread = EngineThread(
-            Engine(config, self._take), on_outputs=self._refused, on_crash=self._refuse
+            Engine(config, self._take), on_outputs=self._finish, on_crash=self._crash
         )
         self._thread.start()
 
@@ -57,40 +57,40 @@ class Ours:
         self._thread.stop()
 
     def limit(self, inflight: int) -> None:
-        """So many pictures at a time from here on; only while none is drawn."""
+        """Set the number of pictures at a time; only while none is drawn."""
         engine = self._thread.engine
         engine.config = replace(engine.config, max_running=inflight)
 
-    def one(self, seed: int) -> Told:
+    def one(self, seed: int) -> PictureTimes:
         return self.serve([0.0], first=seed)[0]
 
-    def serve(self, arrivals: Sequence[float], first: int = 0) -> list[Told]:
-        """A picture at each of these seconds from now."""
-        self._told = {}
+    def serve(self, arrivals: Sequence[float], first: int = 0) -> list[PictureTimes]:
+        """Draw a picture at each of these seconds from now."""
+        self._times = {}
         begin = time.perf_counter()
         for number, at in enumerate(arrivals):
             time.sleep(max(begin + at - time.perf_counter(), 0.0))
-            self._ask(number, first + number)
+            self._submit(number, first + number)
         for _ in arrivals:
             self._wait()
-        return [self._told[number] for number in range(len(arrivals))]
+        return [self._times[number] for number in range(len(arrivals))]
 
     def closed(self, count: int, inflight: int) -> float:
-        """Seconds for `count` pictures, so many at a time: the next is asked for when one is done."""
-        self._told = {}
+        """Return the seconds for `count` pictures, `inflight` at a time (a closed loop)."""
+        self._times = {}
         begin = time.perf_counter()
         for number in range(count):
             if number >= inflight:
                 self._wait()
-            self._ask(number, number)
+            self._submit(number, number)
         for _ in range(min(inflight, count)):
             self._wait()
         return time.perf_counter() - begin
 
-    def _ask(self, key: Key, seed: int) -> None:
-        self._told[key] = Told(time.perf_counter())
+    def _submit(self, key: Key, seed: int) -> None:
+        self._times[key] = PictureTimes(time.perf_counter())
         size = {"width": self._size, "height": self._size}
-        drawing = Drawing(
+        drawing = PictureRequest(
             prompt=_PROMPT, steps=self._steps, guidance_scale=1.0, seed=seed, previews=2, **size
         )
         self._thread.submit(key, drawing)
@@ -102,26 +102,26 @@ class Ours:
             raise self._error
 
     def _take(self, event: Event) -> None:
-        now, told = time.perf_counter(), self._told[event.key]
-        if isinstance(event, Step):
-            if event.estimate is not None and not told.seen:
-                told.seen = now
+        now, times = time.perf_counter(), self._times[event.key]
+        if isinstance(event, StepDone):
+            if event.estimate is not None and not times.previewed:
+                times.previewed = now
             return
-        told.done = now
-        self._refused([event])
+        times.done = now
+        self._finish([event])
 
-    def _refused(self, events: list[Event]) -> None:
+    def _finish(self, events: list[Event]) -> None:
         for event in events:
-            self._error = self._error or (event.error if isinstance(event, Done) else None)
+            self._error = self._error or (event.error if isinstance(event, PictureDone) else None)
             self._left.release()
 
-    def _refuse(self, error: BaseException) -> None:
+    def _crash(self, error: BaseException) -> None:
         self._error = error
         self._left.release()
 
 
-class Theirs:
-    """diffusers' own pipeline, as one calls it."""
+class DiffusersPipeline:
+    """Run diffusers' own pipeline."""
 
     def __init__(self, task: dict[str, Any]):
         self._pipeline: Any = DiffusionPipeline.from_pretrained(
@@ -131,7 +131,7 @@ class Theirs:
         self._size, self._steps = task["side"] * task["scale"], task["steps"]
 
     def draw(self, seeds: Sequence[int]) -> float:
-        """Pictures of these seeds as one batch; when they were done."""
+        """Draw pictures of these seeds as one batch; return the time at which they were done."""
         self._pipeline(
             prompt=[_PROMPT] * len(seeds),
             width=self._size,
@@ -142,21 +142,21 @@ class Theirs:
         )
         return time.perf_counter()
 
-    def serve(self, arrivals: Sequence[float], batch: int) -> list[Told]:
-        """Batches of so many, in order, each begun when it is full or nobody comes any more."""
-        begin, told = time.perf_counter(), [Told(0.0) for _ in arrivals]
+    def serve(self, arrivals: Sequence[float], batch: int) -> list[PictureTimes]:
+        """Draw batches of `batch` pictures in order, each once its pictures have arrived."""
+        begin, times = time.perf_counter(), [PictureTimes(0.0) for _ in arrivals]
         for first in range(0, len(arrivals), batch):
             members = range(first, min(first + batch, len(arrivals)))
             time.sleep(max(begin + arrivals[members[-1]] - time.perf_counter(), 0.0))
             done = self.draw(members)
             for number in members:
-                told[number] = Told(begin + arrivals[number], done, done)
-        return told
+                times[number] = PictureTimes(begin + arrivals[number], done, done)
+        return times
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(task["threads"])
-    ours, theirs = Ours(task, task["threads"]), Theirs(task)
+    ours, theirs = MotetEngine(task, task["threads"]), DiffusersPipeline(task)
     try:
         ours.one(0)
         theirs.draw([0])
@@ -168,34 +168,40 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         ours.close()
 
 
-def _pairs(ours: Ours, theirs: Theirs, count: int) -> dict[str, list[float]]:
-    """One picture at a time, by each in turn; whoever begins changes."""
+def _pairs(ours: MotetEngine, theirs: DiffusersPipeline, count: int) -> dict[str, list[float]]:
+    """Draw one picture at a time by each in turn, alternating which is first."""
     found: dict[str, list[float]] = {"ours": [], "theirs": [], "preview": []}
 
-    def mine(seed: int) -> None:
-        told = ours.one(seed)
-        found["ours"].append(told.done - told.asked)
-        found["preview"].append((told.seen - told.asked) / (told.done - told.asked))
+    def draw_ours(seed: int) -> None:
+        times = ours.one(seed)
+        found["ours"].append(times.done - times.requested)
+        found["preview"].append(
+            (times.previewed - times.requested) / (times.done - times.requested)
+        )
 
-    def other(seed: int) -> None:
+    def draw_theirs(seed: int) -> None:
         start = time.perf_counter()
         found["theirs"].append(theirs.draw([seed]) - start)
 
     for number in range(count):
-        turns: list[Callable[[int], None]] = [mine, other] if number % 2 else [other, mine]
+        turns: list[Callable[[int], None]] = (
+            [draw_ours, draw_theirs] if number % 2 else [draw_theirs, draw_ours]
+        )
         for turn in turns:
             turn(number)
     return found
 
 
-def _load(ours: Ours, theirs: Theirs, inflight: int, task: dict[str, Any]) -> dict[str, Any]:
-    """What we can do with so many at a time, and the same random arrivals at a share of that for all three."""
+def _load(
+    ours: MotetEngine, theirs: DiffusersPipeline, inflight: int, task: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure our capacity, then serve the same random arrivals at a share of it by all servers."""
     ours.limit(inflight)
-    ours.closed(inflight, inflight)  # shapes that were not seen yet
+    ours.closed(inflight, inflight)  # warm-up of new shapes
     count = max(task["rounds"] * inflight, task["least"])
     capacity = count / ours.closed(count, inflight)
     arrivals = _poisson(task["share"] * capacity, count, task["seed"])
-    servers: dict[str, Callable[[], list[Told]]] = {
+    servers: dict[str, Callable[[], list[PictureTimes]]] = {
         "motet": lambda: ours.serve(arrivals),
         "one after the other": lambda: theirs.serve(arrivals, 1),
     }
@@ -211,7 +217,7 @@ def _load(ours: Ours, theirs: Theirs, inflight: int, task: dict[str, Any]) -> di
 
 
 def _poisson(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds at which `count` pictures are asked for; the first at once."""
+    """Return seconds at which `count` pictures are requested; the first at 0."""
     chance = random.Random(seed)
     at, found = 0.0, []
     for _ in range(count):
@@ -220,20 +226,20 @@ def _poisson(rate: float, count: int, seed: int) -> list[float]:
     return found
 
 
-def _figures(told: Sequence[Told]) -> dict[str, float]:
-    """Seconds; pictures per second, over all the time and over that in which there was something to do."""
-    begin, end = told[0].asked, max(one.done for one in told)
+def _figures(times: Sequence[PictureTimes]) -> dict[str, float]:
+    """Return latencies in seconds and pictures/s, over all time and over the busy time."""
+    begin, end = times[0].requested, max(one.done for one in times)
     busy, until = 0.0, begin
-    for one in sorted(told, key=lambda one: one.asked):
-        busy += max(one.done - max(one.asked, until), 0.0)
+    for one in sorted(times, key=lambda one: one.requested):
+        busy += max(one.done - max(one.requested, until), 0.0)
         until = max(until, one.done)
     return {
-        "throughput": len(told) / (end - begin),
-        "busy_throughput": len(told) / busy,
-        "latency": statistics.median(one.done - one.asked for one in told),
-        "worst": max(one.done - one.asked for one in told),
+        "throughput": len(times) / (end - begin),
+        "busy_throughput": len(times) / busy,
+        "latency": statistics.median(one.done - one.requested for one in times),
+        "worst": max(one.done - one.requested for one in times),
         "preview": statistics.median(
-            (one.seen - one.asked) / (one.done - one.asked) for one in told
+            (one.previewed - one.requested) / (one.done - one.requested) for one in times
         ),
     }
 

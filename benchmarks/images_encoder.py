@@ -1,4 +1,4 @@
-"""Our vision towers beside transformers' own: the same weights, pictures and threads."""
+"""Compare our vision encoders with transformers': the same weights, pictures and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from images_checkpoint import tower_checkpoint
+from images_checkpoint import vision_checkpoint
 from llm_figures import ratio
 from measures import Target, median_interval, table
 from workers import Worker
@@ -28,7 +28,11 @@ _SIZES = (
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPlan:
-    """sizes: width and height of the pictures that are there at a time. forms: of packed weights, beside the exact."""
+    """Define the pictures and formats.
+
+    sizes: width and height of the pictures of a batch. forms: formats of packed weights, in
+    addition to the exact one.
+    """
 
     shapes: tuple[str, ...] = ("siglip-base", "qwen2.5-vl")
     sizes: tuple[tuple[int, int], ...] = _SIZES
@@ -37,8 +41,12 @@ class EncoderPlan:
 
 
 @dataclass
-class Seen:
-    """One tower. By encoder: seconds for all pictures by round, and the largest relative distance to transformers."""
+class EncoderResult:
+    """Hold the results of one vision encoder.
+
+    seconds: for all pictures, by implementation and round. apart: largest relative distance to
+    transformers, by implementation.
+    """
 
     shape: str
     seconds: dict[str, list[float]]
@@ -47,7 +55,7 @@ class Seen:
     prepare: float
 
     def rates(self, name: str) -> list[float]:
-        """Pictures per second."""
+        """Return pictures per second by round."""
         return [len(self.patches) / taken for taken in self.seconds[name]]
 
     @property
@@ -61,7 +69,7 @@ class Seen:
 
 @dataclass
 class EncoderFindings:
-    towers: list[Seen] = field(default_factory=list)
+    encoders: list[EncoderResult] = field(default_factory=list)
 
 
 def run_encoder(plan: EncoderPlan, cache: Path, threads: int, dtype: str) -> EncoderFindings:
@@ -69,20 +77,22 @@ def run_encoder(plan: EncoderPlan, cache: Path, threads: int, dtype: str) -> Enc
     for shape in plan.shapes:
         print(f"  {shape} ...", flush=True)
         task = {
-            "folder": str(tower_checkpoint(shape, cache)), "sizes": plan.sizes, "rounds": plan.rounds,
+            "folder": str(vision_checkpoint(shape, cache)), "sizes": plan.sizes, "rounds": plan.rounds,
             "dtype": dtype, "forms": plan.forms,
         }  # fmt: skip
         found = Worker(name=shape, script="images_encoder_worker.py").run(
             [json.dumps(task)], threads=threads
         )
-        findings.towers.append(
-            Seen(shape, found["seconds"], found["apart"], found["patches"], found["prepare"])
+        findings.encoders.append(
+            EncoderResult(
+                shape, found["seconds"], found["apart"], found["patches"], found["prepare"]
+            )
         )
     return findings
 
 
 def encoder_report(findings: EncoderFindings) -> str:
-    rows = [_row(tower, name) for tower in findings.towers for name in tower.seconds]
+    rows = [_row(encoder, name) for encoder in findings.encoders for name in encoder.seconds]
     header = [
         "tower",
         "encoder",
@@ -92,39 +102,39 @@ def encoder_report(findings: EncoderFindings) -> str:
         "relative distance",
     ]
     notes = [
-        f"{tower.shape}: {len(tower.patches)} pictures of {min(tower.patches)} to {max(tower.patches)} patches; "
-        f"preparing them all took {tower.prepare * 1e3:.0f} ms on one thread."
-        for tower in findings.towers
+        f"{encoder.shape}: {len(encoder.patches)} pictures of {min(encoder.patches)} to {max(encoder.patches)}"
+        f" patches; preparing them all took {encoder.prepare * 1e3:.0f} ms on one thread."
+        for encoder in findings.encoders
     ]
     return "\n\n".join([table(header, rows), "\n".join(notes)])
 
 
-def _row(tower: Seen, name: str) -> list[str]:
-    rates, base = tower.rates(name), tower.rates(tower.theirs[0])
+def _row(encoder: EncoderResult, name: str) -> list[str]:
+    rates, base = encoder.rates(name), encoder.rates(encoder.theirs[0])
     low, high = median_interval([a / b for a, b in zip(rates, base, strict=True)])
     cells = [
         f"{statistics.median(rates):.2f}",
         f"{ratio(rates, base):.2f}",
         f"{low:.2f}–{high:.2f}",
     ]
-    return [tower.shape, name, *cells, f"{tower.apart[name]:.1e}"]
+    return [encoder.shape, name, *cells, f"{encoder.apart[name]:.1e}"]
 
 
 def encoder_targets(findings: EncoderFindings) -> list[Target]:
-    """Each of ours against transformers one by one: whoever serves alone takes pictures as they come."""
+    """Return the targets: each of ours against transformers one by one."""
     return [
         Target(
-            f"{tower.shape}: {ours} / {tower.theirs[0]}",
-            _gain(tower, ours),
+            f"{encoder.shape}: {ours} / {encoder.theirs[0]}",
+            _gain(encoder, ours),
             LEAST,
             "times",
             most=False,
         )
-        for tower in findings.towers
-        for ours in tower.ours
+        for encoder in findings.encoders
+        for ours in encoder.ours
     ]
 
 
-def _gain(tower: Seen, ours: str) -> float:
-    theirs: Sequence[float] = tower.rates(tower.theirs[0])
-    return ratio(tower.rates(ours), theirs)
+def _gain(encoder: EncoderResult, ours: str) -> float:
+    theirs: Sequence[float] = encoder.rates(encoder.theirs[0])
+    return ratio(encoder.rates(ours), theirs)

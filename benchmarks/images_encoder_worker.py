@@ -1,7 +1,7 @@
-"""All encoders of `images.py` on one checkpoint, in turn: `python images_encoder_worker.py '<JSON of a task>'`.
+"""Run all encoders of `images.py` on one checkpoint: `python images_encoder_worker.py TASK_JSON`.
 
-The same pictures, weights and threads; one process, so that every round compares what runs minutes, not processes,
-apart. Prints JSON: seconds of each encoder for all pictures by round, and how far it is from transformers' embeddings.
+Pictures, weights and threads are the same, in one process and in turn. Prints JSON: seconds of each
+encoder for all pictures by round, and its distance to transformers' embeddings.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _motet(folder: Path, dtype: torch.dtype, form: str) -> Engine:
 
 
 def _stepped(engine: Engine) -> Encoder:
-    """As the service steps it: all wait, batches are the engine's own."""
+    """Return an encoder that steps the engine as the service does, with all pictures waiting."""
 
     def encode(pictures: list[Prepared]) -> list[Tensor]:
         for key, picture in enumerate(pictures):
@@ -88,19 +88,19 @@ def _one_by_one(model: Any, pictures: list[Prepared]) -> list[Tensor]:
 @torch.inference_mode()
 def _features(model: Any, pictures: list[Prepared]) -> list[Tensor]:
     names = pictures[0].inputs
-    seen = model.model.get_image_features(
+    features = model.model.get_image_features(
         **{n: torch.cat([p.inputs[n] for p in pictures]) for n in names}
     )
-    return [layer.float()[None] for layer in seen.pooler_output]
+    return [layer.float()[None] for layer in features.pooler_output]
 
 
 def _apart(found: list[Tensor], wanted: list[Tensor]) -> float:
-    """The largest relative distance of a picture's embeddings."""
+    """Return the largest relative distance of a picture's embeddings."""
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True))
 
 
 def _pictures(sizes: list[list[int]]) -> list[Image.Image]:
-    """Blots of random colour, always the same."""
+    """Return pictures of random blurred colours, always the same."""
     colours = np.random.default_rng(0).integers(0, 256, (len(sizes), 6, 8, 3), dtype=np.uint8)
     return [
         Image.fromarray(colour).resize((width, height), Image.Resampling.BICUBIC)

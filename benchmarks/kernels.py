@@ -1,14 +1,16 @@
-"""The engine's kernels on this CPU, each beside what torch has for the same work.
+"""Measure the engine's kernels on this CPU beside torch's for the same work.
 
 .venv/bin/python benchmarks/kernels.py [--attention] [--matrices] [--threads 2] [--seconds 1]
 
-Milliseconds are the fastest of repeated runs. Attention: the heads of Qwen3-0.6B (16 queries, 8 keys, 128 wide), one
-layer after another so that decode finds its keys in memory; beside it torch's scaled_dot_product_attention on float32
-keys that already lie in one piece, which spares it the walk over pages. GB/s counts keys and values once.
+Milliseconds are the fastest of repeated runs. Attention: the heads of Qwen3-0.6B (16 queries, 8
+keys, 128 wide), one layer after another, so that decode reads its keys from memory; its peer is
+torch's scaled_dot_product_attention on contiguous float32 keys, without block tables. GB/s counts
+keys and values once.
 
-Matrices: those of Qwen3-0.6B, so many copies in turn that weights come from memory; GB/s counts the weights once.
-Beside float32 and bfloat16 stands torch's `F.linear` in float32, beside int8 `_int_mm` with the rounding of its input
-and the scaling of its output, beside int4 `_weight_int4pack_mm_for_cpu` with input in bfloat16, which it likes best.
+Matrices: those of Qwen3-0.6B, with so many copies in turn that weights come from memory; GB/s
+counts the weights once. Peers: torch's `F.linear` in float32 for float32 and bfloat16, `_int_mm`
+with rounding of its input and scaling of its output for int8, and `_weight_int4pack_mm_for_cpu`
+with bfloat16 input for int4.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ ROWS = (1, 8, 32, 512)
 def in_turn(
     run: Callable[[Tensor, Tensor], object], layers: list[tuple[Tensor, Tensor]]
 ) -> Callable[[], object]:
-    """`run` with the next layer's keys and values at each call."""
+    """Return a function that calls `run` with the next layer's keys and values each time."""
     turn = itertools.cycle(layers)
     return lambda: run(*next(turn))
 
@@ -122,7 +124,7 @@ def attention(seconds: float) -> None:
 
 
 def packed(features: int, inputs: int, form: str) -> list[Linear]:
-    """As many packed copies of one random matrix as no cache holds."""
+    """Return packed copies of one random matrix, more than any cache holds."""
     first = pack_linear(torch.randn(features, inputs), None, form)
     copies = [first]
     for _ in range(int(LAYERS_BYTES / first.packed.nbytes)):
@@ -141,7 +143,7 @@ def int4_linear(weight: Tensor, scales: Tensor, x_MK: Tensor) -> Tensor:
 
 
 def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tensor], Tensor]]:
-    """torch's way to multiply with such a matrix, for as many copies."""
+    """Return torch's products with such a matrix, for as many copies."""
     nbytes = features * inputs * {"int8": 1, "int4": 0.5}.get(form, 4)
     copies = range(1 + int(LAYERS_BYTES / nbytes))
     if form == "int4":
@@ -176,7 +178,7 @@ def matrix(name: str, form: str, seconds: float) -> None:
 
 
 def through(copies: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Callable[[], Tensor]:
-    """x times the next copy at each call."""
+    """Return a function that multiplies x by the next copy each time."""
     turn = itertools.cycle(copies)
     return lambda: next(turn)(x)
 
@@ -200,7 +202,7 @@ def main() -> None:
     for name in SECTIONS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=1.0, help="per figure")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Drafts that know the answer: right as often as they are told to be, so that speed can be measured on random weights.
+"""Draft with a given acceptance rate, to measure speculation on random weights.
 
-What they cost is what they cost otherwise: a draft model computes, and its token is then exchanged; a lookup looks up.
+Costs are unchanged: a draft model computes, and its token is replaced; a lookup searches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from motet_llm.speculation.ngram import NgramDrafts
 Answers = dict[Key, list[int]]
 
 
-class KnownModel(DraftModel):
-    """A draft model whose tokens are right with a probability of `right`, whatever it says."""
+class KnownDraftModel(DraftModel):
+    """Run a draft model whose tokens are replaced to be right with probability `right`."""
 
     def __init__(self, config: EngineConfig, target: ModelRunner, right: float):
         super().__init__(config, target)
@@ -35,51 +35,53 @@ class KnownModel(DraftModel):
         )
 
 
-class Reminded(NgramDrafts):
-    """Lookup for requests that seem to have their answers in their prompts, one of `every` tokens changed. wrong: what
-    it finds is exchanged for something else."""
+class KnownNgramDrafts(NgramDrafts):
+    """Look drafts up as if prompts contained their answers, one of `every` tokens changed.
+
+    wrong: replace all drafted tokens by wrong ones.
+    """
 
     def __init__(self, vocab: int, every: int, *, wrong: bool = False):
         super().__init__()
         self._shift = int(wrong)
         self.answers: Answers = {}
         self._vocab, self._every = vocab, every
-        self._readers: dict[Request, Request] = {}
+        self._prompted: dict[Request, Request] = {}
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> dict[Request, list[int]]:
-        found = super().propose([(self._reader(request), count) for request, count in wanted])
+        found = super().propose([(self._with_answer(request), count) for request, count in wanted])
         return {
-            real: [(token + self._shift) % self._vocab for token in found[reader]]
-            for real, reader in self._readers.items()
-            if reader in found
+            request: [(token + self._shift) % self._vocab for token in found[prompted]]
+            for request, prompted in self._prompted.items()
+            if prompted in found
         }
 
-    def _reader(self, request: Request) -> Request:
-        """The request with its answer, nearly, before its prompt."""
-        reader = self._readers.get(request)
-        if reader is None:
+    def _with_answer(self, request: Request) -> Request:
+        """Return the request with most of its answer before its prompt."""
+        prompted = self._prompted.get(request)
+        if prompted is None:
             answer = self.answers.get(request.key, [])
             text = [
                 (token + (at % self._every == 0)) % self._vocab
                 for at, token in enumerate(answer, 1)
             ]
             tokens = text + request.tokens
-            reader = Request(
+            prompted = Request(
                 request.key, request.arrival, tokens, request.sampling, max_length=len(tokens) + 1
             )
-            self._readers[request] = reader
-        missing = len(request.tokens) - (len(reader.tokens) - self._told(request))
-        reader.tokens += request.tokens[len(request.tokens) - missing :] if missing > 0 else []
-        return reader
+            self._prompted[request] = prompted
+        missing = len(request.tokens) - (len(prompted.tokens) - self._answer_length(request))
+        prompted.tokens += request.tokens[len(request.tokens) - missing :] if missing > 0 else []
+        return prompted
 
-    def _told(self, request: Request) -> int:
+    def _answer_length(self, request: Request) -> int:
         return len(self.answers.get(request.key, []))
 
     def forget(self, request: Request) -> None:
-        if (reader := self._readers.pop(request, None)) is not None:
-            super().forget(reader)
+        if (prompted := self._prompted.pop(request, None)) is not None:
+            super().forget(prompted)
 
     def check_integrity(self, requests: set[Request]) -> None:
         super().check_integrity(
-            {self._readers[request] for request in requests if request in self._readers}
+            {self._prompted[request] for request in requests if request in self._prompted}
         )

@@ -1,10 +1,13 @@
-"""llama.cpp under the load of `llm.py`. Runs in an environment of its own: numpy, gguf and llama-cpp-python only.
+"""Run llama.cpp under the load of `llm.py`, in an environment of its own.
 
-    python llama_worker.py convert FOLDER FILE.gguf FORMAT    a checkpoint of Qwen3's architecture into a GGUF file
-    python llama_worker.py measure '<JSON of a task>'         prints JSON, as `llm_worker.py` does
+python llama_worker.py convert FOLDER FILE.gguf FORMAT    a checkpoint of Qwen3's architecture to a
+GGUF file
 
-Low-level calls: one `llama_decode` per step with a token of every sequence. Of flash attention on or off, and one KV
-buffer for all sequences or one each, the fastest is taken for every number of sequences, and said.
+python llama_worker.py measure '<JSON of a task>'         prints JSON, as `llm_worker.py` does
+
+It needs only numpy, gguf and llama-cpp-python. Calls are low-level: one `llama_decode` per step
+with a token of every sequence. For every number of sequences, the fastest of flash attention on or
+off and one or several KV buffers is chosen and reported.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ UBATCH = 512
 # --------------------------------------------------------------------------------------------------------- measurement
 @dataclass
 class Context:
-    """One llama context for a number of sequences. Positions are those of the next token of each."""
+    """Hold one llama context for a number of sequences."""
 
     model: Any
     sequences: int
@@ -66,7 +69,7 @@ class Context:
         llama_cpp.llama_free(self._context)
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> list[int]:
-        """Compute (token, position, sequence, draws); the likeliest next tokens of those that draw, in order."""
+        """Compute (token, position, sequence, draws); return greedy next tokens where draws is set."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, draws) in enumerate(entries):
@@ -86,7 +89,7 @@ class Context:
         return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self._vocab,))))
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Compute whole prompts, as many tokens at a time as go; the first token of each."""
+        """Compute whole prompts, in batches of UBATCH tokens; return the first token of each."""
         entries = [
             (t, i, s, i == len(p) - 1) for s, p in enumerate(prompts) for i, t in enumerate(p)
         ]
@@ -95,7 +98,7 @@ class Context:
         ]
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]:
-        """Start, and the time of every token of every sequence."""
+        """Generate; return the start and the time of every token of every sequence."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         start = time.perf_counter()
         tokens = self.prefill(prompts)
@@ -114,7 +117,7 @@ class Context:
 def fastest(
     make: Callable[[bool, bool], Context], prompts: Sequence[Sequence[int]]
 ) -> tuple[bool, bool]:
-    """Flash attention and unified KV buffer, as they decode the fastest."""
+    """Return the fastest setting to decode with: flash attention, unified KV buffer."""
     seconds = {}
     for flash, unified in product((True, False), (True, False) if len(prompts) > 1 else (True,)):
         with make(flash, unified) as context:
@@ -167,7 +170,7 @@ def measure(
 
 
 def describe(settings: dict[str, tuple[bool, bool]]) -> str:
-    """What was the fastest, for people."""
+    """Describe the chosen settings in words."""
     flash = {True: "flash attention", False: "plain attention"}
     buffers = {True: "one KV buffer", False: "a KV buffer per sequence"}
     return "; ".join(

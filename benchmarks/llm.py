@@ -1,6 +1,7 @@
-"""Our engine beside transformers and llama.cpp: the same random weights, threads and prompts, in one run.
+"""Compare our engine with transformers and llama.cpp: the same random weights, threads and prompts.
 
-`python benchmarks/llm.py --help`. The tables go to standard output, the numbers to `results/llm.json`.
+`python benchmarks/llm.py --help`. The tables go to standard output, the numbers to
+`results/llm.json`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from motet_kernels.runtime import native
 from motet_models.model_config import model_shape, read_config
 from motet_models.roofline import Processor, decode_bound
 
-TOLD = (
+WORKER_FIELDS = (
     "concurrency",
     "prompt",
     "output",
@@ -40,7 +41,10 @@ RESULTS = Path(__file__).resolve().parent / "results" / "llm.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. `engines`: beginnings of names; empty: all."""
+    """Define how much is measured.
+
+    engines: prefixes of engine names; empty: all.
+    """
 
     shape: str = "qwen3-0.6b"
     concurrency: tuple[int, ...] = (1, 8, 32)
@@ -67,7 +71,7 @@ class Findings:
 
 # ------------------------------------------------------------------------------------------------------------ measuring
 def run_all(plan: Plan, cache: Path) -> Findings:
-    """Every engine once per round, one after the other, each in a process of its own."""
+    """Run every engine once per round, one after the other, each in a process of its own."""
     findings = Findings()
     folder = random_checkpoint(plan.shape, cache)
     every = peers(transformers_dtype(plan.dtype, plan.device))
@@ -86,7 +90,7 @@ def run_all(plan: Plan, cache: Path) -> Findings:
 
 
 def _bandwidth(plan: Plan) -> float:
-    """bytes/s: read by the threads, on a GPU those of a copy."""
+    """Return bytes/s that the threads read, or of a copy on a GPU."""
     if plan.device == "cpu":
         return read_bandwidth(plan.threads)
     from gpu_kernels import measure_machine
@@ -101,7 +105,7 @@ def _measure(
         "folder": str(folder),
         "vocab": SHAPES[plan.shape]["vocab_size"],
         "settings": settings.get(peer.name),
-        **{name: getattr(plan, name) for name in TOLD},
+        **{name: getattr(plan, name) for name in WORKER_FIELDS},
     }
     print(f"  {peer.name} ...", flush=True)
     try:
@@ -115,7 +119,7 @@ def _measure(
 
 
 def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: Findings) -> None:
-    """What the bandwidth allows with the cache of a run's middle; arithmetic is left out."""
+    """Set the tokens/s that the bandwidth allows, with the cache of a run's middle."""
     shape, context = model_shape(read_config(folder)), plan.prompt + plan.output // 2
     memory = Processor(name="memory", memory=0, bandwidth=findings.bandwidth, bf16=1e30, int8=1e30)
     for peer in chosen:
@@ -128,7 +132,7 @@ def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: 
 
 
 def transformers_dtype(given: str, device: str = "cpu") -> str:
-    """What transformers computes in: bfloat16 where `MOTET_NATIVE` or the CPU has it, else float32."""
+    """Return transformers' dtype: bfloat16 if `MOTET_NATIVE` or the CPU supports it, else float32."""
     if given != "auto" or device != "cpu":
         return "bfloat16" if given == "auto" else given
     return "bfloat16" if native.preferred() == "avx512bf16" else "float32"
@@ -212,7 +216,7 @@ def _ratio_table(figures: dict[str, Figures], plan: Plan) -> str:
 
 
 def run(plan: Plan, cache: Path, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the tables, and write the JSON file."""
     before = conditions()
     plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
     findings = run_all(plan, cache)
@@ -230,26 +234,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="llm",
     )
     parser.add_argument(
-        "--rounds", type=int, help="times that every engine runs; medians are reported (3)"
+        "--rounds", type=int, help="runs of every engine, whose medians are reported (default: 3)"
     )
-    parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
+    parser.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
     parser.add_argument(
-        "--concurrency", type=int, nargs="+", help="numbers of sequences at a time (1 8 32)"
+        "--concurrency",
+        type=int,
+        nargs="+",
+        help="numbers of concurrent sequences (default: 1 8 32)",
     )
     parser.add_argument(
         "--engines",
         nargs="+",
         metavar="NAME",
-        help='only those whose names begin so, as "motet int4"',
+        help='prefixes of engine names, such as "motet int4" (default: all)',
     )
     parser.add_argument(
-        "--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)"
+        "--shape",
+        choices=sorted(SHAPES),
+        help="shape of the random checkpoint (default: qwen3-0.6b)",
     )
     parser.add_argument(
-        "--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)"
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        help="dtype of transformers (default: the faster one here)",
     )
     parser.add_argument(
-        "--device", help="cuda, cuda:1 …: the same on a GPU, with a --shape for it (cpu)"
+        "--device", help="device, such as cuda:1, with a suitable --shape (default: cpu)"
     )
     parser.add_argument(
         "--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)"

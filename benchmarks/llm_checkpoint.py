@@ -1,4 +1,4 @@
-"""Checkpoints with random weights for benchmarks, made once into a cache folder, always the same for a seed."""
+"""Generate checkpoints with random weights, once into a cache folder, always the same for a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from cache import cache_folder, made
 
-CHECKPOINT = ("shape", "threads")  # what `add_checkpoint` says of a plan
+CHECKPOINT = ("shape", "threads")  # fields of a plan that `add_checkpoint` sets
 SEED = 0
 CHARS = 5  # of a word in `write_tokenizer`'s vocabulary: a space and four letters
 END = "<end>"
@@ -103,17 +103,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, shape: str) -> None:
-    """Of what random checkpoint, computed by how many threads; `shape` is the one that is meant where none is given."""
+    """Add the options of the random checkpoint and its threads.
+
+    shape: the default, for the help.
+    """
     parser.add_argument(
-        "--shape", choices=sorted(SHAPES), help=f"of the random checkpoint ({shape})"
+        "--shape", choices=sorted(SHAPES), help=f"shape of the random checkpoint (default: {shape})"
     )
-    parser.add_argument("--threads", type=int, help="that compute (all cores)")
+    parser.add_argument("--threads", type=int, help="threads that compute (default: all cores)")
     cache = "folder for checkpoints (bench in MOTET_CACHE)"
     parser.add_argument("--cache", type=Path, default=cache_folder(), help=cache)
 
 
 def random_checkpoint(name: str, cache: Path) -> Path:
-    """The folder of the checkpoint of SHAPES[name], in bfloat16; made if it is not there yet."""
+    """Return the folder of the checkpoint SHAPES[name] in bfloat16, generated on the first call."""
     return made(cache / f"{name}-end-seed{SEED}", lambda folder: _write_qwen(folder, SHAPES[name]))
 
 
@@ -131,7 +134,7 @@ def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:
-    """A vocabulary of `vocab` entries beside a checkpoint: bytes, then words of CHARS characters with their space."""
+    """Write a tokenizer of `vocab` entries: bytes, then words of CHARS characters with their space."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""What `llm.py` computes from the moments at which tokens came."""
+"""Compute the figures of `llm.py` from the times of tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from measures import Target
 
 
 def decode_rate(times: Sequence[Sequence[float]]) -> float:
-    """Tokens per second while all sequences decode: from the last one's first token to the first one's last."""
+    """Return tokens/s while all sequences decode, between the last first and the first last token."""
     start, end = max(stream[0] for stream in times), min(stream[-1] for stream in times)
     tokens = sum(bisect_right(stream, end) - bisect_right(stream, start) for stream in times)
     return tokens / (end - start) if end > start else 0.0
 
 
 def whole_rate(start: float, times: Sequence[Sequence[float]]) -> float:
-    """Tokens per second of a whole run, prefill included."""
+    """Return tokens per second of a whole run, prefill included."""
     return sum(map(len, times)) / (max(stream[-1] for stream in times) - start)
 
 
 @dataclass
 class Figures:
-    """Of one engine, one number per round. Rates in tokens/s, by number of sequences."""
+    """Hold the figures of one engine by round; rates in tokens/s by number of sequences."""
 
     name: str
     decode: dict[int, list[float]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Figures:
     note: str = ""
 
     def take(self, result: dict[str, Any], prefill_tokens: int) -> None:
-        """Add a round. Of several prefills the median counts."""
+        """Add a round, with the median of several prefills."""
         for run in result["runs"]:
             count = run["concurrency"]
             self.decode.setdefault(count, []).append(decode_rate(run["times"]))
@@ -46,11 +46,11 @@ class Figures:
         self.note = result.get("note", "")
 
     def rates(self, what: int | str) -> list[float]:
-        """Of decoding with so many sequences, or of "prefill", by round."""
+        """Return rates by round, of decoding this many sequences or of "prefill"."""
         return self.prefill if isinstance(what, str) else self.decode.get(what, [])
 
     def agreement(self, other: Figures) -> float:
-        """Share of sequences whose first token is the other's: whether the two compute the same model."""
+        """Return the share of sequences with equal first tokens: both compute the same model."""
         pairs = [
             (a, b)
             for c in self.first
@@ -60,7 +60,7 @@ class Figures:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of rounds."""
+    """Return the median of the ratios of rounds."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -78,7 +78,7 @@ TARGETS: list[tuple[str, tuple[str, ...], int | str, float]] = [
 
 
 def targets(figures: dict[str, Figures]) -> list[Target]:
-    """The promises, as far as this run can judge them: each against the best of the peers that are named."""
+    """Return the targets that this run can judge, each against the best of the named peers."""
     judged = []
     for ours, names, what, least in TARGETS:
         rivals = [f for name, f in figures.items() if name.startswith(names) and f.rates(what)]

@@ -1,4 +1,4 @@
-"""The engines that `llm.py` compares: how each is started, and what of it is not installed."""
+"""Define the engines that `llm.py` compares: how each is started, and what is missing for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GGUF_FORMATS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Peer(Worker):
-    """One engine in one format."""
+    """Define one engine in one format."""
 
     script: str = "llm_worker.py"
     format: WeightFormat
@@ -31,7 +31,7 @@ class Peer(Worker):
 
 
 def peers(transformers_dtype: str) -> list[Peer]:
-    """All of them, ours first. Ours prefills at full speed here: no stream is to be kept smooth."""
+    """Return all engines, ours first; ours prefills at full speed, without protecting streams."""
     options = {"decode_slowdown": 0}
     ours = [
         Peer(
@@ -65,7 +65,7 @@ def peers(transformers_dtype: str) -> list[Peer]:
 
 
 def absent(peer: Peer, device: str = "cpu") -> str:
-    """Why a peer cannot run; empty if it can."""
+    """Return why a peer cannot run; empty if it can."""
     if peer.script != "llama_worker.py":
         return ""
     if device != "cpu":
@@ -78,7 +78,7 @@ def absent(peer: Peer, device: str = "cpu") -> str:
 
 
 def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Run the worker once. Raises RuntimeError with the end of its log if it fails or takes too long."""
+    """Run the worker once. Raises RuntimeError with the end of its log on failure or timeout."""
     task = {**task, **peer.task}
     if "gguf" in peer.task:
         task["file"] = str(gguf_file(peer, Path(task["folder"])))
@@ -87,7 +87,7 @@ def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:
 
 
 def gguf_file(peer: Peer, folder: Path) -> Path:
-    """The checkpoint in the peer's format, beside its folder; written if it is not there yet."""
+    """Return the checkpoint in the peer's format, converted on the first call."""
     file = folder.with_name(f"{folder.name}.{peer.task['gguf']}.gguf")
     if not file.exists():
         unfinished = file.with_suffix(f".{os.getpid()}")

@@ -1,4 +1,4 @@
-"""The prompts of `llm.py`: the same for every engine. Standard library only, for other environments' interpreters."""
+"""Generate the prompts of `llm.py`, with the standard library only, for other interpreters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Prompts = Callable[[int, int, int], list[list[int]]]
 
 
 def prompts_of(vocab: int) -> Prompts:
-    """(count, length, run) → prompts. No two begin alike, so that no prefix cache hits."""
+    """Return a function (count, length, run) → prompts without common prefixes."""
 
     def prompts(count: int, length: int, run: int) -> list[list[int]]:
         draw = random.Random(f"{count} {length} {run}")

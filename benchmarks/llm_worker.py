@@ -1,6 +1,7 @@
-"""One engine under the load of `llm.py`, in a process of its own: `python llm_worker.py '<JSON of a task>'`.
+"""Run one engine under the load of `llm.py`: `python llm_worker.py TASK_JSON`.
 
-Prints JSON: for each number of sequences the start and the moment of every token, and the seconds of each prefill.
+Prints JSON: for each number of sequences the start and the time of every token, and the seconds of
+each prefill.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Run = dict[str, Any]
 
 
 class Driver(Protocol):
-    """An engine that is loaded. `run` serves all prompts at a time, `output` tokens each, greedily, whatever comes."""
+    """Drive a loaded engine.
+
+    `run` generates `output` tokens greedily for all prompts at a time, ignoring end tokens.
+    """
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run: ...
 
@@ -28,7 +32,7 @@ class Driver(Protocol):
 
 
 class Motet:
-    """Our engine, stepped as its service steps it: a step's tokens are handed out while the next one is computed."""
+    """Drive our engine as its service does: a step's tokens are emitted during the next step."""
 
     def __init__(self, task: dict[str, Any]):
         from motet_llm.config import EngineConfig
@@ -78,7 +82,7 @@ class Motet:
 
 
 class Generate:
-    """`generate` of transformers: one static batch, its default cache."""
+    """Drive transformers' `generate`: one static batch, its default cache."""
 
     def __init__(self, task: dict[str, Any]):
         self._model = load(task)
@@ -114,7 +118,7 @@ class Generate:
 
 
 class ContinuousBatching:
-    """`generate_batch` of transformers: its continuous batching with a paged cache."""
+    """Drive transformers' `generate_batch`: continuous batching with a paged cache."""
 
     def __init__(self, task: dict[str, Any]):
         self._model = load(task)
@@ -182,7 +186,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         nullcontext() if task["driver"] == "motet" else torch.inference_mode()
     )
     with guard:
-        driver.run(prompts(2, 8, -1), 3)  # what is made on first use
+        driver.run(prompts(2, 8, -1), 3)  # warm-up
         runs = []
         for count in task["concurrency"]:
             runs.append(

@@ -1,8 +1,9 @@
-"""Clients of the gateway, many in one cheap process: `python load_generator.py '<JSON of Load>'` prints JSON.
+"""Run many clients of the gateway in one process: `python load_generator.py LOAD_JSON` prints JSON.
 
-Raw sockets and one regular expression over what arrives, so that the clients cost little of the machine that is being
-measured. What they speak is real HTTP with server-sent events, and real WebSocket frames, but they check neither:
-tests of the gateway do. Tokens are counted by characters (see `fake_engine`), or by events for a peer.
+Raw sockets and one regular expression over the received bytes keep the CPU time of the clients
+small beside that of the measured stack. Requests are real HTTP with server-sent events, or
+WebSocket frames, but the clients validate neither; tests of the gateway do. Tokens are counted by
+characters (see `fake_engine`), or by events for a peer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ OPENING_SECONDS = 60.0
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """What to ask for, and for how long to look. CPU time is taken of the processes `pids`, and of this one."""
+    """Define the requests and the time of measurement.
+
+    pids: processes whose CPU time is measured, in addition to this one. settle: seconds between the
+    first token of the last stream and the measurement. chars: characters of a token; 0: an event is
+    a token. arrivals: report the arrival of each token. prompts: one per stream; empty: the same
+    short one for all.
+    """
 
     port: int
     clients: Literal["sse", "websocket", "one"]
@@ -42,7 +49,7 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Arrivals(msgspec.Struct):
-    """When the tokens of one stream arrived: `counts[i]` of them by `times[i]` (monotonic seconds)."""
+    """Hold the arrivals of one stream: `counts[i]` tokens until `times[i]` (monotonic seconds)."""
 
     request: str
     counts: list[int] = []
@@ -50,6 +57,12 @@ class Arrivals(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
+    """Hold the results.
+
+    cpu: seconds of CPU time by process; "clients" is this one. durations: seconds of one-token
+    requests.
+    """
+
     tokens: int
     events: int
     seconds: float
@@ -59,7 +72,7 @@ class Report(msgspec.Struct):
 
 
 class Client(asyncio.Protocol):
-    """One stream: sends its request when connected, and counts what comes back."""
+    """Hold one stream: send its request when connected, and count what it receives."""
 
     text: re.Pattern[bytes]
 
@@ -69,9 +82,9 @@ class Client(asyncio.Protocol):
         self.request = ""
         self.amount = 0  # characters, or events
         self.events = 0
-        self.started = asyncio.Event()  # the first token is here
+        self.started = asyncio.Event()  # set by the first token
         self.log: list[tuple[int, float]] = []
-        self.rest = b""  # what has not been counted yet: the beginning of an event, or an error
+        self.rest = b""  # bytes not counted yet: the start of an event, or an error
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -127,12 +140,12 @@ class WebSocketClient(Client):
         self.rest += data
         if self.rest.startswith(b"HTTP/1.1 101") and b"session.created" in self.rest:
             self.rest = b""
-            self._ask()
+            self._send_request()
         elif (match := self._response.search(self.rest)) is not None:
             self.request = match[1].decode()
             super().data_received(b"")
 
-    def _ask(self) -> None:
+    def _send_request(self) -> None:
         item = {
             "type": "message",
             "role": "user",
@@ -147,14 +160,14 @@ class WebSocketClient(Client):
 
 
 def masked(text: bytes) -> bytes:
-    """A client's text frame; the mask is zero."""
+    """Return a client's text frame with a zero mask."""
     size = len(text)
     length = bytes((0x80 | size,)) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
     return b"\x81" + length + bytes(4) + text
 
 
 def post(load: Load, *, stream: bool, request_id: str, number: int = 0) -> bytes:
-    """A chat completion request, that of stream `number`."""
+    """Return the bytes of a chat completion request of stream `number`."""
     message = {"role": "user", "content": load.prompts[number] if load.prompts else "Count."}
     fields = {
         "model": load.model,
@@ -175,8 +188,8 @@ def post(load: Load, *, stream: bool, request_id: str, number: int = 0) -> bytes
 
 
 # --------------------------------------------------------------------------------------------------- measuring streams
-class Accounts:
-    """CPU time of several processes, so far."""
+class CpuTimes:
+    """Measure the CPU time of several processes."""
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()} | {
@@ -184,13 +197,13 @@ class Accounts:
         }
 
     def read(self) -> dict[str, float]:
-        """Seconds of user and system time since each process began."""
+        """Return the seconds of user and system time since each process began."""
         times = {name: process.cpu_times() for name, process in self._processes.items()}
         return {name: spent.user + spent.system for name, spent in times.items()}
 
 
 async def run_streams(load: Load) -> Report:
-    """Open all streams, wait until all flow, then look for a while and leave."""
+    """Open all streams, wait until all have begun, measure, and close them."""
     kind = SseClient if load.clients == "sse" else WebSocketClient
     clients = [kind(load, number) for number in range(load.streams)]
     loop = asyncio.get_running_loop()
@@ -199,10 +212,10 @@ async def run_streams(load: Load) -> Report:
             await loop.create_connection(lambda client=client: client, "127.0.0.1", load.port)  # type: ignore[misc]
         await _all_started(clients)
         await asyncio.sleep(load.settle)
-        accounts = Accounts(load.pids)
-        before = monotonic(), _total(clients), accounts.read()
+        cpu_times = CpuTimes(load.pids)
+        before = monotonic(), _total(clients), cpu_times.read()
         await asyncio.sleep(load.seconds)
-        after = monotonic(), _total(clients), accounts.read()
+        after = monotonic(), _total(clients), cpu_times.read()
     finally:
         for client in clients:
             client.abort()
@@ -236,28 +249,26 @@ def _total(clients: Sequence[Client]) -> tuple[int, int]:
 
 
 def _arrivals(client: Client, start: float, end: float) -> Arrivals:
-    """Of the measured time only. The first entry says what had arrived before."""
+    """Return the arrivals during the measurement; the first entry counts the tokens before it."""
     inside = [entry for entry in client.log if start <= entry[1] <= end]
     return Arrivals(client.request, [count for count, _ in inside], [time for _, time in inside])
 
 
 # --------------------------------------------------------------------------------------------------- one-token requests
 async def run_one(load: Load) -> Report:
-    """One request after the other on one connection, each streamed to its end."""
-    accounts = Accounts(load.pids)
+    """Send one request after the other on one connection, each streamed to its end."""
+    cpu_times = CpuTimes(load.pids)
     reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
-    start, before = monotonic(), accounts.read()
+    start, before = monotonic(), cpu_times.read()
     durations: list[float] = []
     while monotonic() - start < load.settle + load.seconds:
         began = monotonic()
         writer.write(post(load, stream=True, request_id=f"one-{len(durations)}"))
         await reader.readuntil(b"\r\n0\r\n\r\n")
         durations.append(monotonic() - began)
-        await asyncio.sleep(
-            0.002
-        )  # a client that thinks: the queues of one request do not delay the next
+        await asyncio.sleep(0.002)  # a pause, so that queues of one request do not delay the next
     writer.close()
-    cpu = {name: spent - before[name] for name, spent in accounts.read().items()}
+    cpu = {name: spent - before[name] for name, spent in cpu_times.read().items()}
     warm = durations[len(durations) // 10 :]
     return Report(
         tokens=len(durations), events=0, seconds=monotonic() - start, cpu=cpu, durations=warm

@@ -1,4 +1,4 @@
-"""What the plumbing benchmark computes from what it saw: rates, CPU per token, added latency, and tables of them."""
+"""Compute rates, CPU time per token, added latency and statistics, and render tables of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ PROCESSES = ("engine", "nats", "tokenizer", "gateway", "clients")
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. CPU in µs per token by process, latency in ms."""
+    """Hold one measurement: CPU time in µs per token by process, latency in ms.
+
+    cores: cores that all processes together used, clients included. latency_ms: p50 and p99.
+    """
 
     what: str
     clients: str
@@ -30,14 +33,17 @@ class Row:
     tokens_per_second: float
     tokens_per_event: float
     cpu_us: dict[str, float]
-    cores: float  # that all processes kept busy, clients included
+    cores: float  # used by all processes, clients included
     latency_ms: tuple[float, float] | None = None  # p50, p99
 
 
 def row(
     what: str, clients: str, streams: int, report: Report, emitted: Emitted | None = None
 ) -> Row:
-    """With `emitted`, the added latency of every token in the measured time too."""
+    """Return the row of a report.
+
+    emitted: emission times of tokens; adds the latency of every token in the measured time.
+    """
     tokens = max(report.tokens, 1)
     latency = None
     if emitted is not None:
@@ -56,7 +62,7 @@ def row(
 
 
 def added_latency(report: Report, emitted: Emitted) -> list[float]:
-    """Seconds between the emission of a token and its arrival, for every token in the measured time."""
+    """Return seconds between emission and arrival of every token in the measured time."""
     added: list[float] = []
     for stream in report.streams:
         times = emitted[stream.request]
@@ -68,7 +74,7 @@ def added_latency(report: Report, emitted: Emitted) -> list[float]:
 
 
 def fastest(run: Callable[[], object], seconds: float, least: int = 5) -> float:
-    """Milliseconds of the fastest run, of at least `least` and of as many as take `seconds`."""
+    """Return milliseconds of the fastest of at least `least` runs that take `seconds` in all."""
     times: list[float] = []
     while len(times) < least or sum(times) < seconds:
         start = time.perf_counter()
@@ -78,9 +84,9 @@ def fastest(run: Callable[[], object], seconds: float, least: int = 5) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """An interval that holds the median of what the values are drawn from with 95 %: two of them, by their ranks.
+    """Return a 95 % confidence interval of the median: two of the values, chosen by rank.
 
-    From the binomial distribution alone. Of fewer than six values there is none: their range is returned.
+    Uses only the binomial distribution of ranks. For fewer than six values it returns their range.
     """
     ordered, count = sorted(values), len(values)
     below, rank = 0.0, 0
@@ -90,13 +96,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def middle(rows: Sequence[Row]) -> Row:
-    """The run with the median rate."""
+    """Return the row with the median rate."""
     return sorted(rows, key=lambda row: row.tokens_per_second)[len(rows) // 2]
 
 
 @dataclass
 class Ratio:
-    """Of interleaved pairs: how much faster the first of a pair was."""
+    """Hold ratios of interleaved pairs: how many times faster the first of each was."""
 
     what: str
     pairs: list[float] = field(default_factory=list)
@@ -108,7 +114,7 @@ class Ratio:
 
 # -------------------------------------------------------------------------------------------------------------- tables
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first two columns are text, the others numbers."""
+    """Return a Markdown table; the first two columns are left-aligned, the others right-aligned."""
     cells = [
         list(header),
         ["---" if index < 2 else "---:" for index in range(len(header))],
@@ -118,7 +124,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """Rates and costs of every measurement."""
+    """Return a table of the rates and costs of every measurement."""
     processes = [
         name for name in (*PROCESSES, "frontend") if any(name in row.cpu_us for row in rows)
     ]
@@ -147,7 +153,10 @@ def _cells(row: Row, processes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A promise and what was measured. `most`: the value must not exceed the limit (else it must reach it)."""
+    """Hold a limit and the measured value.
+
+    most: the value must not exceed the limit; False: it must reach it.
+    """
 
     what: str
     value: float

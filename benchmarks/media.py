@@ -1,6 +1,6 @@
-"""Measure what decoding a picture in a child process costs beyond decoding it here: `python benchmarks/media.py`.
+"""Measure the cost of decoding a picture in a child process: `python benchmarks/media.py`.
 
-Both ways decode the same PNG of 512 pixels in turn, pair by pair, so that what else the machine does meets both alike.
+A child and this process decode the same PNG of 512 pixels in interleaved pairs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=512, help="of the picture's side, pixels")
+    parser.add_argument("--size", type=int, default=512, help="pixels of the picture's side")
     parser.add_argument("--pairs", type=int, default=300)
     args = parser.parse_args()
     data = file(args.size)

@@ -1,7 +1,7 @@
-"""Runs a module with step batching and coalescing switched off: `python one_by_one.py motet_gateway --port 0 …`.
+"""Run a module without step batching and coalescing: `python one_by_one.py motet_gateway …`.
 
-This is what the plumbing is compared with: every frame is a message of its own, and every item is handled, rendered
-and written alone. The services know nothing of it.
+It is the baseline of the plumbing benchmark: every frame is a message of its own, and every item is
+handled, rendered and written alone. The services are unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from motet_shared.wire.stream import Stream
 
 
 def install() -> None:
-    """Patch this process."""
+    """Patch the outbox and the streams of this process."""
     send_joined, take_all = Outbox._send, Stream.batches
 
     async def send(outbox: Outbox, subject: str, parts: list[Any]) -> None:

@@ -1,8 +1,8 @@
-"""A peer beside us: NVIDIA Dynamo's frontend with its mock engine, where `ai-dynamo` is installed.
+"""Measure NVIDIA Dynamo's frontend with its mock engine, if `ai-dynamo` is installed.
 
-It may live in a virtual environment of its own: MOTET_PEER_PYTHON names that environment's interpreter. Like ours,
-its frontend takes HTTP, renders the template, encodes and detokenizes; the same clients load it, with the same
-vocabulary. Its mock engine models an accelerator's step time: `--speedup-ratio 1` is its real pace.
+MOTET_PEER_PYTHON names the interpreter of its environment, if that is another one. Like ours, its
+frontend serves HTTP, renders the template, encodes and detokenizes; it gets the same clients and
+vocabulary. Its mock engine models an accelerator's step time: `--speedup-ratio 1` is real time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def installed() -> bool:
 async def measure(
     seconds: float, rows: list[Row], one_token_ms: dict[str, tuple[float, float]]
 ) -> str:
-    """Adds the peer's figures; returns what stood in the way, empty if nothing did."""
+    """Add the peer's figures to `rows` and `one_token_ms`; return why there are none, else ""."""
     if not await installed():
         return "ai-dynamo is not installed (pip install ai-dynamo ai-dynamo-runtime, or set MOTET_PEER_PYTHON)"
     for speedup, counts in STREAMS.items():

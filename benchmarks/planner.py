@@ -1,9 +1,11 @@
-"""Whether the planner's simulator tells the truth: the same traffic, simulated and through a real local stack.
+"""Compare the planner's simulator with a real local stack under the same traffic.
 
-`python benchmarks/planner.py --help`. The tables go to standard output, the numbers to `results/planner.json`.
+`python benchmarks/planner.py --help`. The tables go to standard output, the numbers to
+`results/planner.json`.
 
-Real are NATS, the tokenizer, the planner, and processes that come and go; the engines compute nothing, but prefill and
-decode at a speed that is known, as that of a measured engine would be. How long one takes to start is measured first.
+NATS, the tokenizer, the planner and the starting and stopping of processes are real; the engines
+prefill and decode at fixed speeds without computing. The time that one takes to start is measured
+first.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
 from measures import Target, table, targets_table
 from motet_planner.config import PlannerConfig
-from motet_planner.outcome import Outcome
+from motet_planner.outcome import SimulationOutcome
 from motet_planner.policy import RolePolicy
 from motet_planner.service import Planner
 from motet_planner.simulator import Scenario, simulate
@@ -37,10 +39,10 @@ from motet_shared.wire.stream import Stream
 from spawner import Spawner
 
 RESULTS = HERE / "results" / "planner.json"
-STEPS = 50.0  # of an engine per second
-APART = 0.2  # share by which simulation and reality may differ
+STEPS = 50.0  # per second of an engine
+MAX_DIFFERENCE = 0.2  # share by which simulation and reality may differ
 _DISCOVERY_SECONDS = (
-    3.0  # seconds before the traffic; the planner looks for the first time after half of them
+    3.0  # seconds before the traffic; the planner's first decision is after half of them
 )
 _TRACES: dict[str, Callable[[float, float], tuple[Rate, float]]] = {
     "steady": lambda rate, seconds: steady(rate),
@@ -52,7 +54,11 @@ TRACES = tuple(_TRACES)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """prefill: tokens per second of an engine. rate: requests per second, on average. start: seconds to load one."""
+    """Define the traffic and the engines.
+
+    prefill: tokens per second of an engine. rate: mean requests per second. start: seconds to load
+    an engine.
+    """
 
     traces: tuple[str, ...] = TRACES
     prefill: float = 2000.0
@@ -89,7 +95,7 @@ QUICK = Plan(traces=("bursts",), rate=6.0, seconds=6.0, start=0.5, prompt=200, o
 
 @dataclass
 class Figures:
-    """What is compared. Times in seconds."""
+    """Hold the compared figures; times in seconds."""
 
     ttft_p50: float
     ttft_p95: float
@@ -99,7 +105,10 @@ class Figures:
 
 @dataclass
 class Pair:
-    """One trace, both ways. most: instances at a time that the planner asked for in reality, and in the simulation."""
+    """Hold one trace, real and simulated.
+
+    most: largest number of instances that the planner requested, real and simulated.
+    """
 
     trace: str
     round: int
@@ -114,7 +123,7 @@ class Pair:
 # ------------------------------------------------------------------------------------------------------------- reality
 @dataclass
 class Client:
-    """Asks for what a trace has, and notes when the first tokens come."""
+    """Send the requests of a trace and record the times to their first tokens."""
 
     bus: Bus
     ttft: list[float] = field(default_factory=list)
@@ -122,7 +131,7 @@ class Client:
     failed: int = 0
 
     async def ask(self, arrival: Arrival, start: float, rng: random.Random) -> None:
-        """A request that fails is counted: beside other work a process may seem to be dead."""
+        """Send a request at its time; count it as failed if an error is raised."""
         prompt = [rng.randrange(FIRST_ID, FIRST_ID + WORDS) for _ in range(arrival.prompt)]
         await asyncio.sleep(start + arrival.at - monotonic())
         request = Complete(
@@ -153,7 +162,7 @@ class Client:
 
 
 async def run_all(plan: Plan) -> list[Pair]:
-    """Every trace, through the stack and simulated with the cold start that was measured there."""
+    """Run every trace through the stack, and simulate it with the cold start measured there."""
     pairs = []
     for number in range(plan.rounds):
         for trace in plan.traces:
@@ -193,8 +202,11 @@ async def _compare(plan: Plan, trace: str, number: int) -> Pair:
     return Pair(trace, number, len(traffic), client.failed, cold_start, real, found, most)
 
 
-def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outcome:
-    """What the simulator makes of it. A token is told at the end of a step: half of one after it is due, on average."""
+def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> SimulationOutcome:
+    """Simulate the traffic.
+
+    A token is sent at the end of a step, on average half a step after it is due.
+    """
     step = 1 / STEPS
     speed = Speed(
         prefill_token=1 / plan.prefill,
@@ -217,7 +229,7 @@ def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outc
 
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan) -> AsyncIterator[tuple[Bus, Spawner, float, Planner]]:
-    """NATS, a tokenizer, one engine, and a planner that has not begun."""
+    """Start NATS, a tokenizer and one engine, and create a planner that is not started."""
     async with nats_stack() as (stack, nats):
         engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--start", str(plan.start)]
         spawner = Spawner(stack, engine)
@@ -286,26 +298,29 @@ def report(pairs: Sequence[Pair]) -> str:
 
 
 def targets(pairs: Sequence[Pair]) -> list[Target]:
-    """Of each trace and figure, how far apart the two are; of several rounds the median."""
+    """Return how far real and simulated figures differ, by trace; the median of several rounds."""
     found = []
     for trace in dict.fromkeys(pair.trace for pair in pairs):
         for name in (each.name for each in fields(Figures)):
-            mine = [pair for pair in pairs if pair.trace == trace]
-            apart = [
-                abs(getattr(p.simulated, name) / max(getattr(p.real, name), 1e-9) - 1) for p in mine
+            of_trace = [pair for pair in pairs if pair.trace == trace]
+            difference = [
+                abs(getattr(p.simulated, name) / max(getattr(p.real, name), 1e-9) - 1)
+                for p in of_trace
             ]
             what = f"{trace}: {name.replace('_', ' ')}, simulated / real - 1"
-            found.append(Target(what, quantile(apart, 0.5), APART, "of it"))
+            found.append(Target(what, quantile(difference, 0.5), MAX_DIFFERENCE, "of it"))
     failed = sum(pair.failed for pair in pairs)
     return [*found, Target("requests that failed", failed, 0, "requests")]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "one short trace", RESULTS)
-    parser.add_argument("--traces", nargs="+", choices=TRACES, help="which (all)")
-    parser.add_argument("--rounds", type=int, help="times that each is run, from other seeds (1)")
-    parser.add_argument("--seconds", type=float, help="of each trace (120)")
-    parser.add_argument("--rate", type=float, help="requests per second (8)")
+    parser.add_argument("--traces", nargs="+", choices=TRACES, help="those to run (default: all)")
+    parser.add_argument(
+        "--rounds", type=int, help="runs of each trace, with different seeds (default: 1)"
+    )
+    parser.add_argument("--seconds", type=float, help="seconds of each trace (default: 120)")
+    parser.add_argument("--rate", type=float, help="requests per second (default: 8)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     pairs = asyncio.run(run_all(plan))

@@ -1,6 +1,7 @@
-"""What the plumbing costs: engine → NATS → tokenizer → gateway → client, with a fake engine and real everything else.
+"""Measure the plumbing, engine → NATS → tokenizer → gateway → client, around a fake engine.
 
-`python benchmarks/plumbing.py --help`. The tables go to standard output, the numbers to `results/plumbing.json`.
+`python benchmarks/plumbing.py --help`. The tables go to standard output, the numbers to
+`results/plumbing.json`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from motet_shared.quantiles import quantile
 RESULTS = Path(__file__).resolve().parent / "results" / "plumbing.json"
 RATE = 40.0  # steps per second of the paced engine: 25 ms between tokens
 CLIENTS = ("sse", "websocket")
-QUIET_SECONDS = 0.5  # for what a load left behind to be cancelled
+QUIET_SECONDS = 0.5  # until the streams of the last load are cancelled
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure."""
+    """Define how much is measured."""
 
     saturated: tuple[int, ...] = (1, 32, 128, 256)
     paced: tuple[int, ...] = (1, 32, 256)
@@ -41,14 +42,17 @@ QUICK = Plan(saturated=(8,), paced=(8,), compared=(8,), seconds=0.5, repeats=1, 
 
 @dataclass
 class Findings:
-    """Everything that was measured."""
+    """Hold all measurements.
+
+    one_token_ms: p50 and p99 of one-token requests by server. peer: why the peer was not measured.
+    """
 
     rows: list[Row] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
     one_token_ms: dict[str, tuple[float, float]] = field(
         default_factory=dict
     )  # p50, p99 by what answered
-    peer: str = ""  # why there is none
+    peer: str = ""  # why it was not measured
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -64,7 +68,7 @@ async def measure(plan: Plan) -> Findings:
 
 
 async def _saturated(plan: Plan, findings: Findings) -> None:
-    """As fast as it goes; and, in interleaved pairs, without step batching and coalescing."""
+    """Measure at full speed and, in interleaved pairs, without step batching and coalescing."""
     async with motet_stack() as stack, motet_stack(batched=False) as one_by_one:
         findings.one_token_ms["motet"] = await one_token(stack, plan.seconds)
         for clients, streams in _grid(plan.saturated):
@@ -105,14 +109,14 @@ async def _run(
 
 
 async def one_token(stack: Stack, seconds: float, model: str = MODEL) -> tuple[float, float]:
-    """p50 and p99 in ms of a one-token request on a kept-alive connection: all of it is plumbing."""
+    """Return p50 and p99 in ms of a one-token request on a kept-alive connection."""
     report = await stack.load(clients="one", model=model, max_tokens=1, seconds=seconds)
     return quantile(report.durations, 0.5) * 1e3, quantile(report.durations, 0.99) * 1e3
 
 
 # ------------------------------------------------------------------------------------------------------------- telling
 def targets(findings: Findings) -> list[Target]:
-    """The promises, as far as this run can judge them."""
+    """Return the targets that this run can judge."""
     found = {(entry.what, entry.clients, entry.streams): entry for entry in findings.rows}
     paced = f"{RATE:g} steps/s"
     result = []
@@ -167,7 +171,7 @@ def report(findings: Findings) -> str:
 
 
 def run(plan: Plan, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the tables, and write the JSON file."""
     before = conditions()
     findings = asyncio.run(measure(plan))
     print(f"{load_line(before)}\n")
@@ -180,11 +184,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="plumbing", description="Measure what the plumbing costs."
     )
-    parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a few seconds, a smoke test")
     parser.add_argument("--seconds", type=float, help="length of each measurement")
     parser.add_argument("--repeats", type=int, help="interleaved pairs per comparison")
     parser.add_argument("--no-peer", action="store_true", help="do not start the peer's frontend")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     args = parser.parse_args(argv)
     given = {
         name: value for name in ("seconds", "repeats") if (value := getattr(args, name)) is not None

@@ -1,9 +1,10 @@
-"""Recurrences of state-space and linear-attention layers: native code beside its twins in torch.
+"""Measure recurrences of state-space and linear-attention layers beside their torch twins.
 
 .venv/bin/python benchmarks/recurrences.py [--threads 1] [--seconds 0.3]
 
-Minimum of repeated runs in milliseconds, for one layer in the shapes of Bamba-9B, Jamba-Mini, Qwen3-Next and
-Kimi-Linear. A column is so many sequences by so many tokens of each.
+Prints the minimum of repeated runs in milliseconds, native and torch, for one layer in the shapes
+of Bamba-9B, Jamba-Mini, Qwen3-Next and Kimi-Linear. A column is a number of sequences by tokens of
+each.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=0.3, help="per figure")
+    parser.add_argument("--seconds", type=float, default=0.3, help="seconds per measurement")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

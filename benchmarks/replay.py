@@ -1,4 +1,4 @@
-"""Serves a trace of requests with an engine in this process, at the times at which they come, and notes every token."""
+"""Replay a trace of requests on an engine in this process and record the time of every token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.grammar.grammar import GrammarState
@@ -18,11 +18,10 @@ from motet_shared.quantiles import quantile
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that comes `arrival` seconds after the start and is left by its client after `output` tokens.
+    """Define a request that arrives after `arrival` seconds and is cancelled after `output` tokens.
 
-    limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
-    grammar_state: of the grammar that its reply is held to, for one replay. adapter: in the engine's bank.
-    temperature: at which it is drawn.
+    limit: max_tokens of the request, which is all that a server knows; 0: `output`. grammar_state:
+    state of the grammar of its reply, for one replay. adapter: adapter in the engine's bank.
     """
 
     arrival: float
@@ -30,13 +29,16 @@ class Job:
     output: int
     limit: int = 0
     grammar_state: GrammarState | None = None
-    adapter: Adapter | None = None
+    adapter: ResidentAdapter | None = None
     temperature: float = 0.0
 
 
 @dataclass(slots=True)
 class Served:
-    """The tokens of a job, and when they came, in seconds after the start. `error`: why there are no more."""
+    """Hold the tokens of a job and their times, in seconds after the start.
+
+    error: message of the error that ended it; empty: none.
+    """
 
     job: Job
     times: list[float] = field(default_factory=list)
@@ -53,13 +55,13 @@ class Served:
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies."""
+        """Return the inter-token latencies."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a good answer keeps to, in seconds: time to first token, and 95th percentile of its inter-token latency."""
+    """Hold the limits of a good reply in seconds: time to first token, and p95 of its ITL."""
 
     ttft: float = 2.0
     itl: float = 0.15
@@ -72,23 +74,23 @@ class Limits:
         )
 
     def lost(self, served: Served, now: float) -> bool:
-        """Whether it cannot be good any more."""
+        """Return True if the reply cannot be good any more."""
         late = not served.times and now > served.job.arrival + self.ttft
         return bool(served.error) or late or (served.complete and not self.met(served))
 
 
 def blocks_for(streams: int, tokens: int) -> int:
-    """KV blocks of 16 tokens in which so many streams of so many tokens find room, and one more each."""
+    """Return the KV blocks of 16 tokens for `streams` streams of `tokens`, with one extra each."""
     return streams * (-(-tokens // 16) + 1)
 
 
 def rate(served: Sequence[Served]) -> float:
-    """Tokens per second, all together. Raises RuntimeError if a request was refused."""
+    """Return tokens per second of all jobs. Raises RuntimeError if a request failed."""
     return sum(len(s.times) for s in _complete(served)) / max(s.times[-1] for s in served)
 
 
 def decode_rate(served: Sequence[Served]) -> float:
-    """Tokens per second from when all streams have their first one. Raises RuntimeError if a request was refused."""
+    """Return tokens/s from the time of the last first token. Raises RuntimeError on failure."""
     start = max(s.times[0] for s in _complete(served))
     end = max(s.times[-1] for s in served)
     return sum(time > start for s in served for time in s.times) / (end - start)
@@ -104,49 +106,47 @@ def _complete(served: Sequence[Served]) -> Sequence[Served]:
 
 
 class Replay:
-    """One trace on one engine. `run` ends when all is served, or as soon as more than `bearable` jobs are lost."""
+    """Replay a trace on an engine, until all is served or more than `max_lost` jobs are lost."""
 
     def __init__(
-        self, engine: Engine, jobs: Iterable[Job], limits: Limits | None = None, bearable: int = 0
+        self, engine: Engine, jobs: Iterable[Job], limits: Limits | None = None, max_lost: int = 0
     ):
         self.served = [Served(job) for job in sorted(jobs, key=lambda job: job.arrival)]
-        self.given_up = False
+        self.aborted = False
         self._engine = engine
         self._limits = limits
-        self._bearable = bearable
+        self._max_lost = max_lost
         self._pending = deque(enumerate(self.served))
-        self._start = self._stopped = 0.0  # what its clock counts from, and when that stood still
-        self._left: list[str] = []  # jobs whose clients have what they wanted
+        self._start = self._stopped = 0.0  # start of the clock, and when it was last stopped
+        self._finished: list[str] = []  # jobs whose output is complete
 
     def run(self) -> list[Served]:
-        while self.goes_on:
-            self.turn()
-        self._end()
+        while self.running:
+            self.step()
+        self._drain()
         return self.served
 
     @property
-    def goes_on(self) -> bool:
-        return not self.given_up and (bool(self._pending) or self._engine.has_work)
+    def running(self) -> bool:
+        return not self.aborted and (bool(self._pending) or self._engine.has_work)
 
-    def turn(self) -> None:
-        """One step. The clock stands still between one and the next."""
+    def step(self) -> None:
+        """Run one step; the clock is stopped between steps."""
         self._start += time.perf_counter() - self._stopped
         while self._pending and self._pending[0][1].job.arrival <= self._now():
             self._add(*self._pending.popleft())
         if self._engine.has_work:
-            self._note(self._engine.step(self._note))
-            self._leave()
+            self._record(self._engine.step(self._record))
+            self._cancel_finished()
         elif self._pending:
             time.sleep(max(0.0, self._pending[0][1].job.arrival - self._now()))
-        self.given_up = self._too_many_lost()
+        self.aborted = self._is_aborted()
         self._stopped = time.perf_counter()
 
-    def _end(self) -> None:
+    def _drain(self) -> None:
         for index in range(len(self.served)):
             self._engine.cancel(str(index))
-        while (
-            self._engine.has_work
-        ):  # tokens of the last step, which the next replay would take for its own
+        while self._engine.has_work:  # or the next replay would receive tokens of the last step
             self._engine.step()
 
     def _now(self) -> float:
@@ -169,7 +169,7 @@ class Replay:
         except MotetError as error:
             served.error = error.message
 
-    def _note(self, outputs: Sequence[StepOutput]) -> None:
+    def _record(self, outputs: Sequence[StepOutput]) -> None:
         now = self._now()
         for item in outputs:
             served = self.served[int(str(item.key))]
@@ -179,29 +179,30 @@ class Replay:
                 served.times += [now] * len(item.ids)
                 served.ids += item.ids
             if served.complete and item.finish is None and item.error is None:
-                self._left.append(str(item.key))
+                self._finished.append(str(item.key))
 
-    def _leave(self) -> None:
-        """Between steps, as the engine wants it."""
-        while self._left:
-            self._engine.cancel(self._left.pop())
+    def _cancel_finished(self) -> None:
+        """Cancel jobs whose output is complete, between two steps as the engine requires."""
+        while self._finished:
+            self._engine.cancel(self._finished.pop())
 
-    def _too_many_lost(self) -> bool:
+    def _is_aborted(self) -> bool:
         if self._limits is None:
             return False
         now = self._now()
-        return sum(self._limits.lost(served, now) for served in self.served) > self._bearable
+        return sum(self._limits.lost(served, now) for served in self.served) > self._max_lost
 
 
 def run_in_turn(one: Replay, other: Replay) -> tuple[list[Served], list[Served]]:
-    """Both, a step of each in turn: whatever slows the machine down slows both. Each has what it took by itself.
+    """Run both by alternating steps, so that other load slows both; each has a clock of its own.
 
-    Their engines are to compute on this thread (`overlap=False`): the workers of two would be in each other's way.
+    Their engines must compute on this thread (`overlap=False`), because two worker threads would
+    compete for cores.
     """
     order = [one, other]
-    while any(replay.goes_on for replay in order):
+    while any(replay.running for replay in order):
         for replay in order:
-            if replay.goes_on:
-                replay.turn()
+            if replay.running:
+                replay.step()
         order.reverse()
     return one.run(), other.run()

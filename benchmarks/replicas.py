@@ -1,8 +1,8 @@
-"""Requests per second and goodput as decode workers are added, up to four: what the stack around them loses.
+"""Measure requests per second and goodput with one to four decode workers.
 
-`python benchmarks/replicas.py --help`. NATS, tokenizer and gateway are real processes; the workers are fake engines of
-a fixed speed, so that a small machine can hold four: prompts wait for their prefill, then every stream gets a token
-per step. The numbers go to `results/replicas.json`.
+`python benchmarks/replicas.py --help`. NATS, tokenizer and gateway are real processes; the workers
+are fake engines of a fixed speed, so that a small machine can run four: prompts wait for their
+prefill, then every stream gets a token per step. The numbers go to `results/replicas.json`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. Lengths in tokens; `prefill`: tokens per second of each worker."""
+    """Define how much is measured, in tokens and seconds.
+
+    prefill: tokens per second of each worker. settle: seconds from the first request to the first
+    that counts. clients: clients per worker, each with one request at a time. steps: engine steps
+    per second. first, between: limits of a good request.
+    """
 
     workers: tuple[int, ...] = (1, 2, 3, 4)
     rounds: int = 3
@@ -52,7 +57,10 @@ QUICK = Plan(workers=(1, 2), rounds=1, seconds=1.0, settle=0.5, clients=2, promp
 
 @dataclass
 class Run:
-    """One number of workers in one round. `first`: seconds to the first token, of each request that ended in time."""
+    """Hold one number of workers in one round.
+
+    first: seconds to the first token of each request that ended in time.
+    """
 
     workers: int
     round: int
@@ -64,7 +72,7 @@ class Run:
 
 @dataclass
 class _Tally:
-    """What ended from `since` on."""
+    """Count the requests that end from `since` on."""
 
     plan: Plan
     since: float
@@ -72,17 +80,17 @@ class _Tally:
     good: int = 0
     failed: int = 0
 
-    def note(self, asked: float, first: float, ended: float) -> None:
+    def record(self, requested: float, first: float, ended: float) -> None:
         if ended < self.since:
             return
-        self.first.append(first - asked)
+        self.first.append(first - requested)
         between = (ended - first) / max(self.plan.output - 1, 1)
-        self.good += first - asked <= self.plan.first and between <= self.plan.between
+        self.good += first - requested <= self.plan.first and between <= self.plan.between
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
 async def measure(plan: Plan) -> list[Run]:
-    """Every number of workers in every round, in turn."""
+    """Run every number of workers in every round, in turn."""
     runs = []
     for number in range(plan.rounds):
         for workers in plan.workers:
@@ -118,7 +126,7 @@ async def _run(port: int, plan: Plan, workers: int, number: int) -> Run:
 async def _client(
     http: httpx.AsyncClient, plan: Plan, tally: _Tally, chance: random.Random, end: float
 ) -> None:
-    """One request after another; what has not ended at `end` does not count."""
+    """Send one request after another; those that have not ended at `end` do not count."""
     while monotonic() < end:
         prompt = [FIRST_ID + chance.randrange(WORDS) for _ in range(plan.prompt)]
         body = {"model": MODEL, "prompt": prompt, "max_tokens": plan.output, "stream": True}
@@ -128,14 +136,14 @@ async def _client(
 
 
 async def _ask(http: httpx.AsyncClient, body: dict[str, Any], tally: _Tally) -> None:
-    asked, first = monotonic(), 0.0
+    requested, first = monotonic(), 0.0
     async with http.stream("POST", "/v1/completions", json=body) as reply:
         tally.failed += reply.status_code != 200
         async for line in reply.aiter_lines():
             if not first and line.startswith("data: {"):
                 first = monotonic()
     if first:
-        tally.note(asked, first, monotonic())
+        tally.record(requested, first, monotonic())
 
 
 # ------------------------------------------------------------------------------------------------------------ the stack
@@ -157,7 +165,7 @@ async def _stack(plan: Plan, workers: int) -> AsyncIterator[Stack]:
 
 # -------------------------------------------------------------------------------------------------------------- telling
 def middle(runs: Sequence[Run], workers: int) -> Run:
-    """The run with the median rate, of those with so many workers."""
+    """Return the run with the median rate, of those with this many workers."""
     mine = sorted(
         (run for run in runs if run.workers == workers), key=lambda run: run.requests_per_second
     )
@@ -204,8 +212,8 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "two workers for a second", RESULTS)
-    parser.add_argument("--rounds", type=int, help="of each number of workers (3)")
-    parser.add_argument("--seconds", type=float, help="that count (20)")
+    parser.add_argument("--rounds", type=int, help="rounds of each number of workers (default: 3)")
+    parser.add_argument("--seconds", type=float, help="seconds of the measurement (default: 20)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(measure(plan))

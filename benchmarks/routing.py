@@ -1,8 +1,8 @@
-"""Time to first token of conversations, by how their decode worker is chosen: fake engines, real everything else.
+"""Measure the time to first token of conversations by routing policy, with fake engines.
 
-`python benchmarks/routing.py --help`. The tables go to standard output, the numbers to `results/routing.json`.
-
-Each engine prefills at a fixed speed and holds a prefix cache of bounded size, so two cores are enough for four.
+`python benchmarks/routing.py --help`. The tables go to standard output, the numbers to
+`results/routing.json`. Each engine prefills at a fixed speed and has a prefix cache of bounded
+size, so that two cores suffice for four engines; everything else is real.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from motet_shared.wire.discovery import Directory
 
 RESULTS = HERE / "results" / "routing.json"
 POLICIES = ("random", "load", "prefix")
-LEAST = 1.6  # times that random takes longer, at the median
+LEAST = 1.6  # median TTFT of random routing over that of prefix routing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """prefill: tokens per second of each worker. blocks: of its cache. rate: new conversations per second.
+    """Define the workers and the traffic.
 
-    steps: of an engine per second. pause: seconds between the turns of a conversation, on average.
+    prefill: tokens per second of a worker. blocks: capacity of its cache. steps: its steps per
+    second. rate: new conversations per second. pause: mean seconds between turns.
     """
 
     workers: int = 4
@@ -52,7 +53,10 @@ QUICK = Plan(workers=2, prefill=50_000.0, steps=1000.0, rate=4.0, seconds=1.0, p
 
 @dataclass
 class Run:
-    """One trace under one policy: seconds to the first token of each turn, tokens of prompts, and those cached."""
+    """Hold one trace under one policy.
+
+    ttft: seconds to the first token of each turn.
+    """
 
     policy: str
     round: int
@@ -64,7 +68,7 @@ class Run:
 
 # ------------------------------------------------------------------------------------------------------------ measuring
 async def run_all(plan: Plan) -> list[Run]:
-    """Every policy in every round, in turn; the rounds differ in their trace."""
+    """Run every policy in every round, in turn; each round has a trace of its own."""
     runs = []
     for number in range(plan.rounds):
         trace = conversations(
@@ -93,14 +97,14 @@ async def _run(plan: Plan, policy: str, number: int, trace: list[Conversation]) 
 
 async def _converse(bus: Bus, conversation: Conversation, start: float, run: Run) -> None:
     await asyncio.sleep(start + conversation.start - monotonic())
-    said: list[int] = []
+    tokens: list[int] = []
     for turn in conversation.turns:
         await asyncio.sleep(turn.pause)
-        said += turn.tokens
-        asked, first = monotonic(), 0.0
+        tokens += turn.tokens
+        requested, first = monotonic(), 0.0
         request = Complete(
             model=MODEL,
-            prompt=list(said),
+            prompt=list(tokens),
             max_tokens=turn.output,
             sampling=Sampling(ignore_eos=True),
             stop=[],
@@ -109,18 +113,18 @@ async def _converse(bus: Bus, conversation: Conversation, start: float, run: Run
             async for body in stream:
                 if isinstance(body, Text):
                     first = first or monotonic()
-                    said += body.ids
+                    tokens += body.ids
         if stream.end is None or stream.end.usage is None or not first:
             run.failed += 1
             return
-        run.ttft.append(first - asked)
+        run.ttft.append(first - requested)
         run.prompt_tokens += stream.end.usage.prompt_tokens
         run.cached_tokens += stream.end.usage.cached_tokens
 
 
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
-    """NATS, a tokenizer, the workers; and a bus to ask them."""
+    """Start NATS, a tokenizer and the workers; yield a bus to call them."""
     async with nats_stack() as (stack, nats):
         bus = await nats.bus("gateway")
         try:
@@ -139,7 +143,7 @@ async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
                 "motet_tokenizer", "tokenizer-0", "--model", str(checkpoint), "--routing", policy
             )
             await bus.directory.wait_for(lambda directory: _ready(directory, plan.workers), 60.0)
-            await asyncio.sleep(1.0)  # for the tokenizer to hear of all workers
+            await asyncio.sleep(1.0)  # until the tokenizer has heartbeats of all workers
             yield bus
         finally:
             await bus.close()
@@ -166,7 +170,7 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
 
 
 def targets(runs: Sequence[Run]) -> list[Target]:
-    """Random routing's median over that of ours, by round; the middle one counts."""
+    """Return the median TTFT of random routing over that of ours; the median of the rounds."""
     ratios = []
     for number in {run.round for run in runs}:
         found = {
@@ -183,10 +187,14 @@ def targets(runs: Sequence[Run]) -> list[Target]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "two workers and a short trace", RESULTS)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="which (all)")
-    parser.add_argument("--rounds", type=int, help="traces, each under every policy (3)")
-    parser.add_argument("--seconds", type=float, help="in which conversations begin (60)")
-    parser.add_argument("--rate", type=float, help="new conversations per second (1.6)")
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, help="those to run (default: all)"
+    )
+    parser.add_argument("--rounds", type=int, help="traces, each under every policy (default: 3)")
+    parser.add_argument(
+        "--seconds", type=float, help="seconds in which conversations begin (default: 60)"
+    )
+    parser.add_argument("--rate", type=float, help="new conversations per second (default: 1.6)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(run_all(plan))

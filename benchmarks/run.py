@@ -1,4 +1,7 @@
-"""`make bench`: one benchmark, named by the first argument, or that of the plumbing. Further arguments are its own."""
+"""Run the benchmark named by the first argument (default: plumbing): `make bench`.
+
+Further arguments are those of the benchmark.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real stack around a checkpoint, and the same load on its engine alone."""
+"""Run the real stack around a checkpoint, and the same load on its engine alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLAGS = {"decode_slowdown": 0, "max_running": 64}
 async def served_stack(
     folder: Path, *, threads: int, weights: str, tokens: int
 ) -> AsyncIterator[Stack]:
-    """NATS, tokenizer, gateway and engine, ready. The engine's pool holds `tokens`."""
+    """Yield a ready stack: NATS, tokenizer, gateway, and an engine with room for `tokens`."""
     async with nats_stack(OMP_NUM_THREADS=str(threads)) as (stack, _):
         flags = {**FLAGS, "threads": threads, "weights": weights, "num_blocks": -(-tokens // 16)}
         engine = [
@@ -53,7 +53,7 @@ async def pairs(
     weights: str,
     vocab: int,
 ) -> list[tuple[float, float]]:
-    """(stack, engine alone), tokens/s while all streams decode, `count` times in turn."""
+    """Return (stack, engine alone) in tokens/s while all streams decode, `count` pairs in turn."""
     tokens = streams * (prompt + output + 32)
     found = []
     async with served_stack(folder, threads=threads, weights=weights, tokens=tokens) as stack:
@@ -71,14 +71,14 @@ async def pairs(
 
 
 def letters(count: int, number: int) -> str:
-    """A prompt of `count` tokens, of which the vocabulary knows only single letters; no two begin alike."""
+    """Return a prompt of `count` one-letter tokens; prompts of other numbers begin differently."""
     return "".join(
         chr(ord("A") + (number // 26 ** (i % 3) + i * number) % 26) for i in range(count)
     )
 
 
 def stack_rate(report: Report) -> float:
-    """Tokens per second from when the last stream had begun until the first one ended."""
+    """Return tokens/s from the start of the last stream until the end of the first one."""
     end = min(stream.times[-1] for stream in report.streams)
     start = min(stream.times[0] for stream in report.streams)
     tokens = 0
@@ -91,7 +91,7 @@ def stack_rate(report: Report) -> float:
 async def _alone(
     folder: Path, streams: int, prompt: int, output: int, threads: int, weights: str, vocab: int
 ) -> tuple[float, float]:
-    """Seconds that the whole run took, and tokens/s, of the engine in a process of its own without a network."""
+    """Return the seconds of a run and its tokens/s, of the engine in a process without a network."""
     task: dict[str, Any] = {
         "driver": "motet", "format": weights, "folder": str(folder), "threads": threads, "concurrency": [streams],
         "prompt": prompt, "output": output, "prefill": prompt, "prefills": 1, "vocab": vocab, "device": "cpu",

@@ -1,6 +1,7 @@
-"""What our engine does under load: prefix hits, chunked prefill, goodput, what the prefix cache and the stack cost.
+"""Measure our engine under load: prefix hits, chunked prefill, goodput, costs of cache and stack.
 
-`python benchmarks/serving.py --help`. The tables go to standard output, the numbers to `results/serving.json`.
+`python benchmarks/serving.py --help`. The tables go to standard output, the numbers to
+`results/serving.json`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ RESULTS = Path(__file__).resolve().parent / "results" / "serving.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. Lengths in tokens."""
+    """Define how much is measured; lengths are in tokens."""
 
     shape: str = "middle"
     weights: str = "auto"
     threads: int = 0
-    long: int = 2000  # prompt of the prefix and the chunked prefill experiments
+    long_prompt: int = 2000  # prompt of the prefix and the chunked prefill experiments
     streams: int = 8  # running while long prompts arrive
     arrivals: int = 2  # of long prompts
     repeats: int = 3
@@ -53,14 +54,14 @@ class Plan:
     trace: Trace = field(default_factory=Trace)
     limits: Limits = field(default_factory=Limits)
     pool: int = 16384  # tokens that the KV cache holds in the goodput experiment
-    latency_goal: float = 0.1  # seconds: what who has these limits tells the engine
+    latency_goal: float = 0.1  # seconds; the engine's setting for these limits
     first_rate: float = 2.0
     probes: int = 4
 
 
 QUICK = Plan(
     shape="tiny",
-    long=200,
+    long_prompt=200,
     streams=2,
     arrivals=1,
     repeats=1,
@@ -72,7 +73,7 @@ QUICK = Plan(
     stack_output=24,
     stack_pairs=1,
     trace=Trace(seconds=0.3, prefix=32, prompt=16, output=4, limit=16),
-    limits=Limits(ttft=20.0, itl=5.0),  # that it works is to be seen on a busy machine too
+    limits=Limits(ttft=20.0, itl=5.0),  # large enough for a busy machine
     pool=2048,
     first_rate=20.0,
     probes=0,
@@ -86,12 +87,12 @@ class Findings:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-# Those that say what is loaded, and where.
+# Settings that determine which model is loaded, and where.
 MODEL_SETTINGS = ("weights", "kv_dtype", "num_blocks", "max_running")
 
 
 class Bench:
-    """What the experiments share: the checkpoint, and prompts that were never seen before."""
+    """Provide the checkpoint and new prompts to all experiments, and collect their findings."""
 
     def __init__(self, plan: Plan, cache: Path):
         self.plan = plan
@@ -104,9 +105,12 @@ class Bench:
         return [self._draw.randrange(self.vocab) for _ in range(count)]
 
     def engine(self, runner: ModelRunner | None = None, **changes: Any) -> Engine:
-        """With `changes` to the settings; on the runner of another engine if one is given."""
+        """Return an engine with `changes` to its settings.
+
+        runner: model runner of another engine to share; None: a new one.
+        """
         plan = self.plan
-        longest = plan.long + plan.prompt + plan.output * 16
+        longest = plan.long_prompt + plan.prompt + plan.output * 16
         blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
         settings = {
             "weights": plan.weights,
@@ -117,38 +121,40 @@ class Bench:
         engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
         Replay(
             engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]
-        ).run()  # what is made on first use
+        ).run()  # warm-up
         return engine
 
     def pair(self, one: dict[str, Any], other: dict[str, Any]) -> tuple[Engine, Engine]:
-        """Two engines to run in turn, of one model in one place unless they differ in it.
+        """Return two engines to run in turn, sharing one model unless model settings differ.
 
-        Two copies of the same alone have differed in speed by a third.
+        Two copies of the same model have differed in speed by a third.
         """
         engine = self.engine(**one)
         alike = all(one.get(name) == other.get(name) for name in MODEL_SETTINGS)
         return engine, self.engine(engine.runner if alike else None, **other)
 
-    def say(self, what: str, how_much: str) -> None:
-        print(f"  {what}: {how_much}", flush=True)
-        self.findings.rows.append([what, how_much])
+    def report(self, what: str, value: str) -> None:
+        print(f"  {what}: {value}", flush=True)
+        self.findings.rows.append([what, value])
 
 
 # ----------------------------------------------------------------------------------------------------------- prefix hit
 def prefix_hit(bench: Bench) -> None:
-    """TTFT of a long prompt that nobody has sent before, and of the next one with the same beginning."""
+    """Measure the TTFT of a long new prompt, and of the next one with the same prefix."""
     engine = bench.engine()
     misses: list[float] = []
     hits: list[float] = []
     for _ in range(bench.plan.repeats):
-        shared = bench.tokens(bench.plan.long)
+        shared = bench.tokens(bench.plan.long_prompt)
         for ttfts in (misses, hits):
             (served,) = Replay(engine, [Job(0.0, shared + bench.tokens(20), 2)]).run()
             ttfts.append(served.ttft)
     engine.close()
     saved = 1 - statistics.median(hit / miss for hit, miss in zip(hits, misses, strict=True))
     miss, hit = (statistics.median(ttfts) * 1e3 for ttfts in (misses, hits))
-    bench.say(f"TTFT of {bench.plan.long} tokens, miss and hit", f"{miss:.1f} ms, {hit:.1f} ms")
+    bench.report(
+        f"TTFT of {bench.plan.long_prompt} tokens, miss and hit", f"{miss:.1f} ms, {hit:.1f} ms"
+    )
     bench.findings.numbers["prefix_hit"] = {"miss": misses, "hit": hits}
     bench.findings.targets.append(
         Target("TTFT saved by a prefix hit", saved * 100, 80, "%", most=False)
@@ -157,29 +163,32 @@ def prefix_hit(bench: Bench) -> None:
 
 # ------------------------------------------------------------------------------------------------------ chunked prefill
 def chunked_prefill(bench: Bench) -> None:
-    """p99 of running streams' inter-token latency while long prompts arrive, against the undisturbed one."""
+    """Measure the p99 ITL of running streams while long prompts arrive, and without them."""
     plan, engine = bench.plan, bench.engine()
-    calm, rough = [], []
+    undisturbed, disturbed = [], []
     for _ in range(plan.repeats):
         alone = Replay(engine, _running(bench)).run()
         begin, end = max(s.times[0] for s in alone), min(s.times[-1] for s in alone)
-        calm.append(quantile(_gaps(alone, [(begin, end)]), 0.99))
+        undisturbed.append(quantile(_gaps(alone, [(begin, end)]), 0.99))
         # One long prompt after the other, all while the streams run.
-        apart = (end - begin) / (plan.arrivals + 1)
-        long = [
-            Job(begin + apart * (i + 0.5), bench.tokens(plan.long), 2) for i in range(plan.arrivals)
+        interval = (end - begin) / (plan.arrivals + 1)
+        long_prompts = [
+            Job(begin + interval * (i + 0.5), bench.tokens(plan.long_prompt), 2)
+            for i in range(plan.arrivals)
         ]
-        served = Replay(engine, [*_running(bench), *long]).run()
+        served = Replay(engine, [*_running(bench), *long_prompts]).run()
         streams, prompts = served[: plan.streams], served[plan.streams :]
-        rough.append(quantile(_gaps(streams, [(s.job.arrival, s.times[0]) for s in prompts]), 0.99))
+        disturbed.append(
+            quantile(_gaps(streams, [(s.job.arrival, s.times[0]) for s in prompts]), 0.99)
+        )
     engine.close()
-    p99 = f"{statistics.median(calm) * 1e3:.1f} ms, {statistics.median(rough) * 1e3:.1f} ms"
-    bench.say(
-        f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long}-token prompts arrive",
+    p99 = f"{statistics.median(undisturbed) * 1e3:.1f} ms, {statistics.median(disturbed) * 1e3:.1f} ms"
+    bench.report(
+        f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long_prompt}-token prompts arrive",
         p99,
     )
-    bench.findings.numbers["chunked_prefill"] = {"calm": calm, "rough": rough}
-    ratio = statistics.median(b / a for a, b in zip(calm, rough, strict=True))
+    bench.findings.numbers["chunked_prefill"] = {"undisturbed": undisturbed, "disturbed": disturbed}
+    ratio = statistics.median(b / a for a, b in zip(undisturbed, disturbed, strict=True))
     bench.findings.targets.append(Target("p99 ITL while long prompts arrive", ratio, 2, "times"))
 
 
@@ -189,18 +198,18 @@ def _running(bench: Bench) -> list[Job]:
 
 
 def _gaps(streams: Sequence[Served], spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Inter-token latencies that overlap one of the spans of time."""
+    """Return the inter-token latencies that overlap one of the spans of time."""
     gaps = [(gap, at) for s in streams for gap, at in zip(s.gaps, s.times[1:], strict=True)]
     return [gap for gap, at in gaps if any(at > begin and at - gap < end for begin, end in spans)]
 
 
 # -------------------------------------------------------------------------------------------------------------- goodput
 def goodput(bench: Bench) -> None:
-    """The highest sustained rate, and that of the same engine with what makes it one switched off."""
+    """Measure the highest sustained rate, and that of the engine with its features disabled."""
     plan = bench.plan
     trace, blocks = replace(plan.trace, vocab=bench.vocab), plan.pool // 16
     variants: dict[str, dict[str, Any]] = {
-        "as it is": {},
+        "default": {},
         f"latency_goal={plan.latency_goal:g}": {"latency_goal": plan.latency_goal},
         "static batching, contiguous KV, no prefix cache": {
             "static_batching": True,
@@ -215,7 +224,7 @@ def goodput(bench: Bench) -> None:
             engine, trace, plan.limits, first=plan.first_rate, probes=plan.probes
         )
         engine.close()
-        bench.say(
+        bench.report(
             f"goodput, {name}", f"{found[name].good:.2f} of {found[name].rate:.2f} requests/s"
         )
     *full, ablated = found.values()
@@ -227,7 +236,7 @@ def goodput(bench: Bench) -> None:
 
 # -------------------------------------------------------------------------------------------------- prefix cache's cost
 def prefix_cost(bench: Bench) -> None:
-    """What the prefix cache costs when nothing ever hits: interleaved pairs of runs with it and without."""
+    """Measure the cost of a prefix cache without hits, in interleaved pairs with and without it."""
     plan = bench.plan
     engines = bench.pair({"prefix_cache": True}, {"prefix_cache": False})
     costs = []
@@ -241,7 +250,7 @@ def prefix_cost(bench: Bench) -> None:
     for engine in engines:
         engine.close()
     low, high = median_interval(costs)
-    bench.say(
+    bench.report(
         "prefix cache without a hit",
         f"{statistics.median(costs):+.2f} % (95 %: {low:+.2f} to {high:+.2f})",
     )
@@ -254,7 +263,7 @@ def prefix_cost(bench: Bench) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- full stack
 def full_stack(bench: Bench) -> None:
-    """Tokens/s at the clients of gateway, tokenizer, NATS and engine, against the engine alone: interleaved pairs."""
+    """Measure tokens/s at the clients of the stack and of the engine alone, in interleaved pairs."""
     plan = bench.plan
     pairs = asyncio.run(
         served_stack.pairs(
@@ -269,7 +278,7 @@ def full_stack(bench: Bench) -> None:
         )
     )
     stack, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-    bench.say(
+    bench.report(
         f"{plan.stack_streams} streams, full stack and engine alone",
         f"{stack:,.0f}, {alone:,.0f} tokens/s",
     )
@@ -288,7 +297,7 @@ EXPERIMENTS: dict[str, Callable[[Bench], None]] = {
 
 
 def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the tables, and write the JSON file."""
     before = conditions()
     plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
     torch.set_num_threads(plan.threads)
@@ -317,16 +326,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         nargs="+",
         choices=list(EXPERIMENTS),
         default=list(EXPERIMENTS),
-        help="which (all)",
-    )
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
-    parser.add_argument("--weights", help="format of the weights, as the engine's setting (auto)")
-    parser.add_argument("--threads", type=int, help="that compute (all cores)")
-    parser.add_argument(
-        "--first-rate", type=float, help="requests/s at which the search for goodput begins (2)"
+        help="those to run (default: all)",
     )
     parser.add_argument(
-        "--pool", type=int, help="tokens of KV cache in the goodput experiment (16384)"
+        "--shape", choices=sorted(SHAPES), help="shape of the random checkpoint (default: middle)"
+    )
+    parser.add_argument(
+        "--weights", help="format of the weights, as the engine's setting (default: auto)"
+    )
+    parser.add_argument("--threads", type=int, help="threads that compute (default: all cores)")
+    parser.add_argument(
+        "--first-rate",
+        type=float,
+        help="requests/s at which the search for goodput begins (default: 2)",
+    )
+    parser.add_argument(
+        "--pool", type=int, help="tokens of KV cache in the goodput experiment (default: 16384)"
     )
     parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
     args = parser.parse_args(argv)

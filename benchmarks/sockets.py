@@ -1,8 +1,9 @@
-"""What open realtime sessions cost one gateway process: memory, and the time to answer those that talk.
+"""Measure memory and reply times of one gateway process with many open realtime sessions.
 
-`python benchmarks/sockets.py --help`. NATS, tokenizer and gateway are real processes, the engine is a fake one that
-gives a token per step. Most sessions are silent; some send a text now and then and wait for the reply. Clients are raw
-WebSockets in processes of their own. The numbers go to `results/sockets.json`.
+`python benchmarks/sockets.py --help`. NATS, tokenizer and gateway are real processes; the engine is
+a fake one that sends a token per step. Most sessions are idle; some send a text regularly and wait
+for the reply. Clients are raw WebSockets in processes of their own. The numbers go to
+`results/sockets.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ RATE = 40.0  # steps of the engine per second
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure."""
+    """Define how much is measured.
+
+    talking: share of active sessions. every: seconds between two texts of a session. seconds: time
+    of the measurement, once all sessions are open. tokens: tokens of a reply.
+    """
 
     sessions: int = 10_000
     processes: int = 2
@@ -53,7 +58,12 @@ QUICK = Plan(sessions=20, processes=1, talking=0.2, every=0.5, seconds=1.5)
 
 @dataclass
 class Findings:
-    """Bytes of the gateway's resident memory; seconds from a text to the reply's first and last event."""
+    """Hold bytes of the gateway's resident memory, and seconds from a text to its reply.
+
+    idle_bytes: without sessions. open_bytes: with all sessions before the first text. first, last:
+    seconds to the first and the last event of a reply. broken: sessions that were closed by the
+    end. gateway_cores: cores used during the measurement.
+    """
 
     idle_bytes: int = 0  # without any session
     open_bytes: int = 0  # with all of them, none of which has talked
@@ -67,7 +77,10 @@ class Findings:
 
 # -------------------------------------------------------------------------------------------------- a client process
 async def client(port: int, first: int, count: int, plan: Plan) -> None:
-    """Open `count` sessions, say so, talk from the next line of standard input on, and print what came of it."""
+    """Open `count` sessions and print their number; after a line on standard input, send texts.
+
+    Prints the findings as JSON at the end.
+    """
     sessions: list[websockets.ClientConnection] = []
     gate = asyncio.Semaphore(OPENED_AT_A_TIME)
     await asyncio.gather(*(_open(port, gate, sessions) for _ in range(count)))
@@ -100,7 +113,7 @@ async def _open(
 async def _talk(
     session: websockets.ClientConnection, number: int, plan: Plan, end: float, found: Findings
 ) -> None:
-    """One text after another, spread over `every` by the session's number."""
+    """Send one text after another, offset within `every` by the session's number."""
     await asyncio.sleep(plan.every * (number * 0.618 % 1))
     text = {
         "type": "message",
@@ -108,16 +121,16 @@ async def _talk(
         "content": [{"type": "input_text", "text": "abc def ghi"}],
     }
     while monotonic() < end:
-        asked = monotonic()
+        sent = monotonic()
         await session.send(json.dumps({"type": "conversation.item.create", "item": text}))
         await session.send(
             json.dumps({"type": "response.create", "response": {"max_output_tokens": plan.tokens}})
         )
         await _until(session, "response.output_text.delta")
-        found.first.append(monotonic() - asked)
+        found.first.append(monotonic() - sent)
         await _until(session, "response.done")
-        found.last.append(monotonic() - asked)
-        await asyncio.sleep(max(asked + plan.every - monotonic(), 0.0))
+        found.last.append(monotonic() - sent)
+        await asyncio.sleep(max(sent + plan.every - monotonic(), 0.0))
 
 
 async def _until(session: websockets.ClientConnection, kind: str) -> dict[str, Any]:
@@ -142,7 +155,7 @@ async def measure(plan: Plan) -> Findings:
     )
     gateway = [
         part for limit in limits for part in (limit, str(plan.sessions + 16))
-    ]  # 16: who asks how it is
+    ]  # 16 more for health checks
     async with motet_stack(rate=RATE, gateway=gateway) as stack:
         process = psutil.Process(stack.pids["gateway"])
         found = Findings(idle_bytes=process.memory_info().rss)
@@ -171,7 +184,7 @@ async def measure(plan: Plan) -> Findings:
 
 
 def _allow_files(sessions: int) -> None:
-    """As many open files as the sessions need, for this process and its children. RuntimeError if not allowed."""
+    """Raise the limit of open files for this process and its children. Raises RuntimeError."""
     needed = sessions + 1024
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -201,10 +214,10 @@ async def _line(process: asyncio.subprocess.Process) -> bytes:
     return line
 
 
-def _add(found: Findings, told: dict[str, Any]) -> None:
-    found.first += told["first"]
-    found.last += told["last"]
-    found.broken += told["broken"]
+def _add(found: Findings, result: dict[str, Any]) -> None:
+    found.first += result["first"]
+    found.last += result["last"]
+    found.broken += result["broken"]
 
 
 # -------------------------------------------------------------------------------------------------------------- telling
@@ -247,7 +260,7 @@ def report(found: Findings, plan: Plan) -> str:
         for values in (found.first, found.last)
         for share in (0.5, 0.99)
     ]
-    spoken = ["replies", f"{len(found.last):,}", *times, f"{found.gateway_cores:.2f}"]
+    replies = ["replies", f"{len(found.last):,}", *times, f"{found.gateway_cores:.2f}"]
     names = [
         "talk",
         "count",
@@ -258,14 +271,14 @@ def report(found: Findings, plan: Plan) -> str:
         "gateway's cores",
     ]
     return "\n\n".join(
-        [table(header, [cells]), table(names, [spoken]), targets_table(targets(found, plan))]
+        [table(header, [cells]), table(names, [replies]), targets_table(targets(found, plan))]
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "twenty sessions", RESULTS)
-    parser.add_argument("--sessions", type=int, help="open at a time (10,000)")
-    parser.add_argument("--seconds", type=float, help="in which they talk (60)")
+    parser.add_argument("--sessions", type=int, help="open sessions (default: 10,000)")
+    parser.add_argument("--seconds", type=float, help="seconds of the measurement (default: 60)")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.client:

@@ -1,4 +1,4 @@
-"""Fake engines that come and go as processes of this machine, as a planner wants them."""
+"""Start and stop fake engines as processes of this machine, for a planner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Engine:
 
 
 class Spawner:
-    """An actuator that starts engines as processes of this machine, and ends the youngest."""
+    """Implement a planner's actuator with processes of this machine; stops the youngest first."""
 
     def __init__(self, stack: Stack, engine: Sequence[str]):
         self._stack, self._engine = stack, engine
@@ -42,15 +42,15 @@ class Spawner:
             self.most = max(self.most, count)
 
     async def close(self) -> None:
-        """The planner closes it, too: engines end with the stack."""
+        """Do nothing: the planner closes its actuator, but the engines end with the stack."""
 
     async def stop(self) -> None:
-        """Ends all of them."""
+        """Stop all engines."""
         await self.scale("decode", 0)
         await asyncio.gather(*self._ending)
 
     def seconds(self, begin: float, end: float) -> float:
-        """Of all engines between two moments, from asking for them until they are gone."""
+        """Return the seconds of all engines between two times, from their start to their exit."""
         return sum(max(0.0, min(each.until, end) - max(each.since, begin)) for each in self._all)
 
     async def _start(self) -> _Engine:

@@ -1,8 +1,9 @@
-"""What speculation gains and costs: streams with drafts over the same streams without, a step of each in turn.
+"""Measure the gain and cost of speculation against the same streams without, step by step in turn.
 
-`python benchmarks/speculation.py --help`. Weights are random, so drafts are told the answer, and are right as often as
-is wanted (`known_drafts.py`); what it takes to draft is real. The table goes to standard output, the numbers to
-`results/speculation.json`. docs/techniques.md says what they mean.
+`python benchmarks/speculation.py --help`. Weights are random, so drafts are given the answers and
+are right with a chosen probability (`known_drafts.py`); the cost of drafting is real. The table
+goes to standard output, the numbers to `results/speculation.json`. docs/techniques.md describes
+speculation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from arguments import parser_of, planned
 from document import conditions, load_line, write
-from known_drafts import KnownModel, Reminded
+from known_drafts import KnownDraftModel, KnownNgramDrafts
 from llm_checkpoint import SHAPES, add_checkpoint, random_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.config import EngineConfig
@@ -36,7 +37,11 @@ NGRAM, DRAFT = 1.8, 1.4  # the gains that are promised for one stream
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. Lengths in tokens. every: of a text that is repeated, the tokens that were changed."""
+    """Define how much is measured; lengths in tokens.
+
+    every: in a repeated text, one of this many tokens is changed. right: acceptance probability of
+    the draft model's tokens.
+    """
 
     shape: str = "qwen3-0.6b"
     draft: str = "qwen3-0.06b"
@@ -66,7 +71,11 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Kind:
-    """One way to guess. speculate: as the engine's setting. drafts: instead of the engine's own, for its answers."""
+    """Define a kind of drafts.
+
+    speculate: the engine's setting. drafts: creates drafts that know the answers. goal: least gain
+    for one greedy stream; 0: none.
+    """
 
     name: str
     speculate: str
@@ -76,7 +85,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind at one temperature and number of streams. gains: with drafts / without, of each pair."""
+    """Hold one kind at one temperature and number of streams.
+
+    gains: throughput with drafts over without, by pair. off: share of the decode steps without
+    drafts.
+    """
 
     kind: str
     temperature: float
@@ -84,7 +97,7 @@ class Finding:
     gains: list[float]
     drafted: int
     accepted: int
-    off: float  # share of the decoding steps for which nobody was asked
+    off: float  # share of the decode steps without drafts
     goal: float
 
     def cells(self) -> list[str]:
@@ -114,15 +127,21 @@ def kinds(plan: Plan, cache: Path) -> list[Kind]:
     draft = str(random_checkpoint(plan.draft, cache))
     vocab = SHAPES[plan.shape]["vocab_size"]
     found = [
-        Kind("n-gram, repeated text", "ngram", lambda *_: Reminded(vocab, plan.every), NGRAM),
-        Kind("n-gram, always wrong", "ngram", lambda *_: Reminded(vocab, plan.every, wrong=True)),
+        Kind(
+            "n-gram, repeated text", "ngram", lambda *_: KnownNgramDrafts(vocab, plan.every), NGRAM
+        ),
+        Kind(
+            "n-gram, always wrong",
+            "ngram",
+            lambda *_: KnownNgramDrafts(vocab, plan.every, wrong=True),
+        ),
         Kind(
             f"draft model, {plan.right:g} right",
             draft,
-            lambda c, r: KnownModel(c, r, plan.right),
+            lambda c, r: KnownDraftModel(c, r, plan.right),
             DRAFT,
         ),
-        Kind("draft model, always wrong", draft, lambda c, r: KnownModel(c, r, 0.0)),
+        Kind("draft model, always wrong", draft, lambda c, r: KnownDraftModel(c, r, 0.0)),
     ]
     return [
         kind
@@ -132,14 +151,14 @@ def kinds(plan: Plan, cache: Path) -> list[Kind]:
 
 
 class Bench:
-    """One model, and in turn an engine with drafts and one without: two copies of a model differ in speed."""
+    """Hold one model with two engines, with and without drafts: copies of a model differ in speed."""
 
     def __init__(self, plan: Plan, cache: Path):
         self.plan = plan
         self._random = random.Random(0)
         self._folder = random_checkpoint(plan.shape, cache)
         self.plain = Engine(self._config())
-        _keep_to_half(self.plain, 0)
+        _reserve_half(self.plain, 0)
 
     def _config(self, speculate: str = "off") -> EngineConfig:
         plan, most = self.plan, max(self.plan.streams)
@@ -148,7 +167,7 @@ class Bench:
             threads=plan.threads,
             num_blocks=2 * blocks_for(most, plan.prompt + plan.output + plan.tokens),
             max_running=max(most, 2),
-            decode_slowdown=0,  # prompts first, in both: beside one that trickles in fewer streams decode
+            decode_slowdown=0,  # prompts first, so that all streams decode together
             prefix_cache=False,
             overlap=False,  # as the steps of two engines take turns
             speculate=speculate,
@@ -162,7 +181,7 @@ class Bench:
             for streams in self.plan.streams:
                 speculation = Speculation(drafts, SpeculationController(config.draft_tokens))
                 engine = Engine(config, self.plain.runner, speculation=speculation)
-                _keep_to_half(engine, 1)
+                _reserve_half(engine, 1)
                 yield self._compare(kind, engine, drafts, temperature, streams)
                 engine.close()
 
@@ -175,11 +194,11 @@ class Bench:
             drafts.answers = {
                 str(at): served.ids for at, served in enumerate(Replay(self.plain, jobs).run())
             }
-            plain, guessed = run_in_turn(Replay(self.plain, jobs), Replay(engine, jobs))
-            if [served.ids for served in plain] != [served.ids for served in guessed]:
+            plain, drafted_run = run_in_turn(Replay(self.plain, jobs), Replay(engine, jobs))
+            if [served.ids for served in plain] != [served.ids for served in drafted_run]:
                 raise RuntimeError(f"{kind.name}: drafts have changed the tokens")
-            if pair:  # in the first one the switch learns what steps take
-                gains.append(decode_rate(guessed) / decode_rate(plain))
+            if pair:  # in the first pair the controller measures step times
+                gains.append(decode_rate(drafted_run) / decode_rate(plain))
         stats = engine.stats()
         drafted, accepted = int(stats["drafted_tokens"]), int(stats["accepted_tokens"])
         off = stats["speculation_off_steps"] / max(
@@ -193,13 +212,13 @@ class Bench:
         return Job(0.0, prompt, self.plan.output, temperature=temperature)
 
 
-def _keep_to_half(engine: Engine, half: int) -> None:
-    """Leave the other one of the blocks to an engine on the same memory."""
+def _reserve_half(engine: Engine, half: int) -> None:
+    """Allocate one half of the blocks, to leave it to another engine on the same memory."""
     engine.pool.free(engine.pool.allocate(engine.pool.num_blocks)[half::2])
 
 
 def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:
-    """Measure, print, and write the JSON."""
+    """Measure, print the table, and write the JSON file."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
@@ -225,15 +244,17 @@ def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "a tiny model and one pair", RESULTS, prog="speculation")
     parser.add_argument(
-        "--kinds", nargs="+", metavar="TEXT", help="those whose name contains it (all)"
+        "--kinds", nargs="+", metavar="TEXT", help="kinds whose name contains TEXT (default: all)"
     )
-    parser.add_argument("--streams", nargs="+", type=int, help="at a time (1 4 16 32)")
     parser.add_argument(
-        "--temperatures", nargs="+", type=float, help="at which tokens are drawn (0 0.8)"
+        "--streams", nargs="+", type=int, help="numbers of concurrent streams (default: 1 4 16 32)"
     )
-    parser.add_argument("--pairs", type=int, help="interleaved pairs of runs (8)")
     parser.add_argument(
-        "--draft", choices=sorted(SHAPES), help="of the one that drafts (qwen3-0.06b)"
+        "--temperatures", nargs="+", type=float, help="sampling temperatures (default: 0 0.8)"
+    )
+    parser.add_argument("--pairs", type=int, help="interleaved pairs of runs (default: 8)")
+    parser.add_argument(
+        "--draft", choices=sorted(SHAPES), help="shape of the draft model (default: qwen3-0.06b)"
     )
     add_checkpoint(parser, "qwen3-0.6b")
     args: argparse.Namespace = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""Seconds from `motet up` to the first chat token, and from asking for another decode worker until it serves.
+"""Measure the time from `motet up` to the first chat token, and to start another decode worker.
 
-`python benchmarks/starts.py --help`. Each round is a `motet up` of its own with the models that come along, all of its
-services, and one question, asked as soon as the stack says that it is ready; then `motet scale decode=2`. The stages
-are what each process tells of itself when it is ready. The numbers go to `results/starts.json`.
+`python benchmarks/starts.py --help`. Each round is a `motet up` with the bundled models and all
+services, one question as soon as the stack is ready, then `motet scale decode=2`. Stages are those
+that each process logs when it is ready. The numbers go to `results/starts.json`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ RESULTS = Path(__file__).resolve().parent / "results" / "starts.json"
 MODEL = "pocket-chat"
 QUESTION = "There are two red circles and a blue square. How many circles are there?"
 CHAT_LIMIT, WORKER_LIMIT = 10.0, 6.0  # seconds
-PATIENCE = 400.0  # seconds; on a machine that is busy with something else a start takes minutes
+TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
 _STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up", "registered")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. `chat_only`: no services but those of a chat."""
+    """Define how much is measured.
+
+    chat_only: run only the services of chat.
+    """
 
     rounds: int = 5
     chat_only: bool = False
@@ -49,7 +52,7 @@ QUICK = Plan(rounds=1, chat_only=True)
 
 @dataclass
 class Run:
-    """One round: seconds to readiness, to the first token, and of another worker; each process's stages by its role."""
+    """Hold one round: seconds until ready, the first token and another worker, and stages by role."""
 
     ready: float = 0.0
     first_token: float = 0.0
@@ -59,7 +62,7 @@ class Run:
 
 
 class Up:
-    """A running `motet up`, and what its processes have said when they were ready."""
+    """Run `motet up` and collect the ready messages of its processes."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, port: int, began: float, env: dict[str, str]
@@ -68,41 +71,41 @@ class Up:
         self.began = began
         self.ready: list[dict[str, Any]] = []
         self._process, self._env = process, env
-        self._said: list[str] = []
-        self._news = asyncio.Event()
+        self._lines: list[str] = []
+        self._updated = asyncio.Event()
 
     async def read(self) -> None:
-        """Takes in every line that it prints, until it ends."""
+        """Read every line that it prints, until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._said.append(line.decode(errors="replace"))
+            self._lines.append(line.decode(errors="replace"))
             with contextlib.suppress(ValueError):
-                told = json.loads(line)
-                if told.get("message") == "ready" and "start" in told:
-                    self.ready.append(told)
-            self._news.set()
-        self._news.set()
+                ready = json.loads(line)
+                if ready.get("message") == "ready" and "start" in ready:
+                    self.ready.append(ready)
+            self._updated.set()
+        self._updated.set()
 
     async def until(self, roles: dict[str, int]) -> None:
-        """Until so many instances of each role were ready. RuntimeError with its last lines if that never comes."""
+        """Wait until this many instances of each role were ready. Raises RuntimeError with the log."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while any(len(self.of(role)) < count for role, count in roles.items()):
                     if self._process.returncode is not None:
                         break
-                    self._news.clear()
-                    await self._news.wait()
+                    self._updated.clear()
+                    await self._updated.wait()
                 else:
                     return
-        raise RuntimeError("not ready:\n" + "".join(self._said[-40:]))
+        raise RuntimeError("not ready:\n" + "".join(self._lines[-40:]))
 
     def of(self, role: str) -> list[dict[str, float]]:
-        """Stages of the instances of a role that were ready, the first one first."""
-        found = [told for told in self.ready if told["role"] == role]
-        return [{stage: told[stage] for stage in _STAGES if stage in told} for told in found]
+        """Return the stages of the ready instances of a role, in order."""
+        found = [ready for ready in self.ready if ready["role"] == role]
+        return [{stage: ready[stage] for stage in _STAGES if stage in ready} for ready in found]
 
     async def scale(self, *counts: str) -> None:
-        """`motet scale`."""
+        """Run `motet scale`. Raises RuntimeError if it fails."""
         argv = [sys.executable, "-m", "motet_cli", "scale", "--url", self.url, *counts]
         process = await asyncio.create_subprocess_exec(
             *argv, env=self._env, stdout=asyncio.subprocess.DEVNULL
@@ -169,35 +172,35 @@ async def _run(up: Up) -> Run:
     await _first_token(up.url)
     run.first_token = monotonic() - up.began
     await up.until({"decode": 1})
-    asked = monotonic()
+    requested = monotonic()
     scaling = asyncio.create_task(up.scale("decode=2"))
     try:
         await up.until({"decode": 2})
-        run.worker = monotonic() - asked
+        run.worker = monotonic() - requested
         await scaling
     finally:
         scaling.cancel()
-    run.stages = {role: up.of(role)[0] for role in sorted({told["role"] for told in up.ready})}
+    run.stages = {role: up.of(role)[0] for role in sorted({ready["role"] for ready in up.ready})}
     run.worker_stages = up.of("decode")[1]
     return run
 
 
 async def _until_ready(up: Up) -> None:
     await up.until({"gateway": 1})
-    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http:
-        for _ in range(int(PATIENCE / 0.05)):
+    async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as http:
+        for _ in range(int(TIMEOUT / 0.05)):
             if (await http.get(f"{up.url}/health/ready")).status_code == 200:
                 return
             await asyncio.sleep(0.05)
-    raise RuntimeError(f"the gateway was not ready within {PATIENCE:g} s")
+    raise RuntimeError(f"the gateway was not ready within {TIMEOUT:g} s")
 
 
 async def _first_token(url: str) -> None:
-    """Returns once a token has come."""
+    """Ask a question and return at the first token."""
     question = {"role": "user", "content": QUESTION}
     body = {"model": MODEL, "messages": [question], "temperature": 0, "stream": True}
     async with (
-        httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as http,
+        httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as http,
         http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply,
     ):
         reply.raise_for_status()
@@ -231,7 +234,7 @@ def report(runs: Sequence[Run]) -> str:
         role: [run.stages[role] for run in runs if role in run.stages] for role in runs[0].stages
     }
     roles["another decode"] = [run.worker_stages for run in runs]
-    lines = [[role, *_stages(told)] for role, told in roles.items()]
+    lines = [[role, *_stages(ready)] for role, ready in roles.items()]
     return "\n\n".join(
         [
             table(["seconds until", "median", "least", "most"], whole),
@@ -245,10 +248,10 @@ def _spread(values: Sequence[float]) -> list[str]:
     return [f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))]
 
 
-def _stages(told: Sequence[dict[str, float]]) -> list[str]:
-    """Medians of all of a start and of each stage; empty where a process has none of the kind."""
-    whole = statistics.median(sum(stages.values()) for stages in told)
-    known = [[stages[name] for stages in told if name in stages] for name in _STAGES]
+def _stages(ready: Sequence[dict[str, float]]) -> list[str]:
+    """Return medians of the whole start and of each stage; empty for stages that a process lacks."""
+    whole = statistics.median(sum(stages.values()) for stages in ready)
+    known = [[stages[name] for stages in ready if name in stages] for name in _STAGES]
     return [
         f"{whole:.2f}",
         *(f"{statistics.median(values):.2f}" if values else "" for values in known),
@@ -257,9 +260,9 @@ def _stages(told: Sequence[dict[str, float]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "one start of a chat alone", RESULTS)
-    parser.add_argument("--rounds", type=int, help="starts to measure (5)")
+    parser.add_argument("--rounds", type=int, help="starts to measure (default: 5)")
     parser.add_argument(
-        "--chat-only", action="store_true", default=None, help="no services but those of a chat"
+        "--chat-only", action="store_true", default=None, help="run only the services of chat"
     )
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()

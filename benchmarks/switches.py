@@ -1,7 +1,8 @@
-"""What every switch of the engine costs and gains: each against its alternative, in interleaved pairs of runs.
+"""Measure the gain of every switch of the engine against its alternative, in interleaved pairs.
 
-`python benchmarks/switches.py --help`. Two engines are loaded side by side, differ in one setting, and serve the same
-jobs in turn. The table goes to standard output, the numbers to `results/switches.json`.
+`python benchmarks/switches.py --help`. Two engines that differ in one setting are loaded side by
+side and serve the same jobs in turn. The table goes to standard output, the numbers to
+`results/switches.json`.
 """
 
 from __future__ import annotations
@@ -29,47 +30,47 @@ Jobs = Callable[[Bench], list[Job]]
 
 # ------------------------------------------------------------------------------------------------------------ workloads
 def one(bench: Bench) -> list[Job]:
-    """One stream."""
+    """Return one stream."""
     return [Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output)]
 
 
 def eight(bench: Bench) -> list[Job]:
-    """Eight streams at a time."""
+    """Return eight streams at a time."""
     return [job for _ in range(8) for job in one(bench)]
 
 
 def shared(bench: Bench) -> list[Job]:
-    """Eight requests that begin with the same long prompt, one after the other."""
-    prefix = bench.tokens(bench.plan.long)
+    """Return eight requests with a shared long prefix, one after the other."""
+    prefix = bench.tokens(bench.plan.long_prompt)
     return [Job(0.01 * i, prefix + bench.tokens(20), 8) for i in range(8)]
 
 
 def long_prompt(bench: Bench) -> list[Job]:
-    """A long prompt that arrives while four streams run."""
+    """Return a long prompt that arrives while four streams run."""
     streams = [Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output * 2) for _ in range(4)]
-    return [*streams, Job(0.3, bench.tokens(bench.plan.long), 2)]
+    return [*streams, Job(0.3, bench.tokens(bench.plan.long_prompt), 2)]
 
 
 def returning(bench: Bench) -> list[Job]:
-    """Long prompts that come back after others have taken their room."""
-    prompts = [bench.tokens(bench.plan.long) for _ in range(3)]
+    """Return long prompts that come again after others have evicted their blocks."""
+    prompts = [bench.tokens(bench.plan.long_prompt) for _ in range(3)]
     return [Job(1e-6 * i, prompt, 2) for i, prompt in enumerate([*prompts, *prompts])]
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
 def smoothness(served: Sequence[Served]) -> float:
-    """1 / p99 inter-token latency of the streams."""
+    """Return 1 / p99 inter-token latency of the streams."""
     return 1 / quantile((gap for s in served[:4] for gap in s.gaps), 0.99)
 
 
 def promptness(served: Sequence[Served]) -> float:
-    """1 / TTFT of the long prompt."""
+    """Return 1 / TTFT of the long prompt."""
     return 1 / served[-1].ttft
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A setting with its alternative, and what to look at. Figures are the larger the better."""
+    """Define a setting with its alternative, and a figure of merit, of which more is better."""
 
     name: str
     on: dict[str, Any]
@@ -79,7 +80,7 @@ class Switch:
 
 
 def switches(plan: Plan) -> list[Switch]:
-    tight = {"num_blocks": -(-(plan.long + 40) // 16) + 2, "max_running": 1}
+    tight = {"num_blocks": -(-(plan.long_prompt + 40) // 16) + 2, "max_running": 1}
     formats = [
         Switch(f"weights={w} against float32", {"weights": w}, {"weights": "float32"}, jobs)
         for w in ("bfloat16", "int8", "int4")
@@ -134,7 +135,7 @@ def switches(plan: Plan) -> list[Switch]:
 
 
 def staggered(bench: Bench) -> list[Job]:
-    """Requests of different lengths that arrive one by one."""
+    """Return requests of different lengths that arrive one by one."""
     plan = bench.plan
     return [
         Job(0.02 * i, bench.tokens(plan.prompt), 4 + (plan.output * (i % 4)) // 3)
@@ -143,7 +144,7 @@ def staggered(bench: Bench) -> list[Job]:
 
 
 def roomy(bench: Bench) -> list[Job]:
-    """Short answers of requests that would be allowed long ones, in a small pool."""
+    """Return requests with short replies but large max_tokens, for a small pool."""
     plan = bench.plan
     return [
         Job(0.0, bench.tokens(plan.prompt), plan.output // 2, limit=plan.output * 8)
@@ -183,13 +184,13 @@ def measure(switch: Switch, bench: Bench, pairs: int) -> Finding:
 
 
 def _megabytes(engine: Engine) -> float:
-    """Weights and KV cache."""
+    """Return the megabytes of weights and KV cache."""
     stats = engine.stats()
     return (stats["weight_bytes"] + stats["kv_bytes"]) / 1e6
 
 
 def run(plan: Plan, pairs: int, wanted: str, cache: Path, output: Path) -> list[Finding]:
-    """Measure, print, and write the JSON."""
+    """Measure, print the table, and write the JSON file."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
@@ -215,10 +216,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="switches",
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="switches whose name contains TEXT (all)"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="switches whose name contains TEXT (default: all)",
     )
     parser.add_argument(
-        "--pairs", type=int, default=8, help="interleaved pairs of runs per switch (8)"
+        "--pairs", type=int, default=8, help="interleaved pairs of runs per switch (default: 8)"
     )
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)

@@ -1,7 +1,8 @@
-"""What the engine's techniques cost and gain, ablation by ablation in one run: now that of holding replies to grammars.
+"""Measure the cost of the engine's techniques by ablation: grammars.
 
-`python benchmarks/techniques.py --help`. One engine serves the same jobs in turn with the technique and without. The
-table goes to standard output, the numbers to `results/techniques.json`. docs/techniques.md says what they mean.
+`python benchmarks/techniques.py --help`. One engine serves the same jobs with the technique and
+without, in turn. The table goes to standard output, the numbers to `results/techniques.json`.
+docs/techniques.md describes the techniques.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from serving import QUICK, Bench, Plan
 
 RESULTS = Path(__file__).resolve().parent / "results" / "techniques.json"
 PLAN = Plan(prompt=16, output=64)  # short prompts: what is compared is decoding
-HELD = 0.95  # of the speed of free decoding, at least
+LEAST_GAIN = 0.95  # of the speed of free decoding, at least
 MANY = 1_000_000
 
 _TEXT = {"type": "string"}
@@ -57,14 +58,18 @@ GRAMMARS = {
 
 
 @dataclass(frozen=True)
-class Held:
-    """Streams that are held to a grammar, over the same streams without."""
+class GrammarCost:
+    """Hold the throughput of streams with a grammar over the same streams without.
+
+    mask_ms: per step, for all streams together, computed beside the model. compile_ms: the first
+    compilation; later ones are cached.
+    """
 
     grammar: str
     gains: list[float]
-    mask_ms: float  # per step, of all streams together; computed beside the model
+    mask_ms: float  # per step, for all streams together
     step_ms: float
-    compile_ms: float  # the first time; later ones are kept
+    compile_ms: float  # of the first compilation; later ones are cached
 
     def cells(self) -> list[str]:
         low, high = median_interval(self.gains)
@@ -78,40 +83,51 @@ class Held:
 
     def target(self, streams: int) -> Target:
         median = statistics.median(self.gains)
-        return Target(f"{self.grammar}: held / free at c={streams}", median, HELD, "", most=False)
+        return Target(
+            f"{self.grammar}: held / free at c={streams}", median, LEAST_GAIN, "", most=False
+        )
 
 
-def hold(
+def measure(
     name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams: int, pairs: int
-) -> Held:
-    wish = messages.Grammar(kind="regex" if name == "regex" else "json_schema", text=GRAMMARS[name])
+) -> GrammarCost:
+    requested = messages.Grammar(
+        kind="regex" if name == "regex" else "json_schema", text=GRAMMARS[name]
+    )
     began = time.perf_counter()
-    grammar = Grammar(wish, spelling)
+    grammar = Grammar(requested, spelling)
     compile_ms = 1e3 * (time.perf_counter() - began)
     gains = []
     mask_seconds, masked_steps, held_seconds = 0.0, 0.0, 0.0
     for pair in range(pairs):
         prompts = [bench.tokens(bench.plan.prompt) for _ in range(streams)]
         rates = [0.0, 0.0]
-        for held in (False, True) if pair % 2 else (True, False):
+        for constrained in (False, True) if pair % 2 else (True, False):
             before = engine.stats()
             jobs = [
-                Job(0.0, prompt, bench.plan.output, grammar_state=grammar.start() if held else None)
+                Job(
+                    0.0,
+                    prompt,
+                    bench.plan.output,
+                    grammar_state=grammar.start() if constrained else None,
+                )
                 for prompt in prompts
             ]
             served = Replay(engine, jobs).run()
-            rates[held] = decode_rate(served)
+            rates[constrained] = decode_rate(served)
             after = engine.stats()
             mask_seconds += after["mask_seconds"] - before["mask_seconds"]
             masked_steps += after["masked_steps"] - before["masked_steps"]
-            held_seconds += max(s.times[-1] for s in served) if held else 0.0
+            held_seconds += max(s.times[-1] for s in served) if constrained else 0.0
         gains.append(rates[True] / rates[False])
     per_step = 1e3 / max(masked_steps, 1)
-    return Held(name, gains, mask_seconds * per_step, held_seconds * per_step, compile_ms)
+    return GrammarCost(name, gains, mask_seconds * per_step, held_seconds * per_step, compile_ms)
 
 
-def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: Path) -> list[Held]:
-    """Measure, print, and write the JSON."""
+def run(
+    plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: Path
+) -> list[GrammarCost]:
+    """Measure, print the table, and write the JSON file."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
@@ -121,7 +137,7 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
     findings = []
     for name in GRAMMARS:
         if wanted in name:
-            findings.append(hold(name, bench, engine, spelling, streams=streams, pairs=pairs))
+            findings.append(measure(name, bench, engine, spelling, streams=streams, pairs=pairs))
             print(f"  {' · '.join(findings[-1].cells())}", flush=True)
     engine.close()
     targets = [finding.target(streams) for finding in findings]
@@ -149,10 +165,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="techniques",
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="grammars whose name contains TEXT (all)"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="grammars whose name contains TEXT (default: all)",
     )
-    parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
-    parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
+    parser.add_argument(
+        "--pairs", type=int, default=8, help="interleaved pairs of runs (default: 8)"
+    )
+    parser.add_argument("--streams", type=int, default=32, help="concurrent streams (default: 32)")
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
     plan = planned(args, PLAN, QUICK, CHECKPOINT)

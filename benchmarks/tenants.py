@@ -1,8 +1,9 @@
-"""What a tenant feels of another one that floods: its time to first token alone, and beside the flood.
+"""Measure a tenant's time to first token, alone and during a flood of another tenant.
 
-`python benchmarks/tenants.py --help`. NATS, tokenizer, gateway and engine run as processes, around pocket-chat; the
-clients are `motet bench`, each with the key of its tenant. Without `--limit` the two tenants have no limits: what keeps
-them apart is that the engine shares itself out by tenants. The numbers go to `results/tenants.json`.
+`python benchmarks/tenants.py --help`. NATS, tokenizer, gateway and engine run as processes with
+pocket-chat; the clients are `motet bench`, each with the key of its tenant. Without `--limit` the
+tenants have no limits: only the engine's fair sharing separates them. The numbers go to
+`results/tenants.json`.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from motet_shared.tenants import digest, new_key
 
 RESULTS = Path(__file__).resolve().parent / "results" / "tenants.json"
 QUIET, FLOOD = "quiet", "flood"
-LIMIT = 1.5  # times: "never raises another's p95 by more than half"
+LIMIT = 1.5  # p95 during the flood over p95 alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to measure. Lengths in tokens."""
+    """Define how much is measured; lengths in tokens."""
 
     model: str = str(ROOT / "models" / "pocket-chat")
     threads: int = 0
     rounds: int = 5
-    requests: int = 40  # of the quiet tenant, alone and beside the flood, per round
+    requests: int = 40  # of the quiet tenant, alone and during the flood, per round
     rate: float = 2.0  # of them per second
     prompt: int = 64
     output: int = 16
@@ -45,7 +46,7 @@ class Plan:
     flood_prompt: int = 256
     flood_output: int = 64
     limit: int = 0  # concurrent_streams of the flooding tenant; 0: none
-    settle: float = 3.0  # seconds from the start of the flood to the first request beside it
+    settle: float = 3.0  # seconds from the start of the flood to the first request
 
 
 QUICK = Plan(
@@ -63,17 +64,18 @@ QUICK = Plan(
 
 @dataclass
 class Findings:
-    """Seconds to first token of the quiet tenant, by round."""
+    """Hold the quiet tenant's seconds to first token, by round.
+
+    flooded: completed replies of the other tenant, by round.
+    """
 
     alone: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
-    flooded: list[int] = field(
-        default_factory=list
-    )  # replies that the flood got meanwhile, by round
+    flooded: list[int] = field(default_factory=list)  # completed replies of the flood, by round
 
     @property
     def p95(self) -> tuple[float, float]:
-        """Of all requests alone, and of all beside the flood."""
+        """Return p95 of all requests alone, and of all during the flood."""
         alone, beside = (
             quantile([t for times in rounds for t in times], 0.95)
             for rounds in (self.alone, self.beside)
@@ -82,7 +84,7 @@ class Findings:
 
     @property
     def ratios(self) -> list[float]:
-        """Of the p95, by round."""
+        """Return the ratio of the two p95 by round."""
         pairs = zip(self.alone, self.beside, strict=True)
         return [quantile(beside, 0.95) / quantile(alone, 0.95) for alone, beside in pairs]
 
@@ -90,7 +92,7 @@ class Findings:
 # ---------------------------------------------------------------------------------------------------------- the stack
 @contextlib.asynccontextmanager
 async def stack_of_tenants(plan: Plan) -> AsyncIterator[Stack]:
-    """Ready when entered; the keys of the tenants are in files of its folder that have their names."""
+    """Yield a ready stack; each tenant's key is in the file of its name in the stack's folder."""
     async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, _):
         tenants = str(_tenants(stack.folder, plan.limit))
         services = {
@@ -103,7 +105,10 @@ async def stack_of_tenants(plan: Plan) -> AsyncIterator[Stack]:
 
 
 def _tenants(folder: Path, limit: int) -> Path:
-    """A file with both tenants, and their keys beside it. `limit`: of the flood's replies at a time, 0: none."""
+    """Write a tenants file, and a file with each tenant's key.
+
+    limit: concurrent replies of the flooding tenant; 0: no limit.
+    """
     file = folder / "tenants.toml"
     limits = keys = ""
     for tenant in (QUIET, FLOOD):
@@ -141,7 +146,7 @@ async def _started(argv: list[str]) -> asyncio.subprocess.Process:
 
 
 async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
-    """Seconds to first token of the quiet tenant's requests. RuntimeError if one of them failed."""
+    """Return the quiet tenant's seconds to first token. Raises RuntimeError if a request failed."""
     report = stack.folder / "quiet.json"
     load = [
         "--rate",
@@ -159,14 +164,14 @@ async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
     )
     limit = START_SECONDS + 10 * plan.requests / plan.rate
     try:
-        _, said = await asyncio.wait_for(process.communicate(), limit)
+        _, errors = await asyncio.wait_for(process.communicate(), limit)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
         raise RuntimeError(
-            f"the quiet tenant's client ended with {process.returncode}: {said.decode()[-2000:]}"
+            f"the quiet tenant's client ended with {process.returncode}: {errors.decode()[-2000:]}"
         )
     records: list[dict[str, Any]] = json.loads(await asyncio.to_thread(report.read_text))["records"]
     if failed := [record for record in records if record["error"] or not record["times"]]:
@@ -178,7 +183,7 @@ async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
 
 @contextlib.asynccontextmanager
 async def flooding(stack: Stack, plan: Plan, seed: int, counted: list[int]) -> AsyncIterator[None]:
-    """As many requests of the other tenant at a time as the plan says; adds how many were answered."""
+    """Run the other tenant's requests; append the number of completed ones to `counted`."""
     report = stack.folder / "flood.json"
     load = [
         "--concurrency",
@@ -209,7 +214,7 @@ async def flooding(stack: Stack, plan: Plan, seed: int, counted: list[int]) -> A
 
 
 async def _stopped(process: asyncio.subprocess.Process, report: Path) -> int:
-    """How many requests it had answered, once it has left: Ctrl-C has it write its report."""
+    """Interrupt the client, which writes its report; return its number of completed requests."""
     if process.returncode is None:
         process.send_signal(2)
     try:
@@ -222,10 +227,10 @@ async def _stopped(process: asyncio.subprocess.Process, report: Path) -> int:
 
 # ------------------------------------------------------------------------------------------------------------ the run
 async def measured(plan: Plan) -> Findings:
-    """Both in turn, in every round the other way round than in the one before."""
+    """Measure alone and during the flood in turn, alternating the order by round."""
     found = Findings()
     async with stack_of_tenants(plan) as stack:
-        await quiet_times(stack, replace(plan, requests=2), 1_000_000)  # what is made on first use
+        await quiet_times(stack, replace(plan, requests=2), 1_000_000)  # warm-up
         for number in range(plan.rounds):
             for beside in (False, True) if number % 2 == 0 else (True, False):
                 seed = 2 * number + beside
@@ -242,7 +247,7 @@ async def measured(plan: Plan) -> Findings:
 
 
 def run(plan: Plan, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the table, and write the JSON file."""
     before = conditions()
     plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
     found = asyncio.run(measured(plan))
@@ -276,24 +281,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(
         "What a tenant feels of another one that floods.", "a few requests", RESULTS, prog="tenants"
     )
-    parser.add_argument("--model", help="checkpoint folder (models/pocket-chat)")
-    parser.add_argument("--threads", type=int, help="of the engine (all cores)")
-    parser.add_argument("--rounds", type=int, help=f"of alone and beside the flood ({Plan.rounds})")
+    parser.add_argument("--model", help="checkpoint folder (default: models/pocket-chat)")
+    parser.add_argument("--threads", type=int, help="threads of the engine (default: all cores)")
     parser.add_argument(
-        "--requests", type=int, help=f"of the quiet tenant, each time ({Plan.requests})"
-    )
-    parser.add_argument("--rate", type=float, help=f"of them per second ({Plan.rate:g})")
-    parser.add_argument(
-        "--flood", type=int, help=f"requests of the other tenant at a time ({Plan.flood})"
+        "--rounds", type=int, help=f"rounds, alone and during the flood (default: {Plan.rounds})"
     )
     parser.add_argument(
-        "--flood-prompt", type=int, help=f"tokens of its prompts, about ({Plan.flood_prompt})"
+        "--requests",
+        type=int,
+        help=f"requests of the quiet tenant per measurement (default: {Plan.requests})",
     )
     parser.add_argument(
-        "--flood-output", type=int, help=f"tokens of its replies ({Plan.flood_output})"
+        "--rate",
+        type=float,
+        help=f"requests per second of the quiet tenant (default: {Plan.rate:g})",
     )
     parser.add_argument(
-        "--limit", type=int, help="concurrent_streams of the flooding tenant (none)"
+        "--flood", type=int, help=f"concurrent requests of the other tenant (default: {Plan.flood})"
+    )
+    parser.add_argument(
+        "--flood-prompt",
+        type=int,
+        help=f"approximate tokens of its prompts (default: {Plan.flood_prompt})",
+    )
+    parser.add_argument(
+        "--flood-output", type=int, help=f"tokens of its replies (default: {Plan.flood_output})"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="concurrent_streams of the flooding tenant (default: none)"
     )
     args = parser.parse_args(argv)
     run(planned(args, Plan(), QUICK), args.file)

@@ -1,6 +1,7 @@
-"""Speech: our recognizer beside its peers, our voice against real time, and how soon a spoken question is answered.
+"""Measure speech: recognition beside its peers, synthesis, and voice-to-voice latency.
 
-`python benchmarks/voice.py --help`. The tables go to standard output, the numbers to `results/voice.json`.
+`python benchmarks/voice.py --help`. The tables go to standard output, the numbers to
+`results/voice.json`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Findings:
 
 
 def measure(plan: Plan, names: Sequence[str], cache: Path) -> tuple[Findings, list[str]]:
-    """What was found, and the text of each part."""
+    """Measure the named experiments; return the findings and the text of each part."""
     found, parts = Findings(), []
     if "asr" in names:
         found.asr = run_asr(plan.asr, cache, plan.threads, transformers_dtype("auto"))
@@ -68,7 +69,7 @@ def measure(plan: Plan, names: Sequence[str], cache: Path) -> tuple[Findings, li
 
 
 def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings:
-    """Measure, print, and write the JSON."""
+    """Measure, print the tables, and write the JSON file."""
     before = conditions()
     plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
     cache.mkdir(parents=True, exist_ok=True)
@@ -84,29 +85,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="voice", description="Recognition, speech, and spoken turns."
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny models and short runs, to see that it works"
+        "--quick", action="store_true", help="tiny models and short runs; a smoke test"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)"
+        "--only",
+        nargs="+",
+        choices=EXPERIMENTS,
+        default=EXPERIMENTS,
+        help="those to run (default: all)",
     )
     parser.add_argument(
-        "--rounds", type=int, help="times that every engine runs; medians are reported (3)"
+        "--rounds", type=int, help="runs of every engine, whose medians are reported (default: 3)"
     )
-    parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
+    parser.add_argument("--threads", type=int, help="threads of every engine (default: all cores)")
     parser.add_argument(
-        "--engines", nargs="+", metavar="NAME", help='only recognizers named so, as "motet int8"'
+        "--engines",
+        nargs="+",
+        metavar="NAME",
+        help='prefixes of recognizer names, such as "motet int8" (default: all)',
     )
-    parser.add_argument("--turns", type=int, help="spoken turns (50)")
+    parser.add_argument("--turns", type=int, help="spoken turns (default: 50)")
     parser.add_argument(
-        "--asr", metavar="FOLDER", help="the recognizer of the spoken turns (pocket-asr)"
+        "--asr", metavar="FOLDER", help="recognizer of the spoken turns (default: pocket-asr)"
     )
     parser.add_argument(
-        "--tts", metavar="FOLDER", help="the voice of the spoken turns (pocket-tts)"
+        "--tts", metavar="FOLDER", help="speech model of the spoken turns (default: pocket-tts)"
     )
     parser.add_argument(
         "--cache", type=Path, help="folder for checkpoints, 0.5 GB (bench in MOTET_CACHE)"
     )
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the results")
     args = parser.parse_args(argv)
     run(_plan(args), args.only, args.cache or cache_folder(), args.output)
 

@@ -1,4 +1,7 @@
-"""Our recognizer beside transformers' pipeline and faster-whisper: the same weights, sounds, threads and lengths."""
+"""Compare our recognizer with transformers' pipeline and faster-whisper.
+
+Weights, clips, threads and numbers of generated tokens are the same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,11 @@ WHISPER_PYTHON = "MOTET_WHISPER_PYTHON"
 
 @dataclass(frozen=True, kw_only=True)
 class AsrPlan:
-    """clips: seconds of each, and tokens that are said of it. engines: beginnings of names; empty: all."""
+    """Define the loads.
+
+    clips: seconds of each clip, and tokens to generate for it. engines: prefixes of engine names;
+    empty: all.
+    """
 
     shape: str = "whisper-tiny"
     clips: tuple[tuple[float, int], ...] = ((5.0, 16), (30.0, 64))
@@ -34,14 +41,14 @@ class AsrPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer(Worker):
-    """One engine in one format."""
+    """Define one engine in one format."""
 
     script: str = "voice_asr_worker.py"
     format: str
 
 
 def peers(transformers_dtype: str) -> list[Peer]:
-    """All of them, ours first."""
+    """Return all engines, ours first."""
     python = os.environ.get(WHISPER_PYTHON) or sys.executable
     return [
         *(
@@ -66,7 +73,7 @@ def peers(transformers_dtype: str) -> list[Peer]:
 
 
 def absent(peer: Peer) -> str:
-    """Why a peer cannot run; empty if it can."""
+    """Return why a peer cannot run; empty if it can."""
     if peer.script != "voice_whisper_worker.py" or has_modules(peer.python, "faster_whisper"):
         return ""
     return f"faster-whisper is not installed for {WHISPER_PYTHON} (see benchmarks/README.md)"
@@ -74,46 +81,49 @@ def absent(peer: Peer) -> str:
 
 @dataclass
 class Runs:
-    """So many clips of one length at a time, by round; seconds. `said`: tokens of the last run."""
+    """Hold the seconds of one load by round: `batch` clips of `seconds` at a time.
+
+    said: tokens of the last run.
+    """
 
     seconds: float
     batch: int
     whole: list[float] = field(default_factory=list)
     features: list[float] = field(default_factory=list)
     encoder: list[float] = field(default_factory=list)
-    said: list[list[int]] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
 
     @property
     def speed(self) -> list[float]:
-        """Seconds of audio per second."""
+        """Return seconds of audio per second, by round."""
         return [self.seconds * self.batch / taken for taken in self.whole]
 
 
 @dataclass
-class Heard:
-    """Of one engine, by load (see `load_name`)."""
+class EngineRuns:
+    """Hold the runs of one engine, by load (see `load_name`)."""
 
     name: str
     runs: dict[str, Runs] = field(default_factory=dict)
     note: str = ""
 
     def take(self, result: dict[str, Any]) -> None:
-        """Add a round. Of the runs in it the median counts."""
+        """Add a round, with the medians of its runs."""
         for run in result["runs"]:
             seconds, batch = run["seconds"], run["batch"]
             runs = self.runs.setdefault(load_name(seconds, batch), Runs(seconds, batch))
             runs.whole.append(statistics.median(run["whole"]))
             runs.features.append(statistics.median(run["parts"]["features"]))
             runs.encoder.append(statistics.median(run["parts"]["encoder"]))
-            runs.said = run["said"]
+            runs.tokens = run["said"]
         self.note = result["note"]
 
-    def agreement(self, other: Heard) -> float:
-        """Share of tokens that are the other's: whether the two compute the same model."""
+    def agreement(self, other: EngineRuns) -> float:
+        """Return the share of equal tokens, a check that both compute the same model."""
         pairs = [
             (a, b)
             for load, runs in self.runs.items()
-            for one, another in zip(runs.said, other.runs[load].said, strict=True)
+            for one, another in zip(runs.tokens, other.runs[load].tokens, strict=True)
             for a, b in zip(one, another, strict=True)
         ]
         return sum(a == b for a, b in pairs) / len(pairs)
@@ -125,12 +135,12 @@ def load_name(seconds: float, batch: int) -> str:
 
 @dataclass
 class AsrFindings:
-    heard: dict[str, Heard] = field(default_factory=dict)
+    engines: dict[str, EngineRuns] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # by engine: why
 
 
 def run_asr(plan: AsrPlan, cache: Path, threads: int, transformers_dtype: str) -> AsrFindings:
-    """Every engine once per round, one after the other, each in a process of its own."""
+    """Run every engine once per round, one after the other, each in a process of its own."""
     findings = AsrFindings()
     chosen = [
         peer for peer in peers(transformers_dtype) if peer.name.startswith(plan.engines or ("",))
@@ -145,14 +155,17 @@ def run_asr(plan: AsrPlan, cache: Path, threads: int, transformers_dtype: str) -
                 result = _measure(peer, plan, cache, threads)
             except RuntimeError as error:
                 findings.missing[peer.name] = str(error)
-                findings.heard.pop(peer.name, None)
+                findings.engines.pop(peer.name, None)
                 continue
-            findings.heard.setdefault(peer.name, Heard(peer.name)).take(result)
+            findings.engines.setdefault(peer.name, EngineRuns(peer.name)).take(result)
     return findings
 
 
 def _measure(peer: Peer, plan: AsrPlan, cache: Path, threads: int) -> dict[str, Any]:
-    """All loads of one engine. Clips of another length say another number of tokens: another folder."""
+    """Run all loads of one engine.
+
+    Clips of each length have a checkpoint of their own, which generates their number of tokens.
+    """
     converted, checkpoints = peer.script == "voice_whisper_worker.py", []
     for seconds, tokens in plan.clips:
         folder = whisper_checkpoint(plan.shape, tokens, cache)
@@ -169,7 +182,7 @@ def _measure(peer: Peer, plan: AsrPlan, cache: Path, threads: int) -> dict[str, 
 
 
 def _converted(peer: Peer, folder: Path) -> Path:
-    """The checkpoint for CTranslate2, beside its folder; written if it is not there yet."""
+    """Return the checkpoint converted for CTranslate2, on the first call only."""
 
     def convert(target: Path) -> None:
         peer.run(["convert", str(folder), str(target), peer.format], threads=1, output=False)
@@ -179,38 +192,38 @@ def _converted(peer: Peer, folder: Path) -> Path:
 
 # ------------------------------------------------------------------------------------------------------------- telling
 def asr_report(findings: AsrFindings, plan: AsrPlan) -> str:
-    heard = list(findings.heard.values())
+    engines = list(findings.engines.values())
     loads = [load_name(seconds, batch) for seconds, _ in plan.clips for batch in plan.batches]
     missing = [f"* {name} is absent: {reason}" for name, reason in findings.missing.items()]
     lengths = ", ".join(f"{tokens} tokens of {seconds:g} s" for seconds, tokens in plan.clips)
-    notes = [f"* {one.name}: {one.note}" for one in heard if one.note]
-    if not heard:
+    notes = [f"* {one.name}: {one.note}" for one in engines if one.note]
+    if not engines:
         return "\n".join(missing)
     parts = [
         f"{plan.shape}, {lengths}. Seconds of audio per second, all of it: features, encoder, decoder.",
-        _speed_table(heard, loads),
+        _speed_table(engines, loads),
         "Milliseconds of features / encoder / the rest:",
-        _split_table(heard, loads),
+        _split_table(engines, loads),
         "Ours as a multiple of each peer:",
-        _ratio_table(heard, loads),
+        _ratio_table(engines, loads),
         "\n".join([*notes, *missing]),
     ]
     return "\n\n".join(parts)
 
 
-def _speed_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+def _speed_table(engines: Sequence[EngineRuns], loads: Sequence[str]) -> str:
     rows = [
         [
             one.name,
-            f"{one.agreement(heard[0]):.0%}",
+            f"{one.agreement(engines[0]):.0%}",
             *(f"{statistics.median(one.runs[load].speed):,.1f}" for load in loads),
         ]
-        for one in heard
+        for one in engines
     ]
     return table(["engine", "tokens as ours", *loads], rows)
 
 
-def _split_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+def _split_table(engines: Sequence[EngineRuns], loads: Sequence[str]) -> str:
     def cell(runs: Runs) -> str:
         whole, features, encoder = (
             statistics.median(x) for x in (runs.whole, runs.features, runs.encoder)
@@ -221,20 +234,20 @@ def _split_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
 
     return table(
         ["engine", "", *loads],
-        [[one.name, "", *(cell(one.runs[load]) for load in loads)] for one in heard],
+        [[one.name, "", *(cell(one.runs[load]) for load in loads)] for one in engines],
     )
 
 
-def _ratio_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+def _ratio_table(engines: Sequence[EngineRuns], loads: Sequence[str]) -> str:
     rows = [
         [
             mine.name,
             peer.name,
             *(f"{ratio(mine.runs[load].speed, peer.runs[load].speed):.2f}" for load in loads),
         ]
-        for mine in heard
+        for mine in engines
         if mine.name.startswith("motet")
-        for peer in heard
+        for peer in engines
         if not peer.name.startswith("motet")
     ]
     return table(["ours", "peer", *loads], rows)
@@ -250,12 +263,12 @@ _TARGETS = [
 
 
 def asr_targets(findings: AsrFindings, plan: AsrPlan, ours: str = "motet int8") -> list[Target]:
-    """The promises, as far as this run can judge them, for the longest clips."""
+    """Return the targets for the longest clips that this run can judge."""
     judged, seconds = [], plan.clips[-1][0]
     for beginning, batch, least in _TARGETS:
         load = load_name(seconds, batch)
-        rivals = [one for name, one in findings.heard.items() if name.startswith(beginning)]
-        mine = findings.heard.get(ours)
+        rivals = [one for name, one in findings.engines.items() if name.startswith(beginning)]
+        mine = findings.engines.get(ours)
         if mine is not None and rivals and load in mine.runs and load in rivals[0].runs:
             value = ratio(mine.runs[load].speed, rivals[0].runs[load].speed)
             judged.append(

@@ -1,6 +1,7 @@
-"""A recognizer under the load of `voice.py`, in a process of its own: `python voice_asr_worker.py '<JSON of a task>'`.
+"""Run a recognizer under the load of `voice.py`: `python voice_asr_worker.py TASK_JSON`.
 
-Prints JSON: for each length and number of clips the seconds of every run, and of its features and its encoder alone.
+Prints JSON: for each length and number of clips the seconds of every run, and of its features and
+its encoder alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from voice_timing import Part, Recognizer, Times, measured
 
 
 class Motet:
-    """Our engine, stepped as its service does."""
+    """Drive our engine as its service does."""
 
     def __init__(self, task: dict[str, Any]):
         from motet_asr.checkpoint import load_engine
@@ -31,29 +32,29 @@ class Motet:
         self._engine: Any = load_engine(config)
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
-        from motet_asr.engine.request import Options
+        from motet_asr.engine.request import TranscriptionOptions
 
-        engine, said = self._engine, {}
-        options = Options(language="en", timestamps=False)
+        engine, generated = self._engine, {}
+        options = TranscriptionOptions(language="en", timestamps=False)
         for key, sound in enumerate(sounds):
             engine.add(key, engine.prepare(sound), len(sound) / RATE, options)
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                said[output.key] = output.heard.tokens
-        return [said[key] for key in range(len(sounds))]
+                generated[output.key] = output.result.tokens
+        return [generated[key] for key in range(len(sounds))]
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
-        from motet_asr.engine.engine import Waiting
-        from motet_asr.engine.request import Options
-        from motet_asr.engine.slot_engine import Run
+        from motet_asr.engine.engine import WaitingWindow
+        from motet_asr.engine.request import TranscriptionOptions
+        from motet_asr.engine.slot_engine import RunningWindow
 
         start = time.perf_counter()
         features = [self._engine.prepare(sound) for sound in sounds]
         middle = time.perf_counter()
         runs = [
-            Run(Waiting(key, Options(), one, len(sound) / RATE))
+            RunningWindow(WaitingWindow(key, TranscriptionOptions(), one, len(sound) / RATE))
             for key, (one, sound) in enumerate(zip(features, sounds, strict=True))
         ]
         size = self._engine.config.encode_batch
@@ -69,7 +70,7 @@ class Motet:
 
 
 class Transformers:
-    """Its pipeline, with the clips as one batch."""
+    """Drive transformers' pipeline, with the clips as one batch."""
 
     def __init__(self, task: dict[str, Any]):
         from transformers import (
@@ -95,18 +96,21 @@ class Transformers:
             feature_extractor=self._extractor,
             tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
         )
-        self._said: list[list[int]] = []
-        self._generate, model.generate = model.generate, self._noted
+        self._tokens: list[list[int]] = []
+        self._generate, model.generate = model.generate, self._generate_and_keep
 
-    def _noted(self, *args: Any, **options: Any) -> Any:
-        """`generate`, whose tokens the pipeline does not give back. Its prompt has four, and none is an end."""
+    def _generate_and_keep(self, *args: Any, **options: Any) -> Any:
+        """Call `generate` and keep its tokens, which the pipeline does not return.
+
+        The prompt has four tokens, and none is an end token.
+        """
         answer = self._generate(*args, **options)
         tokens = answer["sequences"] if isinstance(answer, dict) else answer
-        self._said += [row[-self._wanted :] for row in tokens.tolist()]
+        self._tokens += [row[-self._wanted :] for row in tokens.tolist()]
         return answer
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
-        self._said, self._wanted = [], tokens
+        self._tokens, self._wanted = [], tokens
         options: dict[str, Any] = {
             "max_new_tokens": tokens,
             "max_length": None,
@@ -116,7 +120,7 @@ class Transformers:
         options["num_beams"] = 1  # greedy as ours: the pipeline's own default is a beam of five
         inputs = [{"raw": sound, "sampling_rate": RATE} for sound in sounds]
         self._pipeline(inputs, batch_size=len(sounds), generate_kwargs=options)
-        return self._said
+        return self._tokens
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Speech checkpoints with random weights for `voice.py`, made once into a cache folder, always the same for a seed."""
+"""Generate speech checkpoints with random weights, once into a cache folder, by seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHISPERS: dict[str, dict[str, int]] = {
 
 # ------------------------------------------------------------------------------------------------------------- Whisper
 def whisper_checkpoint(name: str, tokens: int, cache: Path) -> Path:
-    """WHISPERS[name] in float32, which says exactly `tokens` tokens of whatever it hears, all of them text."""
+    """Return WHISPERS[name] in float32; it generates exactly `tokens` text tokens for any sound."""
     folder = made(cache / f"{name}-seed{SEED}", lambda path: _write_whisper(path, WHISPERS[name]))
 
     def limited(path: Path) -> None:
@@ -98,7 +98,7 @@ def _write_whisper(path: Path, size: dict[str, int]) -> None:
 
 
 def _spread(model: Any) -> None:
-    """Weights under which answers vary: small tokens, since a tied head would repeat large ones, and strong layers."""
+    """Set weights under which outputs vary: small embeddings (the head is tied), strong layers."""
     import torch
 
     with torch.no_grad():
@@ -109,7 +109,7 @@ def _spread(model: Any) -> None:
 
 
 def _write_whisper_tokenizer(path: Path, text: int, specials: list[str], times: list[str]) -> None:
-    """`text` pieces, bytes and then words of four letters with their space; the end; special tokens; times."""
+    """Write a tokenizer: `text` pieces (bytes, then words), end, special tokens, times."""
     from tokenizers import AddedToken, pre_tokenizers
     from transformers import WhisperTokenizer
 
@@ -128,7 +128,7 @@ def _write_whisper_tokenizer(path: Path, text: int, specials: list[str], times: 
 
 # -------------------------------------------------------------------------------------------------------------- speech
 def pocket_checkpoint(cache: Path) -> Path:
-    """pocket-tts with random weights, which speaks as long as it is let: its pointer never moves on by itself."""
+    """Return pocket-tts with random weights, whose pointer never advances, so speech has no end."""
 
     def make(path: Path) -> None:
         import torch
@@ -139,7 +139,7 @@ def pocket_checkpoint(cache: Path) -> Path:
         torch.manual_seed(SEED)
         model = PocketSpeech(PocketConfig(phonemes=tuple(string.ascii_letters)))
         with torch.no_grad():
-            model.reader.out.bias[-1] = -100.0  # the blank: what is read has phonemes
+            model.reader.out.bias[-1] = -100.0  # the blank, so that readings have phonemes
             model.speaker.advance.bias[0] = 100.0
         model.save(path)
 
@@ -147,7 +147,7 @@ def pocket_checkpoint(cache: Path) -> Path:
 
 
 def vits_checkpoint(cache: Path) -> Path:
-    """VITS of the size of MMS (36 million parameters, 16 kHz) over letters."""
+    """Return VITS over letters, of the size of MMS (36 million parameters, 16 kHz)."""
 
     def make(path: Path) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""The sounds that recognizers are timed on: noise that swells like syllables, different for each clip."""
+"""Generate the clips on which recognizers are timed: noise that swells like syllables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Sound = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 def clips(count: int, seconds: float) -> list[Sound]:
-    """Always the same, float32 in -1 to 1."""
+    """Return `count` different clips, always the same, float32 in -1 to 1."""
     return [_clip(seconds, seed) for seed in range(count)]
 
 

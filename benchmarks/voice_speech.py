@@ -1,4 +1,4 @@
-"""Questions about the micro-world, and how espeak-ng says them."""
+"""Generate questions about the micro-world, and synthesize them with espeak-ng."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RATE = 24_000  # Hz
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 SHAPES = ("circle", "square", "star", "triangle")
-_QUIET = 0.02  # of full scale: what espeak-ng says is louder
+_QUIET = 0.02  # of full scale; speech of espeak-ng is louder
 _PAUSE = 0.12  # seconds, at most: a longer one between two sentences would end the turn
 
 
 def questions(count: int, seed: int = 0) -> list[str]:
-    """Always the same for a seed."""
+    """Return `count` questions, always the same for a seed."""
     draw = Random(seed)
     return [_question(draw) for _ in range(count)]
 
@@ -43,13 +43,13 @@ def _question(draw: Random) -> str:
 
 @lru_cache(256)
 def spoken(text: str) -> bytes:
-    """16-bit PCM at RATE, in one breath: without the silence around it, and with short pauses."""
-    said = speak(text, Voice())
-    loud = np.flatnonzero(np.abs(said.samples) > _QUIET)
-    longest = round(_PAUSE * said.rate)
+    """Return a text as 16-bit PCM at RATE, without silence around it and with short pauses."""
+    speech = speak(text, Voice())
+    loud = np.flatnonzero(np.abs(speech.samples) > _QUIET)
+    longest = round(_PAUSE * speech.rate)
     pauses = np.flatnonzero(np.diff(loud) > longest)
     starts, ends = [loud[0], *loud[pauses + 1]], [*(loud[pauses] + longest), loud[-1] + 1]
-    parts = [said.samples[start:end] for start, end in zip(starts, ends, strict=True)]
+    parts = [speech.samples[start:end] for start, end in zip(starts, ends, strict=True)]
     pcm = (np.concatenate(parts) * 32767).astype("<i2").tobytes()
-    resampler = Resampler(said.rate, RATE)
+    resampler = Resampler(speech.rate, RATE)
     return bytes(resampler.feed(pcm) + resampler.flush())

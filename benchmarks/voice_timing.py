@@ -1,4 +1,4 @@
-"""How every recognizer is timed, in whichever environment it runs: needs numpy only."""
+"""Time recognizers in any environment, with numpy only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,23 @@ Part = Literal["features", "encoder"]
 Times = dict[str, Any]
 
 
+class WrongLength(RuntimeError):
+    """Report a recognizer that generated another number of tokens than requested.
+
+    expected: requested tokens of each clip. lengths: generated tokens of each clip.
+    """
+
+    def __init__(self, expected: int, lengths: list[int]) -> None:
+        super().__init__(f"{lengths} tokens of the clips, not {expected} each")
+        self.expected, self.lengths = expected, lengths
+
+
 class Recognizer(Protocol):
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
-        """Hear all sounds at a time, and say so many tokens of each, greedily, whatever comes."""
+        """Transcribe all sounds at a time, generating `tokens` tokens of each greedily."""
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
-        """Seconds of the features and of the encoder alone."""
+        """Return seconds of the features and of the encoder alone."""
 
     def describe(self) -> str: ...
 
@@ -27,9 +38,9 @@ def measured(
     task: dict[str, Any],
     clips: Callable[[int, float], list[Sound]],
 ) -> Times:
-    """Every length and every number of clips of the task, `repeats` times each after one that is not counted.
+    """Run every length and number of clips of the task `repeats` times, after one uncounted run.
 
-    Clips of each length are heard by a checkpoint of their own, which says so many tokens.
+    load: loads the checkpoint of each length. Raises WrongLength.
     """
     runs, note = [], ""
     for checkpoint in task["checkpoints"]:
@@ -46,9 +57,7 @@ def measured(
                 split = recognizer.parts(sounds)
                 lengths = [len(one) for one in said]
                 if lengths != [tokens] * batch:
-                    raise RuntimeError(
-                        f"{tokens} tokens were to be said of each of {batch} clips, not {lengths}"
-                    )
+                    raise WrongLength(tokens, lengths)
                 if repeat:
                     whole.append(taken)
                     for name, value in split.items():

@@ -1,4 +1,4 @@
-"""Our speech engine: how much faster than speech it is and when the first sound comes, for several streams at once."""
+"""Measure our speech engine: real-time factor and time to first audio, for several streams at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ POCKET = "pocket-tts"
 
 @dataclass(frozen=True, kw_only=True)
 class TtsPlan:
-    """frames: of a sentence of random weights, which know no end (25 a second). vits_repeats: 0 leaves it out."""
+    """Define the loads.
+
+    frames: frames of a sentence of random weights, which have no end (25 a second). vits_repeats:
+    repeats of VITS, whose sentences take seconds; 0: left out.
+    """
 
     streams: tuple[int, ...] = (1, 4, 8)
     frames: int = 100
     repeats: int = 5
     rounds: int = 3
-    vits_repeats: int = 1  # a sentence of its size takes seconds
+    vits_repeats: int = 1  # a sentence of this model takes seconds
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One sentence; seconds."""
+    """Hold one sentence: seconds to its first and last sample, and of its speech."""
 
     first: float
     last: float
@@ -37,13 +41,13 @@ class Stream:
 
     @property
     def factor(self) -> float:
-        """Real-time factor."""
+        """Return the real-time factor."""
         return self.last / self.speech
 
 
 @dataclass
 class TtsFindings:
-    """By model, then by number of streams at a time."""
+    """Hold the streams by model and number of streams at a time."""
 
     spoken: dict[str, dict[int, list[Stream]]] = field(default_factory=dict)
 
@@ -104,7 +108,7 @@ def tts_report(findings: TtsFindings) -> str:
 
 
 def tts_targets(findings: TtsFindings) -> list[Target]:
-    """The promises for pocket-tts."""
+    """Return the targets of pocket-tts."""
     judged = []
     for name, found in findings.spoken.items():
         if not name.startswith(POCKET):

@@ -1,7 +1,7 @@
-"""A speech engine under the load of `voice.py`, alone in a process: `python voice_tts_worker.py '<JSON of a task>'`.
+"""Run a speech engine under the load of `voice.py`: `python voice_tts_worker.py TASK_JSON`.
 
-Prints JSON: for each number of streams, of every stream the seconds to its first sample and to its last one, and how
-long its speech is.
+Prints JSON: for each number of streams, of every stream the seconds to its first and its last
+sample, and the duration of its speech.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _speak(engine: Engine, streams: int, frames: int) -> list[dict[str, float]]:
-    """All sentences begin at once. `frames`: the most of each; 0: as many as it takes."""
+    """Synthesize sentences that all begin at once.
+
+    frames: most frames of each; 0: until their end.
+    """
     found = [{"first": 0.0, "last": 0.0, "speech": 0.0} for _ in range(streams)]
     start = time.perf_counter()
     for key in range(streams):

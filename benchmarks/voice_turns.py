@@ -1,7 +1,8 @@
-"""Voice to voice: spoken questions to the whole stack that `motet up` starts, through /v1/realtime.
+"""Measure voice-to-voice latency: spoken questions to the stack of `motet up` through /v1/realtime.
 
-A client speaks as a microphone does, twenty milliseconds at a time in real time, silence between the turns included,
-and plays what it hears. A turn's clock starts when the last sample of its speech has been sent.
+A client sends sound as a microphone does, twenty milliseconds at a time in real time, including
+silence, and plays what it receives. A turn's clock starts when the last sample of its speech has
+been sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHUNK = RATE // 50  # samples
 AUDIBLE = 330  # of 32768: 1 % of full scale
 TURN_SECONDS = 60.0
 PAUSE_SECONDS = 0.4  # between a reply and the next question
-LONG = "Count to twenty."  # its answer is still being made when it is interrupted
+LONG = "Count to twenty."  # its reply is still generated when it is interrupted
 STAGES = ("speech ends", "transcript", "first text", "first audio", "audible")
 _EVENTS = {
     "input_audio_buffer.speech_stopped": "speech ends",
@@ -44,7 +45,11 @@ _EVENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TurnsPlan:
-    """asr, tts: folders or names of models; empty: those that come along. silence_ms: that ends a turn."""
+    """Define the turns.
+
+    asr, tts: folders or names of models; empty: the bundled ones. silence_ms: silence that ends a
+    turn.
+    """
 
     turns: int = 50
     interruptions: int = 20
@@ -56,19 +61,19 @@ class TurnsPlan:
 
 @dataclass
 class Turn:
-    """Milliseconds from the end of speech, by stage; what was understood and said."""
+    """Hold milliseconds from the end of speech by stage, the recognized text, and the reply."""
 
     question: str
     stages: dict[str, float] = field(default_factory=dict)
-    heard: str = ""
-    said: str = ""
+    transcript: str = ""
+    reply: str = ""
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """Milliseconds from the first sample said into a reply until it is noticed, and from there to the reply's end."""
+    """Hold milliseconds from a barge-in to its detection, and from there to the reply's end."""
 
-    noticed: float
+    detected: float
     stopped: float
 
 
@@ -98,16 +103,16 @@ def _there(name: str, given: str) -> bool:
 
 async def _conversation(plan: TurnsPlan) -> TurnsFindings:
     async with _stack(plan) as stack:
-        asked = questions(plan.turns + 1)
+        spoken_questions = questions(plan.turns + 1)
         async with _session(plan, stack.port) as client:
-            turns = [await client.ask(question) for question in asked]
+            turns = [await client.ask(question) for question in spoken_questions]
         async with _session(plan, stack.port, interrupt_on="speech") as client:
-            await client.ask(asked[0])
+            await client.ask(spoken_questions[0])
             tries = [
-                await client.interrupt(LONG, asked[number + 1])
+                await client.interrupt(LONG, spoken_questions[number + 1])
                 for number in range(plan.interruptions)
             ]
-        # The first turn makes what is made on first use.
+        # The first turn warms the stack up.
         return TurnsFindings(
             turns[1:], [one for one in tries if one], sum(one is None for one in tries)
         )
@@ -115,7 +120,7 @@ async def _conversation(plan: TurnsPlan) -> TurnsFindings:
 
 @contextlib.asynccontextmanager
 async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
-    """What `motet up` starts, as a process group of its own."""
+    """Start `motet up` as a process group of its own."""
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
         env = environment()
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
@@ -142,9 +147,9 @@ async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
 
 
 @contextlib.asynccontextmanager
-async def _session(plan: TurnsPlan, port: int, **manners: Any) -> AsyncIterator[Client]:
+async def _session(plan: TurnsPlan, port: int, **detection_fields: Any) -> AsyncIterator[Client]:
     url = f"ws://127.0.0.1:{port}/v1/realtime?model={plan.llm}"
-    detection = {"type": "server_vad", "silence_duration_ms": plan.silence_ms, **manners}
+    detection = {"type": "server_vad", "silence_duration_ms": plan.silence_ms, **detection_fields}
     listening = {"transcription": {"language": "en"}, "turn_detection": detection}
     session = {"type": "realtime", "output_modalities": ["audio"], "audio": {"input": listening}}
     async with websockets.connect(url, proxy=None, max_size=None) as socket:
@@ -159,36 +164,36 @@ async def _session(plan: TurnsPlan, port: int, **manners: Any) -> AsyncIterator[
 
 
 class Client:
-    """A microphone that never stops, and a loudspeaker."""
+    """Send a continuous microphone signal and play replies."""
 
     def __init__(self, socket: websockets.ClientConnection):
         self._socket = socket
-        self._coming = b""  # what is to be spoken
+        self._queued = b""  # PCM still to be sent
         self._ended = asyncio.Event()
         self._end = 0.0
 
     async def microphone(self) -> None:
-        """Speech where there is some, else silence: a chunk when it is due."""
+        """Send a chunk when it is due: speech if some is queued, else silence."""
         due = time.perf_counter()
         while True:
-            chunk, self._coming = self._coming[: 2 * CHUNK], self._coming[2 * CHUNK :]
+            chunk, self._queued = self._queued[: 2 * CHUNK], self._queued[2 * CHUNK :]
             due = max(due + CHUNK / RATE, time.perf_counter() - 1.0)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             audio = base64.b64encode(chunk.ljust(2 * CHUNK, b"\0")).decode()
             await self._socket.send(
                 json.dumps({"type": "input_audio_buffer.append", "audio": audio})
             )
-            if chunk and not self._coming:
+            if chunk and not self._queued:
                 self._end = time.perf_counter() - (1 - len(chunk) / (2 * CHUNK)) * CHUNK / RATE
                 self._ended.set()
 
     async def ask(self, question: str) -> Turn:
-        """Speak it, and listen until the reply is complete. RuntimeError if something goes wrong."""
+        """Speak a question and listen to the whole reply. Raises RuntimeError for an error event."""
         turn, loudspeaker = Turn(question), Loudspeaker()
         moments: dict[str, float] = {}
         await asyncio.sleep(PAUSE_SECONDS)
         self._ended.clear()
-        self._coming = spoken(question)
+        self._queued = spoken(question)
         async with asyncio.timeout(TURN_SECONDS):
             async for event in self._events():
                 kind, now = event["type"], time.perf_counter()
@@ -197,9 +202,9 @@ class Client:
                 if kind == "response.output_audio.delta":
                     loudspeaker.play(base64.b64decode(event["delta"]), now)
                 elif kind == "conversation.item.input_audio_transcription.completed":
-                    turn.heard += event["transcript"]
+                    turn.transcript += event["transcript"]
                 elif kind == "response.output_audio_transcript.done":
-                    turn.said = event["transcript"]
+                    turn.reply = event["transcript"]
                 elif kind == "error":
                     raise RuntimeError(f"{question!r}: {event['error']}")
                 elif kind == "response.done" and event["response"]["status"] == "completed":
@@ -210,23 +215,25 @@ class Client:
         return turn
 
     async def interrupt(self, question: str, other: str) -> Interruption | None:
-        """Ask, and ask another thing as soon as the answer sounds. None if the answer was complete by then."""
-        began = noticed = stopped = 0.0
+        """Ask, and barge in once the reply sounds; None if the reply was complete by then."""
+        began = detected = stopped = 0.0
         await asyncio.sleep(PAUSE_SECONDS)
-        self._coming = spoken(question)
+        self._queued = spoken(question)
         async with asyncio.timeout(TURN_SECONDS):
             async for event in self._events():
                 kind, now = event["type"], time.perf_counter()
                 if kind == "response.output_audio.delta" and not began:
-                    began, self._coming = now, spoken(other)
+                    began, self._queued = now, spoken(other)
                 elif kind == "input_audio_buffer.speech_started" and began:
-                    noticed = noticed or now
+                    detected = detected or now
                 elif kind == "response.done" and stopped:
-                    break  # the answer to the other question
+                    break  # the reply to the second question
                 elif kind == "response.done":
                     stopped, cancelled = now, event["response"]["status"] == "cancelled"
         return (
-            Interruption((noticed - began) * 1e3, (stopped - noticed) * 1e3) if cancelled else None
+            Interruption((detected - began) * 1e3, (stopped - detected) * 1e3)
+            if cancelled
+            else None
         )
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
@@ -235,7 +242,10 @@ class Client:
 
 
 class Loudspeaker:
-    """Plays what comes as soon as it comes. `audible`: when the first loud sample is heard; 0 before that."""
+    """Play audio as soon as it arrives.
+
+    audible: time of the first loud sample; 0 before it.
+    """
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -267,26 +277,26 @@ def turns_report(findings: TurnsFindings, plan: TurnsPlan) -> str:
         "",
         "since the end of speech p50 ms",
         "p95 ms",
-        "of its own p50 ms",
+        "of this stage p50 ms",
         "p95 ms",
     ]
     note = f"{len(findings.turns)} spoken turns, {plan.silence_ms} ms of silence end a turn"
-    note += f"; in {silent} nothing was heard" if silent else ""
+    note += f"; {silent} had no audible reply" if silent else ""
     return f"{note}:\n\n{table(header, rows)}\n\n{_interruptions_report(findings)}"
 
 
 def _interruptions_report(findings: TurnsFindings) -> str:
     late = (
-        f"; {findings.too_late} more came when the reply was complete" if findings.too_late else ""
+        f"; {findings.too_late} more came after the end of the reply" if findings.too_late else ""
     )
-    note = f"{len(findings.interruptions)} replies were spoken into{late}"
+    note = f"{len(findings.interruptions)} replies were interrupted{late}"
     if not findings.interruptions:
         return note
     spans = {
-        "noticed, since the first sample of the words": [
-            one.noticed for one in findings.interruptions
+        "barge-in detected, after its first sample": [
+            one.detected for one in findings.interruptions
         ],
-        "the reply has stopped, since that": [one.stopped for one in findings.interruptions],
+        "reply stopped, after detection": [one.stopped for one in findings.interruptions],
     }
     rows = [
         [what, "", *(f"{quantile(times, share):.0f}" for share in (0.5, 0.95))]
@@ -296,13 +306,13 @@ def _interruptions_report(findings: TurnsFindings) -> str:
 
 
 def turns_targets(findings: TurnsFindings) -> list[Target]:
-    """A turn without an answer that can be heard takes for ever."""
+    """Return the targets; a turn without audible reply counts as infinite."""
     times = [turn.stages.get("audible", float("inf")) for turn in findings.turns]
     if not times:
         return []
     stops = [one.stopped for one in findings.interruptions]
     barge_in = (
-        [Target("a reply stops once speech is noticed, p95", quantile(stops, 0.95), 150, "ms")]
+        [Target("reply stops after detection, p95", quantile(stops, 0.95), 150, "ms")]
         if stops
         else []
     )

@@ -1,10 +1,14 @@
-"""faster-whisper under the load of `voice.py`. In an environment of its own: faster-whisper and what it brings only.
+"""Run faster-whisper under the load of `voice.py`, in an environment of its own.
 
-    python voice_whisper_worker.py convert FOLDER TARGET int8    a Whisper of transformers for CTranslate2
-    python voice_whisper_worker.py measure '<JSON of a task>'    prints JSON, as `voice_asr_worker.py` does
+python voice_whisper_worker.py convert FOLDER TARGET int8    converts a Whisper of transformers for
+CTranslate2
 
-One clip goes through `WhisperModel.transcribe`, several through `BatchedInferencePipeline`: greedily, without
-timestamps, fallback or voice activity detection.
+python voice_whisper_worker.py measure '<JSON of a task>'    prints JSON, as `voice_asr_worker.py`
+does
+
+It needs only faster-whisper and its dependencies. One clip goes through `WhisperModel.transcribe`,
+several through `BatchedInferencePipeline`: greedily, without timestamps, fallback or voice activity
+detection.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ PROMPT = 4  # tokens: start, language, task, no timestamps
 
 # ---------------------------------------------------------------------------------------------------------- conversion
 def convert(folder: Path, target: Path, kind: str) -> None:
-    """The checkpoint as CTranslate2's own converter writes it, which would need torch and transformers here."""
+    """Write a checkpoint as CTranslate2's converter does, but without torch and transformers."""
     config = json.loads((folder / "config.json").read_text())
     layers, heads = config["encoder_layers"], config["encoder_attention_heads"]
     spec = whisper_spec.WhisperSpec(
@@ -63,7 +67,7 @@ def convert(folder: Path, target: Path, kind: str) -> None:
 
 
 class _Part:
-    """Encoder or decoder: the tensors whose names begin with `prefix`, put where CTranslate2 wants them."""
+    """Copy tensors of the encoder or decoder, named by a prefix, to CTranslate2's spec."""
 
     def __init__(self, weights: dict[str, np.ndarray], prefix: str):
         self._weights, self._prefix = weights, prefix
@@ -72,7 +76,7 @@ class _Part:
         return self._weights[self._prefix + name]
 
     def linear(self, spec: Any, *names: str) -> None:
-        """One matrix of those that are named, one below the other. A key projection has no bias: zeros."""
+        """Set one matrix from the named ones, stacked; a key projection without bias gets zeros."""
         weights = [self[f"{name}.weight"] for name in names]
         spec.weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         biases = [self._weights.get(f"{self._prefix}{name}.bias") for name in names]
@@ -101,7 +105,7 @@ class _Part:
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
-    """The float32 tensors of a safetensors file."""
+    """Return the float32 tensors of a safetensors file."""
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + length])
@@ -131,14 +135,14 @@ class FasterWhisper:
             task["file"], compute_type=task["format"], cpu_threads=task["threads"]
         )
         self._batched = BatchedInferencePipeline(self._model)
-        self._never = json.loads((Path(task["folder"]) / "generation_config.json").read_text())[
-            "suppress_tokens"
-        ]
+        self._suppressed = json.loads(
+            (Path(task["folder"]) / "generation_config.json").read_text()
+        )["suppress_tokens"]
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         options = {
             "language": "en", "beam_size": 1, "best_of": 1, "temperature": 0.0, "without_timestamps": True,
-            "suppress_tokens": self._never, "max_new_tokens": self._limit(tokens), "vad_filter": False,
+            "suppress_tokens": self._suppressed, "max_new_tokens": self._limit(tokens), "vad_filter": False,
             "condition_on_previous_text": False, "compression_ratio_threshold": None, "log_prob_threshold": None,
             "no_speech_threshold": None,
         }  # fmt: skip
@@ -161,11 +165,14 @@ class FasterWhisper:
         return [list(segment.tokens) for segment in segments]
 
     def _limit(self, tokens: int) -> int:
-        """With which it says so many: CTranslate2 spends half of the length, prompt included, and counts an end."""
+        """Return the max_new_tokens for which it generates `tokens`.
+
+        CTranslate2 uses half of the length, prompt included, and counts an end token.
+        """
         return 2 * (tokens + 1) - PROMPT
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
-        """Seconds of the features and of the encoder."""
+        """Return the seconds of the features and of the encoder."""
         extractor, start = self._model.feature_extractor, time.perf_counter()
         length = extractor.nb_max_frames
         features = [extractor(sound)[:, :length] for sound in sounds]

@@ -1,4 +1,4 @@
-"""One engine in a process of its own: started once per round, it prints what it measured as its last line."""
+"""Run one engine in a process of its own, which prints its results as its last line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ WORKER_SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """What a process of its own runs. `task`: what it is told beside what all are told."""
+    """Define a process to run.
+
+    task: fields of its task, in addition to those common to all.
+    """
 
     name: str
     script: str
@@ -24,7 +27,10 @@ class Worker:
     task: dict[str, Any] = field(default_factory=dict)
 
     def run(self, args: list[str], *, threads: int, output: bool = True) -> dict[str, Any]:
-        """The JSON object of its last line, if `output`. RuntimeError with the end of its log if it fails."""
+        """Run the process; return the JSON object of its last line if `output`.
+
+        Raises RuntimeError with the end of its log if it fails or takes too long.
+        """
         env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
         if self.python == sys.executable:
             env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
@@ -42,7 +48,7 @@ class Worker:
 
 
 def has_modules(python: str, *modules: str) -> bool:
-    """Whether an interpreter can import them all."""
+    """Return True if an interpreter can import all of these modules."""
     check = [python, "-c", f"import {', '.join(modules)}"]
     return (
         subprocess.run(

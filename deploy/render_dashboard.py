@@ -1,6 +1,7 @@
-"""Write observability/grafana/motet.json, the dashboard: `python deploy/render_dashboard.py`.
+"""Write the Grafana dashboard `observability/grafana/motet.json`.
 
-Panels are rows of this page; their places on the grid and all that Grafana wants beside are made here.
+`python deploy/render_dashboard.py`. Panels are defined by row; their grid positions and Grafana's
+other members are computed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ WIDTH, HEIGHT = 8, 7  # of a panel, on a grid of 24 columns
 
 
 class Panel(NamedTuple):
-    """`series`: what is drawn, each with the name it goes by."""
+    """Define a panel.
+
+    series: PromQL expression and legend of each line.
+    """
 
     title: str
     unit: str
@@ -27,7 +31,7 @@ def _stage(stage: str, share: float) -> str:
 
 
 ROWS: dict[str, tuple[Panel, ...]] = {
-    "What clients feel": (
+    "Clients": (
         Panel(
             "Time to first token",
             "s",
@@ -37,7 +41,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
-            "Where replies spend their time",
+            "Mean time per stage",
             "s",
             (
                 (
@@ -68,7 +72,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("sum by (model) (rate(motet_completion_tokens_total[1m]))", "{{model}}"),),
         ),
         Panel(
-            "Open",
+            "Open streams and sessions",
             "short",
             (
                 ("sum(motet_active_streams)", "replies"),
@@ -76,13 +80,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
-    "The engine": (
+    "Engine": (
         Panel(
             "Tokens computed", "short", (('rate(motet_tokens{role="decode"}[1m])', "{{instance}}"),)
         ),
-        Panel("Batch", "short", (('motet_batch_size{role="decode"}', "{{instance}}"),)),
+        Panel("Batch size", "short", (('motet_batch_size{role="decode"}', "{{instance}}"),)),
         Panel(
-            "Waiting and running",
+            "Waiting and running sequences",
             "short",
             (
                 ('motet_waiting{role="decode"}', "waiting {{instance}}"),
@@ -95,12 +99,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (("1 - motet_blocks_free / motet_blocks_total", "{{instance}}"),),
         ),
         Panel(
-            "Prompt tokens found in the cache",
+            "Prompt tokens from the prefix cache",
             "short",
             (("rate(motet_cached_tokens[1m])", "{{instance}}"),),
         ),
         Panel(
-            "Disturbances",
+            "Preemptions and failovers",
             "short",
             (
                 ("rate(motet_preemptions[1m])", "preemptions {{instance}}"),
@@ -108,19 +112,19 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
-    "Every process": (
-        Panel("Work at a time", "short", (("motet_active", "{{instance}}"),)),
-        Panel("Event loop is late", "s", (("motet_loop_lag_seconds", "{{instance}}"),)),
+    "Processes": (
+        Panel("Requests in progress", "short", (("motet_active", "{{instance}}"),)),
+        Panel("Event loop lag", "s", (("motet_loop_lag_seconds", "{{instance}}"),)),
         Panel("Memory", "bytes", (("process_resident_memory_bytes", "{{instance}}"),)),
-        Panel("Processor", "short", (("rate(process_cpu_seconds_total[1m])", "{{instance}}"),)),
+        Panel("CPU", "short", (("rate(process_cpu_seconds_total[1m])", "{{instance}}"),)),
         Panel("Messages sent", "short", (("rate(motet_messages_out[1m])", "{{instance}}"),)),
-        Panel("Requests that failed", "short", (("rate(motet_errors[1m])", "{{instance}}"),)),
+        Panel("Failed requests", "short", (("rate(motet_errors[1m])", "{{instance}}"),)),
     ),
 }
 
 
 def dashboard() -> dict[str, Any]:
-    """In Grafana's JSON model."""
+    """Return the dashboard in Grafana's JSON model."""
     panels: list[dict[str, Any]] = []
     top = 0
     for row, members in ROWS.items():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Print modules per folder, import circles and words of the private vocabulary; fail beyond limits.
+"""Print modules per folder, import circles and private words; fail beyond the limits.
 
 `python scripts/check_structure.py` reads the packages that pyproject.toml ships. An import counts
-wherever it stands: at the top of a module, in a function, or under TYPE_CHECKING. The limits are in
+wherever it is: at the top of a module, in a function, or under TYPE_CHECKING. The limits are in
 `[tool.motet.structure]` of pyproject.toml; they only go down.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Words with which prose hides who does what; the glossary (docs/glossary.md) has the terms to use.
+# Words that hide the subject of a sentence; docs/glossary.md has the terms to use instead.
 WORDS = re.compile(
     r"\b(somebody|nobody|whoever|whomever|of late|is told|are told|was told|were told|there is to say"
     r"|what there is to|who asks)\b",
@@ -30,7 +30,7 @@ WORDS = re.compile(
 
 @dataclass(frozen=True)
 class Module:
-    """A Python module: dotted name, file, and whether it is a package's `__init__`."""
+    """Hold a module's dotted name, its file, and whether it is a package's `__init__`."""
 
     name: str
     file: Path
@@ -55,13 +55,13 @@ def modules(folders: Iterable[Path]) -> dict[str, Module]:
     return found
 
 
-def rooms(known: dict[str, Module]) -> Counter[str]:
+def modules_per_folder(known: dict[str, Module]) -> Counter[str]:
     """Return the number of modules directly in each package, `__init__` left out."""
     return Counter(m.name.rpartition(".")[0] for m in known.values() if not m.is_package)
 
 
-def imported(module: Module, known: dict[str, Module]) -> set[str]:
-    """Return the known modules that `module` imports, wherever the import stands."""
+def imports(module: Module, known: dict[str, Module]) -> set[str]:
+    """Return the known modules that `module` imports, wherever the import is."""
     package = module.name if module.is_package else module.name.rpartition(".")[0]
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.file.read_text())):
@@ -76,7 +76,7 @@ def imported(module: Module, known: dict[str, Module]) -> set[str]:
             names = {f"{base}.{alias.name}" for alias in node.names}
             modules_named = names & known.keys()
             found |= modules_named or {base}
-    # A package is what its `__init__` imports; importing a submodule is no import of its siblings.
+    # A package counts as its `__init__`: importing a submodule does not import its siblings.
     return {name for name in found if name in known and name != module.name}
 
 
@@ -124,26 +124,29 @@ def private_words(module: Module) -> Iterator[tuple[int, str]]:
 def report(root: Path, words: bool) -> dict[str, int]:
     """Print the three counts; return them by the names of their limits."""
     known = modules(packages(root))
-    sizes = rooms(known)
+    sizes = modules_per_folder(known)
     print("modules per folder")
     for name, count in sizes.most_common():
         print(f"{count:5} {name}")
-    found = circles({name: imported(module, known) for name, module in known.items()})
+    found = circles({name: imports(module, known) for name, module in known.items()})
     print(f"\nimport circles: {len(found)}")
     for circle in found:
         print("      " + ", ".join(circle))
-    said = {module.file: list(private_words(module)) for module in known.values()}
-    total = sum(map(len, said.values()))
-    print(f"\nwords of the private vocabulary: {total}")
-    for file, places in said.items():
+    found_words = {module.file: list(private_words(module)) for module in known.values()}
+    total = sum(map(len, found_words.values()))
+    print(f"\nprivate words: {total}")
+    for file, places in found_words.items():
         for line, word in places if words else ():
             print(f"      {file.relative_to(root)}:{line}: {word}")
     return {"modules": max(sizes.values()), "circles": len(found), "words": total}
 
 
 def main() -> int:
+    """Run as a script: exit status 1 if a count exceeds its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--words", action="store_true", help="print where the private words stand")
+    parser.add_argument(
+        "--words", action="store_true", help="print file and line of each private word"
+    )
     args = parser.parse_args()
     limits = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["motet"]["structure"]
     counts = report(ROOT, args.words)

@@ -1,10 +1,12 @@
-"""Run a part of `make extended`, and write what came out to tests/extended/results/PART.json, to be committed.
+"""Run a part of `make extended` and write its result to tests/extended/results/PART.json.
 
-    scripts/extended.py PART [arguments of the steps that are pytest's]
-    MOTET_EXTENDED_FRESH=1   begin anew instead of going on behind the last step that passed
+scripts/extended.py PART [arguments for pytest]
 
-A part is a list of steps. Each that has passed at this commit is written down at once, so that a run that was broken
-off goes on behind it. A result names date, processor, commit, seconds and the end of the output of each step.
+MOTET_EXTENDED_FRESH=1   repeat steps that passed at this commit
+
+A part is a list of steps. Each step that passes is recorded at once, so that an interrupted run
+continues after it. A result has the date, the processor, the commit, and each step's seconds and
+end of output; it is to be committed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "extended" / "results"
-TAIL = 2000  # characters of a step's output that are kept
+TAIL = 2000  # characters of a step's output in its result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command and the environment that it adds. seconds: after which it is ended, and has failed."""
+    """Define a command and the environment that it adds.
+
+    seconds: its timeout; a step that is terminated has failed.
+    """
 
     name: str
     argv: Sequence[str]
@@ -48,7 +53,7 @@ def storm(name: str, length: int, *argv: str) -> Step:
 
 
 def marked(part: str, seconds: int) -> Step:
-    """Return a step that runs the tests that carry `extended(part)`."""
+    """Return a step that runs the tests marked `extended(part)`."""
     return pytest_step(f"tests of {part}", seconds, f"--tier=extended-{part}")
 
 
@@ -70,6 +75,7 @@ PARTS: dict[str, list[Step]] = {
             "long schedules of all families",
             1800,
             "tests/unit/motet_llm/test_llm_exactness.py",
+            "--tier=all",
             "-k",
             "at_length",
             MOTET_SCHEDULES="5",
@@ -111,7 +117,7 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with `+` where tracked files differ from it, results left out."""
+    """Return the checked-out commit, followed by `+` if tracked files other than results differ."""
     changed = git(
         "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}"
     )
@@ -121,7 +127,7 @@ def commit() -> str:
 def run_step(step: Step, extra: Sequence[str]) -> dict[str, Any]:
     """Run a step and return its result: `passed`, `seconds`, `output`."""
     argv = [sys.executable, *step.argv, *(extra if "pytest" in step.argv else ())]
-    began, env = time.monotonic(), {**os.environ, **step.env}
+    started, env = time.monotonic(), {**os.environ, **step.env}
     lines: list[str] = []
     with subprocess.Popen(
         ["timeout", "--kill-after=30", str(step.seconds), *argv],
@@ -135,9 +141,9 @@ def run_step(step: Step, extra: Sequence[str]) -> dict[str, Any]:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line)
-    # pytest ends with 5 where it has selected nothing: a part without tests of its own.
+    # pytest exits with 5 if it selects no test: the part has none of its own.
     passed = process.returncode == 0 or (process.returncode == 5 and "pytest" in step.argv)
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(time.monotonic() - started, 1)
     return {
         "name": step.name,
         "passed": passed,
@@ -146,26 +152,35 @@ def run_step(step: Step, extra: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def load(path: Path, at: str) -> list[dict[str, Any]]:
-    """Return the steps that a run of the same commit has passed; none of a tree with changes."""
-    if not path.exists() or at.endswith("+") or os.environ.get("MOTET_EXTENDED_FRESH") == "1":
+def passed_steps(path: Path, checked_out: str) -> list[dict[str, Any]]:
+    """Return the steps that passed at this commit; none if the working tree has changes."""
+    if (
+        not path.exists()
+        or checked_out.endswith("+")
+        or os.environ.get("MOTET_EXTENDED_FRESH") == "1"
+    ):
         return []
     document = json.loads(path.read_text(encoding="utf-8"))
     return (
-        [step for step in document["steps"] if step["passed"]] if document["commit"] == at else []
+        [step for step in document["steps"] if step["passed"]]
+        if document["commit"] == checked_out
+        else []
     )
 
 
 def run_part(
     name: str, steps: Sequence[Step], extra: Sequence[str] = (), results: Path = RESULTS
 ) -> bool:
-    """Run the steps of a part that have not passed yet; return whether all have. Results go to `results`/NAME.json."""
+    """Run the steps of a part that have not passed yet; return True if all have.
+
+    Results go to `results`/NAME.json.
+    """
     results.mkdir(parents=True, exist_ok=True)
-    path, at = results / f"{name}.json", commit()
-    done = load(path, at)
+    path, checked_out = results / f"{name}.json", commit()
+    done = passed_steps(path, checked_out)
     for step in steps:
         if step.name in {one["name"] for one in done}:
-            print(f"extended: {step.name} has passed already at {at[:12]}")
+            print(f"extended: {step.name} has already passed at {checked_out[:12]}")
             continue
         print(f"extended: {step.name}", flush=True)
         done.append(run_step(step, extra))
@@ -174,7 +189,7 @@ def run_part(
             "part": name,
             "date": date,
             "processor": processor(),
-            "commit": at,
+            "commit": checked_out,
             "steps": done,
         }
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -189,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     """Run as a script: exit status 0 if every step passed, 2 for a wrong part."""
     if not argv or argv[0] not in PARTS:
         print(
-            f"extended: PART={argv[0] if argv else ''}: give one of {', '.join(PARTS)}",
+            f"extended: PART={argv[0] if argv else ''!r}: give one of {', '.join(PARTS)}",
             file=sys.stderr,
         )
         return 2

@@ -1,4 +1,4 @@
-"""Writes docs/families.md: what comes of every causal language model class of transformers, tried on tiny models.
+"""Write docs/families.md: the support of each causal language model class of transformers.
 
 .venv/bin/python scripts/list_families.py
 """
@@ -35,23 +35,27 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 HEAD = """# Model families
 
-What the engine makes of every class of transformers {version} that reads a text forward and has a language model's
-head. *Exact* means: on a tiny model of the class with random float32 weights, greedy tokens are those of
-`transformers.generate` and log-probabilities within 1e-4 of its own, however prompts are cut into chunks, preempted,
-moved or found in the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`). Everything else is refused when it
-is loaded, with the reason given here: found from what the model's code does (`services/motet_llm/models/support.py`),
-not from its name.
+The support of each class of transformers {version} that is a causal language model. *Exact* means: on a tiny model
+of the class with random float32 weights, greedy tokens equal those of `transformers.generate` and log-probabilities
+differ by at most 1e-4, whether prompts are chunked, preempted, moved or read from the prefix cache
+(`tests/unit/motet_llm/test_llm_exactness.py`). All other classes are refused when they are loaded, with the reason
+given here. It follows from the computation of the model's code (`services/motet_llm/models/support.py`), not from
+its name.
 
-Checkpoints that see are served with pictures, and as exactly (`tests/unit/motet_vision/test_vlm_engine.py`), if they
-are of LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model,
-`services/motet_vision` the rest.
+Sequences may be as long as the checkpoint's context. That includes rotary embeddings that scale with the length of
+a sequence (`longrope`, dynamic NTK; see `services/motet_llm/attention/sequence_rope.py`),
+YaRN, Llama 4's chunks and the temperatures of its layers without positions.
+
+Vision-language checkpoints are supported with pictures, and equally exact
+(`tests/unit/motet_vision/test_vlm_engine.py`), for LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM and Idefics3: the engine
+loads their language model, `services/motet_vision` their vision tower.
 
 `scripts/list_families.py` writes this page; a test compares the two.
 """
 
 
 def outcome(name: str) -> tuple[str, bool]:
-    """What is special about a class or variant and exact nevertheless, and True; or why it is refused, and False."""
+    """Return the features of a class and True if it is exact, else the refusal and False."""
     config = families.variant_config(name)
     config.architectures = [families.class_of(name).__name__]
     try:
@@ -67,12 +71,14 @@ def outcome(name: str) -> tuple[str, bool]:
 
 def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> Iterator[str]:
     config = model.config
-    windows = [seen.window for seen in layers.values()]
+    windows = [layer.reach.window for layer in layers.values()]
     if any(windows):
         yield "window" if all(windows) else "window in some layers"
-    if any(seen.softcap for seen in layers.values()):
+    if any(layer.reach.chunk for layer in layers.values()):
+        yield "chunks in some layers"
+    if any(layer.softcap for layer in layers.values()):
         yield "soft-capped logits"
-    if any(seen.sinks_H is not None for seen in layers.values()):
+    if any(layer.sinks_H is not None for layer in layers.values()):
         yield "sinks"
     if any(hasattr(module, "kv_b_proj") for module in model.modules()):
         yield "latent attention (MLA)"
@@ -88,17 +94,16 @@ def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> 
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     if any("position" in name or "wpe" in name for name in tables):
         yield "learned positions"
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        yield "up to `attention_chunk_size` tokens"
 
 
 def page() -> str:
+    """Return the page."""
     results = {name: outcome(name) for name in sorted(families.causal_classes(), key=_type)}
     exact = {name: text for name, (text, is_exact) in results.items() if is_exact}
     lines = [HEAD.format(version=transformers.__version__), f"## Exact: {len(exact)}\n"]
     lines += ["| `model_type` | class | exact with |", "|---|---|---|"]
     lines += [f"| {_type(name)} | {name} | {text} |" for name, text in exact.items()]
-    lines += ["\nConfigs of these classes that choose other code, exact as well: "]
+    lines += ["\nConfigs of these classes that select other code, also exact: "]
     lines[-1] += "; ".join(sorted(families.VARIANTS)) + "."
     lines += [
         f"\n## Refused: {len(results) - len(exact)}\n",
@@ -112,7 +117,7 @@ def page() -> str:
 
 
 def exact_on(text: str) -> list[str]:
-    """The classes that the page calls exact."""
+    """Return the classes that the page lists as exact."""
     table = text.split("## Exact")[1].split("## Refused")[0]
     return [
         row.split("|")[2].strip()
@@ -126,6 +131,7 @@ def _type(name: str) -> str:
 
 
 def main() -> None:
+    """Run as a script."""
     set_verbosity_error()
     torch.set_num_threads(1)
     PAGE.write_text(page())

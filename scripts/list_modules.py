@@ -1,10 +1,11 @@
-"""Write the tables of modules in the pages of packages, from the first sentence of each docstring.
+"""Write the module tables of the packages' pages from the first sentence of each docstring.
 
-    .venv/bin/python scripts/list_modules.py           # writes them
-    .venv/bin/python scripts/list_modules.py --check   # fails if a page is out of date
+.venv/bin/python scripts/list_modules.py           # writes them
+
+.venv/bin/python scripts/list_modules.py --check   # fails if a page is out of date
 
 A page names its packages between `<!-- modules: PACKAGE … -->` and `<!-- end of modules -->`;
-`folders:` instead of `modules:` lists folders alone.
+`folders:` instead of `modules:` lists folders only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "CONTRIBUTING.md",
     "cli/README.md",
+    "kernels/README.md",
     "pipelines/README.md",
     "shared/README.md",
     *sorted(f"services/{path.name}/README.md" for path in (ROOT / "services").glob("motet_*")),
@@ -31,7 +33,7 @@ _BLOCK = re.compile(
 
 
 def render(page: Path) -> str:
-    """Return the text of a page with its tables as they are to be."""
+    """Return a page with up-to-date tables. Raises ValueError for a page without any."""
     found: list[re.Match[str]] = []
 
     def table(block: re.Match[str]) -> str:
@@ -42,7 +44,7 @@ def render(page: Path) -> str:
 
     text = _BLOCK.sub(table, page.read_text())
     if not found:
-        raise ValueError(f"{page}: has no block of modules; see {Path(__file__).name}")
+        raise ValueError(f"{page}: has no `<!-- modules: … -->` block; see {Path(__file__).name}")
     return text
 
 
@@ -69,10 +71,10 @@ def folders(packages: list[Path]) -> Iterator[str]:
 
 
 def summary(path: Path) -> str:
-    """Return the first sentence of a module's docstring, on one line."""
+    """Return the first sentence of a module's docstring. Raises ValueError if it has none."""
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     if not docstring:
-        raise ValueError(f"{path}: has no docstring; give it one")
+        raise ValueError(f"{path}: has no docstring; add one")
     return " ".join(docstring.split("\n\n")[0].split()).replace("|", "\\|")
 
 
@@ -81,8 +83,11 @@ def _folders(package: Path) -> list[Path]:
 
 
 def main() -> int:
+    """Run as a script: exit status 1 if `--check` finds a stale page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where it would")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a page would change"
+    )
     check = parser.parse_args().check
     stale = [page for name in PAGES if (page := ROOT / name).read_text() != render(page)]
     for page in stale:

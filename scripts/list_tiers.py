@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def collect(paths: list[str]) -> list[tuple[str, str]]:
-    """Return tier and id of all tests below `paths`. Raises CalledProcessError where collection fails."""
+    """Return tier and id of all tests below `paths`. Raises CalledProcessError if pytest fails."""
     with tempfile.TemporaryDirectory() as folder:
         listed = Path(folder) / "tests"
         options = ("--collect-only", "-q", "--tier=all", f"--tier-list={listed}")
@@ -28,7 +28,7 @@ def collect(paths: list[str]) -> list[tuple[str, str]]:
 
 
 def summary(tests: list[tuple[str, str]]) -> list[str]:
-    """Return a table of files and how many of their tests are in each tier."""
+    """Return a Markdown table of the number of tests by file and tier."""
     tiers = sorted(
         {tier for tier, _ in tests}, key=lambda tier: (tier != "test", tier != "test-long", tier)
     )
@@ -46,7 +46,9 @@ def summary(tests: list[tuple[str, str]]) -> list[str]:
 def main() -> None:
     """Run as a script."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--summary", action="store_true", help="numbers of tests per file and tier")
+    parser.add_argument(
+        "--summary", action="store_true", help="print the number of tests by file and tier"
+    )
     parser.add_argument("paths", nargs="*", metavar="PATH", help="tests to list (all)")
     args = parser.parse_args()
     tests = collect(args.paths)

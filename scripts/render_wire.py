@@ -1,4 +1,4 @@
-"""Write the reference of docs/wire.md, all below its marker, from the structs of `messages`.
+"""Write the reference part of docs/wire.md, below its marker, from the structs of `messages`.
 
 .venv/bin/python scripts/render_wire.py
 """
@@ -25,19 +25,19 @@ _FIELD = re.compile(
 )
 
 
-def plain(message: object) -> Any:
-    """Return what a MessagePack library reads of a message; bytes as {"bin": hex}."""
+def as_plain(message: object) -> Any:
+    """Return a message as a MessagePack library decodes it, with bytes as {"bin": hex}."""
     return json.loads(json.dumps(msgspec.msgpack.decode(encode(message)), default=_binary))
 
 
 def _binary(value: object) -> dict[str, str]:
     if isinstance(value, bytes):
         return {"bin": value.hex()}
-    raise TypeError(f"{type(value).__name__} is no part of a message")
+    raise TypeError(f"{type(value).__name__} cannot be in a message")
 
 
 def _json(message: object) -> str:
-    return json.dumps(plain(message), ensure_ascii=False)
+    return json.dumps(as_plain(message), ensure_ascii=False)
 
 
 def _summary(struct: type[Struct]) -> str:
@@ -46,7 +46,7 @@ def _summary(struct: type[Struct]) -> str:
 
 
 def _notes(struct: type[Struct]) -> dict[str, str]:
-    """Return the comments of a struct's fields: the lines above each, and the rest of its line."""
+    """Return the comments of a struct's fields: those above a field and that on its line."""
     notes, above = {}, ""
     for line in inspect.getsource(struct).splitlines():
         if line.startswith("    # "):

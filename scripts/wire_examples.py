@@ -70,7 +70,7 @@ REQUESTS: list[wire.Request] = [
 ]
 ITEMS: list[Struct] = [
     wire.Tokens([15496]),
-    wire.Text("Hello", [15496], prompt_tokens=12),
+    wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),
     wire.Blob(SOUND),
     wire.Chunk(b"\x1f\x8b"),
     wire.TurnEnd(0.12),

@@ -1,7 +1,10 @@
 """With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,11 @@ REQUIRE_ALL = os.environ.get("MOTET_REQUIRE_ALL") == "1"
 if not Path("/dev/nvidiactl").exists():
     # Without a GPU the kernels run in Triton's interpreter; that is decided when diffusers, say, imports Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # Where `motet up` keeps its state: not among that of who runs the tests.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="motet-state-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault(

@@ -1,6 +1,7 @@
-"""What `gpu_kernels.py` measures: each public kernel at the sizes of large models, beside what torch has for the same.
+"""Define the cases of `gpu_kernels.py`: kernels at the sizes of large models, and their peers.
 
-Peers are the twin compiled by torch ("compiled") where it can be, and the library's own operator where there is one.
+Peers are the twin compiled by torch ("compiled") if that works, and a library's own operator if
+there is one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .case import Case as Case
 from .case import Sizes as Sizes
 
 # By the module of `motet_kernels.gpu` that is measured.
-NOUNS: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
+CASES_BY_MODULE: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "norm": rows.norms,
     "gates": rows.activations,
     "rotary": rows.rotations,

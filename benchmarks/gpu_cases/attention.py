@@ -1,4 +1,4 @@
-"""The cache, and attention to it and among an encoder's tokens."""
+"""Define cases of the KV cache, paged attention, and an encoder's attention."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def _attended(
     name: str,
     cache: torch.dtype | None,
 ) -> Case:
-    """cache: its type if it is of 8 bits."""
+    """Return a case of paged attention.
+
+    cache: 8-bit type of the cache; None: as the queries.
+    """
     blocks = -(-keys // sizes.slots)
     tables = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
     starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
@@ -135,7 +138,7 @@ def full(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 def _sdpa(
     query: Tensor, key: Tensor, value: Tensor, sequences: int, scale: float, causal: bool
 ) -> Run:
-    """torch's own, on heads that lie apart."""
+    """Return torch's scaled dot product attention on contiguous keys and values."""
     dense_q = query.view(sequences, -1, *query.shape[1:]).transpose(1, 2).contiguous()
     attend = F.scaled_dot_product_attention
     return partial(attend, dense_q, key, value, is_causal=causal, scale=scale, enable_gqa=True)

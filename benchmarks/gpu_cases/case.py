@@ -1,7 +1,7 @@
-"""What a case is, and the sizes of large models that all cases share.
+"""Define a case, and the sizes of large models that all cases share.
 
-Shapes, here and in the modules beside: N rows, C channels, H query heads, K key heads, D dim, S sequences, T keys of
-each, V vocabulary.
+Shapes, here and in the other modules: N rows, C channels, H query heads, K key heads, D dim, S
+sequences, T keys of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """rows: tokens of a step. batch, keys: sequences that decode and what each sees. prompt: tokens of a prefill."""
+    """Define the sizes of all cases.
+
+    rows: tokens of a step. batch, keys: decoding sequences and their context. prompt: tokens of a
+    prefill.
+    """
 
     rows: int = 4096
     channels: int = 4096
@@ -51,7 +55,10 @@ QUICK = Sizes(
 
 @dataclass(frozen=True)
 class Case:
-    """nbytes: read and written at the least; operations: of matrix products."""
+    """Define a kernel call and its peers.
+
+    nbytes: bytes that must be read and written. operations: operations of matrix products.
+    """
 
     name: str
     ours: Run
@@ -65,10 +72,10 @@ def nbytes_of(*tensors: Tensor) -> int:
 
 
 def compiled(device: torch.device, twin: Callable[..., object], *args: object) -> dict[str, Run]:
-    """The twin as torch compiles it, where that is worth its time."""
+    """Return the twin compiled by torch as a peer; empty without a GPU."""
     return {"compiled": partial(torch.compile(twin), *args)} if device.type == "cuda" else {}
 
 
 def random(device: torch.device, *shape: int) -> Tensor:
-    """Normal numbers in bfloat16."""
+    """Return normally distributed numbers in bfloat16."""
     return torch.randn(*shape, device=device).bfloat16()

@@ -1,5 +1,4 @@
-"""Products with weights of 8 and of 4 bits, beside those of bfloat16, whose time the shorter weights are to beat; and
-what adapters add to one."""
+"""Define cases of 8-bit and 4-bit matrix products beside bfloat16, and of LoRA adapters."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """int4 in groups of 128 with zero points, as GPTQ and AWQ have it, and int8 in groups of 32."""
+    """Yield int4 in groups of 128 with zero points, as in GPTQ and AWQ, and int8 in groups of 32."""
     weight_NK = random(device, sizes.features, sizes.channels)
     for name, kind, group in (("int4:128", torch.uint8, 128), ("int8:32", torch.int8, 32)):
         codes_NK = torch.randint(0, 16, weight_NK.shape).to(kind)
@@ -65,7 +64,7 @@ def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def adapters(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """Each row with an adapter of its own, and a prompt with one; beside the product that they add to."""
+    """Yield rows with an adapter each, and a prompt with one, beside the product they add to."""
     channels, rank = sizes.channels, 16
     weight_NK = random(device, channels, channels)
     for name, rows, slots in (

@@ -1,4 +1,4 @@
-"""What diffusion models need between their matrix products."""
+"""Define cases of diffusion models: modulation, group norm, guidance."""
 
 from __future__ import annotations
 

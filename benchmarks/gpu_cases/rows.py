@@ -1,4 +1,4 @@
-"""What works row by row: norms, gates, rotary embedding."""
+"""Define cases that work row by row: norms, gated activations, rotary embedding."""
 
 from __future__ import annotations
 

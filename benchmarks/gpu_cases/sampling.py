@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, and what is said of them."""
+"""Define cases of sampling: draws, grammar masks, verified drafts, log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from motet_kernels.sampling.choice import Choice
 from .case import Case, Run, Sizes, nbytes_of, random
 
 DRAFTED = 5  # tokens
-LIKELY = 20  # tokens whose log-probabilities are asked for
+LIKELY = 20  # tokens whose log-probabilities are returned
 
 
 def draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:

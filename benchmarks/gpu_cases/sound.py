@@ -1,4 +1,4 @@
-"""What speech models hear, and what codecs make sound of."""
+"""Define cases of audio: log-mel spectra and the convolutions of codecs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spectra(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 
 def convolutions(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    """As Mimi's decoder has them: ELU before a convolution of 7 taps, and before one that makes 4 steps of one."""
+    """Yield convolutions of Mimi's decoder: ELU, then 7 taps, or upsampling by 4."""
     channels = min(sizes.channels, 256)
     x_BNC = random(device, sizes.encoders, sizes.rows, channels)
     for name, module in (

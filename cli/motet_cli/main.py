@@ -1,9 +1,10 @@
-"""Define the command line of `motet`. Commands are imported when they run, so help is quick."""
+"""Define the command line of `motet`; commands are imported when they run, so that help is fast."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit code: 0 done, 1 failed, 2 wrong command line, 130 interrupted."""
+    """Run a command. Exit code: 0 success, 1 failure, 2 wrong command line, 130 interrupted."""
     args = parser().parse_args(argv)
     try:
         command = importlib.import_module(f"motet_cli.{args.module}")
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"motet {args.command}: the package {error.name!r} is not installed;"
-            " pip install 'motet[all]' brings everything that `motet` needs",
+            " pip install 'motet[all]' installs everything that `motet` needs",
             file=sys.stderr,
         )
         return 1
@@ -35,16 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if error.code == "config" else 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of the pipe has closed it
+    except BrokenPipeError:  # the reader has closed the pipe
         sys.stderr.close()
         return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+    """Return the parser of the command line with all commands."""
     top = argparse.ArgumentParser(
         prog="motet",
-        description="Streaming inference from small services behind NATS.",
+        description="Multimodal streaming inference as actor-based microservices over NATS.",
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"motet {__version__}")
@@ -55,12 +56,14 @@ def parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_say(commands)
     _add_listen(commands)
+    _add_talk(commands)
     _add_draw(commands)
     _add_models(commands)
     _add_pull(commands)
     _add_remove(commands)
     _add_keys(commands)
     _add_credentials(commands)
+    _add_deploy(commands)
     bench = _command(
         commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load."
     )
@@ -93,7 +96,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         commands,
         "up",
         "supervision.up",
-        "Start NATS and every service on this machine, until Ctrl-C.",
+        "Run NATS and all services on this machine until Ctrl-C.",
     )
     up.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -102,7 +105,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--port",
         type=int,
         default=8000,
-        help="port to listen on; 0: any free one (default: %(default)s)",
+        help="port to listen on; 0: any free port (default: %(default)s)",
     )
     up.add_argument(
         "--llm",
@@ -110,14 +113,14 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         action="append",
         default=[],
         help="language model: org/name[@revision] on a hub (downloaded once), a checkpoint folder, or"
-        " a local model's name; NAME=MODEL serves it under NAME; may be repeated (default: pocket-chat)",
+        " a local model's name; NAME=MODEL serves it under NAME; repeatable (default: pocket-chat)",
     )
     up.add_argument(
         "--adapter",
         metavar="NAME=FOLDER",
         action="append",
         default=[],
-        help="LoRA adapter of the language model, a folder or org/name, served under NAME; may be repeated",
+        help="LoRA adapter of the language model, a folder or org/name, served as NAME; repeatable",
     )
     up.add_argument(
         "--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)"
@@ -127,13 +130,33 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="N",
         type=int,
         default=0,
-        help="processes per model that prefill for decode (default: 0)",
+        help="prefill processes per model, for disaggregation (default: 0)",
     )
     up.add_argument(
         "--speculate",
         metavar="HOW",
-        help="draft tokens for decode by prompt lookup (ngram) or by a draft model, given like --llm"
-        " (default: no speculation)",
+        help="speculative decoding by prompt lookup (ngram) or a draft model, given like --llm"
+        " (default: off)",
+    )
+    up.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Jinja template in place of the model's own; NAME=FILE for one of several models; may be repeated",
+    )
+    up.add_argument(
+        "--generation-config",
+        metavar="HOW",
+        help="recommended sampling: auto (the model's generation_config.json), none, or a file"
+        " (default: auto)",
+    )
+    up.add_argument(
+        "--memory-share",
+        metavar="SHARE",
+        type=float,
+        default=os.environ.get("MOTET_MEMORY_SHARE") or "0.85",
+        help="share of the free memory for weights, caches and steps of language models (default: 0.85)",
     )
     up.add_argument(
         "--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)"
@@ -144,7 +167,11 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="speech recognition model: folder, name, org/name or none (default: pocket-asr)",
     )
     up.add_argument(
-        "--vad", metavar="N", type=int, default=1, help="voice activity processes (default: 1)"
+        "--vad",
+        metavar="N",
+        type=int,
+        default=1,
+        help="voice activity detection processes (default: 1)",
     )
     up.add_argument(
         "--tts",
@@ -157,12 +184,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         nargs="?",
         const="pocket-speakers",
         default="none",
-        help="tell speakers apart, with this model (default: none; without PATH: pocket-speakers)",
+        help="speaker embedding model for diarization (default: none; without PATH: pocket-speakers)",
     )
     up.add_argument(
         "--draw",
         metavar="MODEL",
-        help="image generation model of diffusers: folder, name, org/name or none (default: pocket-draw)",
+        help="image model of diffusers: folder, name, org/name or none (default: pocket-draw)",
     )
     up.add_argument(
         "--embed",
@@ -174,60 +201,66 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="FILE",
         nargs="?",
         const="",
-        help="have as many processes as the load needs; FILE: TOML, a table per role (default: decode and tokenizer)",
+        help="scale processes with the load; FILE: TOML with a table per role (default: decode and tokenizer)",
     )
     up.add_argument(
         "--nursery",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="fork services from one process that imports for all; without it each imports by itself (default: yes)",
+        help="fork services from one process that has imported their libraries (default: yes)",
     )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument(
-        "--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder"
+        "--store",
+        metavar="FOLDER",
+        help="store responses, jobs, and images that are returned as URLs, in this folder "
+        "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
+    up.add_argument("--no-store", action="store_true", help="store nothing on disk")
     up.add_argument(
-        "--api-key-file", metavar="PATH", help="file with the key that clients must show"
+        "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )
     up.add_argument(
         "--tenants-file",
         metavar="PATH",
-        help="file of tenants, their keys and limits (see `motet keys`)",
+        help="TOML file of tenants with their keys and limits (see `motet keys`)",
     )
     up.add_argument(
         "--allowed-origins",
         metavar="ORIGIN",
         action="append",
         default=[],
-        help="site whose pages may ask; repeatable",
+        help="origin whose pages may send requests; repeatable",
     )
     up.add_argument(
         "--allowed-hosts",
         metavar="NAME",
         action="append",
         default=[],
-        help="name of this server besides addresses, localhost and the machine's; *: any; repeatable",
+        help="accepted Host besides IP addresses, localhost and the machine's name; *: any; repeatable",
     )
     up.add_argument(
         "--trusted-proxies",
         metavar="NETWORK",
         action="append",
         default=[],
-        help="proxies whose X-Forwarded-For is read, such as 10.0.0.0/8; repeatable",
+        help="network of proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8; repeatable",
     )
     up.add_argument(
-        "--tls-cert", metavar="PATH", help="certificate chain in PEM: serve https and wss"
+        "--tls-cert", metavar="PATH", help="PEM file of the certificate chain; serves https and wss"
     )
-    up.add_argument("--tls-key", metavar="PATH", help="key of the certificate, in PEM")
-    up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
+    up.add_argument("--tls-key", metavar="PATH", help="PEM file of the certificate's key")
+    up.add_argument(
+        "--insecure", action="store_true", help="accept other machines' requests without a key"
+    )
     up.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="text for people, json for machines",
+        help="format of log lines (default: text)",
     )
     up.add_argument(
-        "--state-file", metavar="PATH", help="keep the process ids and instances in this JSON file"
+        "--state-file", metavar="PATH", help="write process and instance ids to this JSON file"
     )
 
 
@@ -236,10 +269,13 @@ def _add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         commands,
         "restart",
         "commands.restart",
-        "Replace the processes of a running stack, one by one; no request fails.",
+        "Replace the processes of a running stack one by one without failing requests.",
     )
     restart.add_argument(
-        "roles", metavar="ROLE", nargs="*", help="such as decode or gateway (default: all but nats)"
+        "roles",
+        metavar="ROLE",
+        nargs="*",
+        help="roles such as decode or gateway (default: all but nats)",
     )
     _add_order(restart)
 
@@ -249,33 +285,35 @@ def _add_scale(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         commands,
         "scale",
         "commands.scale",
-        "Run more or fewer processes of a role in a running stack.",
+        "Change the number of processes of roles in a running stack.",
     )
     scale.add_argument(
         "counts",
         metavar="ROLE=N",
         nargs="+",
-        help="such as decode=3: for each model, if it has one",
+        help="role and number, such as decode=3; for each model, if the role has models",
     )
     _add_order(scale)
 
 
 def _add_order(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)"
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
     )
     command.add_argument(
         "--drain",
         metavar="S",
         type=float,
         default=600.0,
-        help="seconds that a gateway's replies have (default: 600)",
+        help="seconds that a gateway's replies have to end (default: 600)",
     )
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--url", default=DEFAULT_URL, help="where the server is (default: %(default)s)"
+        "--url", default=DEFAULT_URL, help="base URL of the server (default: %(default)s)"
     )
     command.add_argument(
         "--api-key-file", metavar="PATH", help="file with the server's key [MOTET_API_KEY_FILE]"
@@ -287,20 +325,18 @@ def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         commands,
         "chat",
         "commands.chat",
-        "Talk to a model: one answer to PROMPT or standard input, else a dialogue.",
+        "Chat with a model: one reply to PROMPT or standard input, else a dialogue.",
     )
     _add_server(chat)
-    chat.add_argument("--model", help="the model to talk to (default: the server's first)")
+    chat.add_argument("--model", help="chat model (default: the server's first)")
     chat.add_argument(
         "--temperature",
         type=float,
         default=0.0,
-        help="0 always says the likeliest; higher is freer (default: 0)",
+        help="sampling temperature; 0: greedy (default: 0)",
     )
-    chat.add_argument(
-        "--system", metavar="TEXT", help="instructions that come before the conversation"
-    )
-    chat.add_argument("prompt", metavar="PROMPT", nargs="*", help="what to say")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    chat.add_argument("prompt", metavar="PROMPT", nargs="*", help="message to send")
 
 
 def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -308,19 +344,21 @@ def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         commands,
         "say",
         "commands.say",
-        "Speak TEXT or standard input, through the speakers or into a file.",
+        "Synthesize speech from TEXT or standard input; play it or write it to a file.",
     )
     _add_server(say)
     say.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="write it: .mp3 .opus .aac .flac .wav .pcm; - is stdout",
+        help="file to write: .mp3 .opus .aac .flac .wav .pcm; -: standard output (default: play)",
     )
-    say.add_argument("--model", help="the speech model (default: the server's first)")
-    say.add_argument("--voice", help="one of the model's voices (default: its first)")
-    say.add_argument("--speed", type=float, default=1.0, help="0.25 to 4 (default: 1)")
-    say.add_argument("text", metavar="TEXT", nargs="*", help="what to say")
+    say.add_argument("--model", help="speech model (default: the server's first)")
+    say.add_argument("--voice", help="voice of the model (default: its first)")
+    say.add_argument(
+        "--speed", type=float, default=1.0, help="speed factor, 0.25 to 4 (default: 1)"
+    )
+    say.add_argument("text", metavar="TEXT", nargs="*", help="text to speak")
 
 
 def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -328,36 +366,75 @@ def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         commands,
         "listen",
         "commands.listen",
-        "Print what is said in a sound file, or into the microphone, as it is understood.",
+        "Transcribe a sound file or the microphone, printing text as it is recognized.",
     )
     _add_server(listen)
-    listen.add_argument("--model", help="the model that listens (default: the server's first)")
-    listen.add_argument("--language", default="", help="code such as en (default: found out)")
+    listen.add_argument("--model", help="transcription model (default: the server's first)")
     listen.add_argument(
-        "--prompt", default="", help="text that comes before, to show names and spelling"
+        "--language", default="", help="language code such as en (default: detected)"
     )
     listen.add_argument(
-        "--translate", action="store_true", help="a file into English; printed at the end"
+        "--prompt", default="", help="preceding text, as a hint for names and spelling"
+    )
+    listen.add_argument(
+        "--translate", action="store_true", help="translate a file to English; printed at the end"
     )
     listen.add_argument(
         "--speakers",
         action="store_true",
-        help="a line per turn of a file, with who speaks: A, B, …",
+        help="print a line per turn of a file with its speaker: A, B, …",
     )
     listen.add_argument(
-        "--mic", action="store_true", help="listen to the microphone until Ctrl-C, a line per turn"
+        "--mic", action="store_true", help="transcribe the microphone until Ctrl-C, a line per turn"
     )
     listen.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads",
+        help="sound file: wav, mp3, flac, ogg, m4a, webm or another format that FFmpeg reads",
+    )
+
+
+def _add_talk(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    talk = _command(
+        commands,
+        "talk",
+        "talk.command",
+        "Hold a spoken conversation, which speech interrupts: with the microphone or a recording.",
+    )
+    _add_server(talk)
+    talk.add_argument(
+        "--nats",
+        metavar="URL",
+        help="the NATS server of a stack, instead of --url [MOTET_NATS_CREDENTIALS]",
+    )
+    talk.add_argument("--model", help="the model to talk to (default: the server's first)")
+    talk.add_argument("--voice", help="one of the speech model's voices (default: its first)")
+    talk.add_argument("--language", default="", help="code such as en (default: found out)")
+    talk.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0 always says the likeliest; higher is freer (default: 0.8)",
+    )
+    talk.add_argument(
+        "--system", metavar="TEXT", help="instructions that come before the conversation"
+    )
+    talk.add_argument(
+        "--input",
+        metavar="FILE",
+        help="hear this WAV file at its own speed instead of the microphone, until it is answered",
+    )
+    talk.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write a WAV file of what would be heard, in time with the input, instead of playing it",
     )
 
 
 def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     draw = _command(
-        commands, "draw", "commands.draw", "Draw TEXT into a file, and show how it gets on."
+        commands, "draw", "commands.draw", "Generate an image from TEXT and write it to a file."
     )
     _add_server(draw)
     draw.add_argument(
@@ -365,37 +442,39 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--output",
         metavar="FILE",
         default="drawing.png",
-        help="write it: .png .jpg .webp (default: %(default)s)",
+        help="file to write: .png .jpg .webp (default: %(default)s)",
     )
-    draw.add_argument("--model", help="the model that draws (default: the server's first)")
+    draw.add_argument("--model", help="image model (default: the server's first)")
     draw.add_argument(
-        "--size", metavar="WxH", help="pixels, such as 512x512 (default: the model's own)"
+        "--size", metavar="WxH", help="size in pixels, such as 512x512 (default: the model's)"
     )
-    draw.add_argument("--steps", type=int, help="denoising steps (default: the model's own)")
+    draw.add_argument("--steps", type=int, help="denoising steps (default: the model's)")
+    draw.add_argument("--guidance", type=float, help="guidance scale (default: the model's)")
+    draw.add_argument("--negative", metavar="TEXT", default="", help="negative prompt")
     draw.add_argument(
-        "--guidance", type=float, help="how closely to follow the text (default: the model's own)"
-    )
-    draw.add_argument("--negative", metavar="TEXT", default="", help="what is not to be in it")
-    draw.add_argument(
-        "--seed", type=int, help="the same one gives the same picture (default: a new one)"
+        "--seed",
+        type=int,
+        help="seed of the noise; equal seeds give equal images (default: random)",
     )
     draw.add_argument(
         "--lora",
         metavar="NAME[:SCALE]",
         action="append",
         default=[],
-        help="one of the server's adapters, and how strongly (default: 1); may be repeated",
+        help="LoRA adapter of the server and its scale (default: 1); repeatable",
     )
-    draw.add_argument("--image", metavar="FILE", help="a picture to be changed")
+    draw.add_argument("--image", metavar="FILE", help="image to edit")
     draw.add_argument(
-        "--mask", metavar="FILE", help="where: what is transparent, or white, is drawn anew"
+        "--mask",
+        metavar="FILE",
+        help="mask of the image: transparent or white pixels are generated anew",
     )
     draw.add_argument(
         "--strength",
         type=float,
-        help="how far from the picture, up to 1 (default: the model's own)",
+        help="how much to change the image, above 0 up to 1 (default: the model's)",
     )
-    draw.add_argument("text", metavar="TEXT", nargs="+", help="what to draw")
+    draw.add_argument("text", metavar="TEXT", nargs="+", help="prompt of the image")
 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -404,68 +483,113 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             commands,
             "models",
             "commands.models",
-            "List what the server serves, local model folders, and models downloaded from a hub.",
+            "List served models, local model folders, and models downloaded from a hub.",
         )
     )
 
 
 def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     pull = _command(
-        commands, "pull", "commands.pull", "Download a model from a hub, or what changed of it."
+        commands,
+        "pull",
+        "commands.pull",
+        "Download models from a hub, or the files of them that changed.",
     )
     pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    remove = _command(commands, "remove", "commands.remove", "Delete a downloaded model.")
+    remove = _command(commands, "remove", "commands.remove", "Delete downloaded models.")
     remove.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    keys = _command(commands, "keys", "commands.keys", "Make, list and revoke the keys of tenants.")
-    ways = keys.add_subparsers(dest="way", required=True, metavar="new|list|revoke")
-    new = ways.add_parser("new", help="make a key and print it, once", allow_abbrev=False)
-    new.add_argument(
-        "tenant", metavar="TENANT", help="whose key it is; one that is not there yet is added"
+    keys = _command(commands, "keys", "commands.keys", "Create, list and revoke keys of tenants.")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="new|list|revoke")
+    new = actions.add_parser("new", help="create a key and print it once", allow_abbrev=False)
+    new.add_argument("tenant", metavar="TENANT", help="tenant of the key; added if it is new")
+    new.add_argument("--note", metavar="TEXT", help="comment that `list` shows")
+    listed = actions.add_parser(
+        "list", help="list ids, tenants, dates and notes", allow_abbrev=False
     )
-    new.add_argument("--note", metavar="TEXT", help="what it is for; `list` shows it")
-    listed = ways.add_parser("list", help="ids, tenants and dates", allow_abbrev=False)
-    listed.add_argument("tenant", metavar="TENANT", nargs="?", help="only of this one")
-    revoke = ways.add_parser(
-        "revoke", help="take a key out: it is refused a second later", allow_abbrev=False
+    listed.add_argument("tenant", metavar="TENANT", nargs="?", help="only this tenant's keys")
+    revoke = actions.add_parser(
+        "revoke", help="revoke a key; takes effect within a second", allow_abbrev=False
     )
-    revoke.add_argument("id", metavar="ID", help="the key's id, or how it begins")
-    for way in (new, listed, revoke):
-        way.add_argument(
-            "--tenants-file", metavar="PATH", help="the file of tenants [MOTET_TENANTS_FILE]"
+    revoke.add_argument("id", metavar="ID", help="id of the key, or its first digits")
+    for action in (new, listed, revoke):
+        action.add_argument(
+            "--tenants-file", metavar="PATH", help="file of tenants [MOTET_TENANTS_FILE]"
         )
 
 
 def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    about = (
-        "Make the passwords and certificates with which the processes of a stack know each other."
-    )
+    about = "Create the passwords and certificates with which processes of a stack authenticate."
     credentials = _command(commands, "credentials", "commands.credentials", about)
-    ways = credentials.add_subparsers(dest="way", required=True, metavar="passwords|ca|certificate")
-    passwords = ways.add_parser(
-        "passwords", help="one per NATS user, and the server's files", allow_abbrev=False
+    actions = credentials.add_subparsers(
+        dest="action", required=True, metavar="passwords|ca|certificate|environment"
     )
-    passwords.add_argument("--rotate", action="store_true", help="replace those that are there")
-    authority = ways.add_parser(
-        "ca", help="a certificate authority of your own", allow_abbrev=False
+    passwords = actions.add_parser(
+        "passwords",
+        help="create a password per NATS user, and the server's configuration",
+        allow_abbrev=False,
     )
-    certificate = ways.add_parser(
-        "certificate", help="of a host, signed by the authority", allow_abbrev=False
+    passwords.add_argument("--rotate", action="store_true", help="replace existing passwords")
+    authority = actions.add_parser("ca", help="create a certificate authority", allow_abbrev=False)
+    certificate = actions.add_parser(
+        "certificate",
+        help="create a host's certificate, signed by the authority",
+        allow_abbrev=False,
     )
-    for way in (passwords, authority, certificate):
-        way.add_argument("folder", metavar="FOLDER", help="where they are, readable by you alone")
-    certificate.add_argument(
-        "names", metavar="NAME", nargs="+", help="by which others reach it: host names, addresses"
-    )
-    for way, days in ((authority, 3650), (certificate, 365)):
-        way.add_argument(
-            "--days", type=int, default=days, help="that it is valid for (default: %(default)s)"
+    for action in (passwords, authority, certificate):
+        action.add_argument(
+            "folder", metavar="FOLDER", help="folder of the files, readable only by its owner"
         )
+    certificate.add_argument(
+        "names", metavar="NAME", nargs="+", help="host names and addresses of the host"
+    )
+    environment = actions.add_parser(
+        "environment",
+        help="print the variables with which a program finds a `motet up` on this machine",
+        allow_abbrev=False,
+    )
+    environment.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
+    )
+    environment.add_argument(
+        "--role",
+        default="gateway",
+        help="NATS user of the program, see services/nats.conf (default: %(default)s)",
+    )
+    for action, days in ((authority, 3650), (certificate, 365)):
+        action.add_argument(
+            "--days", type=int, default=days, help="days of validity (default: %(default)s)"
+        )
+
+
+def _add_deploy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    deploy = _command(
+        commands,
+        "deploy",
+        "deploy.command",
+        "Write the files that run a stack on Kubernetes or Docker Swarm, from compose.yaml.",
+    )
+    platforms = deploy.add_subparsers(dest="platform", required=True, metavar="kubernetes|swarm")
+    kubernetes = platforms.add_parser(
+        "kubernetes", help="write manifests and a kustomization", allow_abbrev=False
+    )
+    swarm = platforms.add_parser("swarm", help="write a stack file", allow_abbrev=False)
+    for platform in (kubernetes, swarm):
+        platform.add_argument("folder", metavar="FOLDER", help="folder of the files")
+    kubernetes.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="variable of compose.yaml, such as MOTET_LLM=my-model; may be repeated",
+    )
 
 
 def _add_role(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -473,20 +597,22 @@ def _add_role(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         commands,
         "role",
         "commands.role",
-        "Have a running engine decode, or prefill for those that do.",
+        "Change the role of a running LLM engine: decode or prefill.",
     )
     role.add_argument(
-        "--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)"
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
     )
     role.add_argument(
         "--nats",
         metavar="URL",
-        help="its NATS server, where it runs elsewhere [MOTET_NATS_CREDENTIALS]",
+        help="NATS server of a stack on another machine [MOTET_NATS_CREDENTIALS]",
     )
     role.add_argument(
-        "instance", metavar="INSTANCE", help="id of the worker, such as decode-1f2e3d4c"
+        "instance", metavar="INSTANCE", help="instance id of the worker, such as decode-1f2e3d4c"
     )
-    role.add_argument("role", choices=("decode", "prefill"))
+    role.add_argument("role", choices=("decode", "prefill"), help="new role")
 
 
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -497,35 +623,44 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "Record a torch trace of a decode worker while it serves.",
     )
     profile.add_argument(
-        "--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)"
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
     )
     profile.add_argument(
         "--nats",
         metavar="URL",
-        help="its NATS server, where it runs elsewhere [MOTET_NATS_CREDENTIALS]",
-    )
-    profile.add_argument("--model", metavar="NAME", help="the model (default: the only one)")
-    profile.add_argument(
-        "--instance", metavar="ID", help="the worker (default: the model's busiest)"
+        help="NATS server of a stack on another machine [MOTET_NATS_CREDENTIALS]",
     )
     profile.add_argument(
-        "--steps", type=int, default=20, help="engine steps to record; 0: by time (default: 20)"
+        "--model", metavar="NAME", help="model of the worker (default: the only one)"
     )
     profile.add_argument(
-        "--seconds", type=float, default=60.0, help="record at most this long (default: 60)"
+        "--instance", metavar="ID", help="instance id of the worker (default: the model's busiest)"
     )
     profile.add_argument(
-        "--shapes", action="store_true", help="with the shapes of each operator's inputs"
+        "--steps",
+        type=int,
+        default=20,
+        help="engine steps to record; 0: until --seconds (default: 20)",
     )
     profile.add_argument(
-        "--stacks", action="store_true", help="with Python's stack; slows the steps down"
+        "--seconds", type=float, default=60.0, help="longest recording (default: 60)"
     )
-    profile.add_argument("--memory", action="store_true", help="with what each operator allocates")
+    profile.add_argument(
+        "--shapes", action="store_true", help="record the shapes of each operator's inputs"
+    )
+    profile.add_argument(
+        "--stacks", action="store_true", help="record Python's stack, which slows the steps"
+    )
+    profile.add_argument(
+        "--memory", action="store_true", help="record what each operator allocates"
+    )
     profile.add_argument(
         "--output",
         metavar="FILE",
         default="trace.json.gz",
-        help="where it goes; gzipped if so named (%(default)s)",
+        help="file to write, gzipped if named .gz (default: %(default)s)",
     )
 
 
@@ -534,52 +669,58 @@ def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         commands,
         "top",
         "commands.top",
-        "Show every instance and how fast replies are, live, until Ctrl-C.",
+        "Show all instances and the latency of replies, live, until Ctrl-C.",
     )
     _add_server(top)
     top.add_argument(
-        "--every", metavar="SECONDS", type=float, default=1.0, help="look so often (default: 1)"
+        "--every",
+        metavar="SECONDS",
+        type=float,
+        default=1.0,
+        help="interval of measurements (default: 1)",
     )
     top.add_argument(
         "--window",
         metavar="SECONDS",
         type=float,
         default=60.0,
-        help="replies that count (default: 60)",
+        help="period of the replies that count (default: 60)",
     )
     top.add_argument(
         "--first",
         metavar="SECONDS",
         type=float,
         default=1.0,
-        help="a good reply begins in (default: 1)",
+        help="goodput: limit of the time to first token (default: 1)",
     )
     top.add_argument(
         "--between",
         metavar="SECONDS",
         type=float,
         default=0.1,
-        help="a good reply's tokens follow in (default: 0.1)",
+        help="goodput: limit of the time between tokens (default: 0.1)",
     )
     top.add_argument(
         "--price",
         metavar="PER_HOUR",
         type=float,
-        help="of all machines: tells what a million tokens cost",
+        help="price of all machines; shows the cost per million tokens",
     )
-    top.add_argument("--once", action="store_true", help="look twice, print, and end")
-    top.add_argument("--json", action="store_true", help="with --once: what was seen, as JSON")
+    top.add_argument("--once", action="store_true", help="measure twice, print, and exit")
+    top.add_argument("--json", action="store_true", help="with --once: print JSON")
 
 
 def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    trace = _command(
-        commands, "trace", "commands.trace", "Show where a reply spent its time, stage by stage."
-    )
+    trace = _command(commands, "trace", "commands.trace", "Show the time of one reply by stage.")
     _add_server(trace)
     trace.add_argument(
-        "--slowest", action="store_true", help="of the last 200 replies (default: the last one)"
+        "--slowest",
+        action="store_true",
+        help="the slowest of the last 200 replies (default: the last reply)",
     )
-    trace.add_argument("request", metavar="REQUEST", nargs="?", default="", help="its x-request-id")
+    trace.add_argument(
+        "request", metavar="REQUEST", nargs="?", default="", help="x-request-id of the reply"
+    )
 
 
 def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -587,7 +728,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         commands,
         "doctor",
         "commands.doctor",
-        "Name what is short and what to turn. Exit code: 0 healthy, 1 something is short, 2 it could not be asked.",
+        "Report resources that are short and the remedies. Exit code: 0 healthy, 1 findings, 2 no answer.",
     )
     _add_server(doctor)
     doctor.add_argument(
@@ -595,9 +736,9 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="SECONDS",
         type=float,
         default=10.0,
-        help="look back so far (default: 10)",
+        help="period to diagnose (default: 10)",
     )
-    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -605,7 +746,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         commands,
         "plan",
         "planning.plan",
-        "Tell what a model needs and what a machine could do with it.",
+        "Compute the memory that a model needs and the speed limits of a machine.",
     )
     plan.add_argument(
         "model",
@@ -613,12 +754,14 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="checkpoint folder (config.json is enough), a local model's name, or org/name on a hub",
     )
     plan.add_argument(
-        "--memory", metavar="BYTES", help="such as 24GB (default: the GPU's, or what is free here)"
+        "--memory",
+        metavar="BYTES",
+        help="memory such as 24GB (default: the GPU's, or the available memory)",
     )
     plan.add_argument(
         "--context",
         metavar="TOKENS",
-        help="per sequence, such as 8k (default: 4k, or the model's limit)",
+        help="tokens per sequence, such as 8k (default: 4k, or the model's limit)",
     )
     where = plan.add_mutually_exclusive_group()
     where.add_argument(
@@ -628,9 +771,16 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--cpu", action="store_true", help="upper bounds of tokens/s on this machine's processor"
     )
     weights = ("float32", "bf16", "bfloat16", "int8", "int4", "float8")
-    plan.add_argument("--weights", choices=weights, default="bf16", help="(default: bf16)")
+    plan.add_argument(
+        "--weights", choices=weights, default="bf16", help="format of the weights (default: bf16)"
+    )
     kv_dtypes = ("float32", "bf16", "bfloat16", "int8", "float8", "float8_e4m3fn")
-    plan.add_argument("--kv-dtype", choices=kv_dtypes, default="bf16", help="(default: bf16)")
+    plan.add_argument(
+        "--kv-dtype",
+        choices=kv_dtypes,
+        default="bf16",
+        help="format of the KV cache (default: bf16)",
+    )
     plan.add_argument(
         "--block-size", type=int, default=16, help="tokens per KV block (default: 16)"
     )
@@ -638,27 +788,35 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--token-budget", type=int, default=512, help="tokens computed per step (default: 512)"
     )
     plan.add_argument(
-        "--max-running", type=int, default=64, help="most sequences at a time (default: 64)"
+        "--max-running", type=int, default=64, help="most concurrent sequences (default: 64)"
     )
     plan.add_argument(
-        "--no-prefix-cache", action="store_true", help="no snapshots of recurrent states"
+        "--no-prefix-cache",
+        action="store_true",
+        help="omit memory for snapshots of recurrent states",
     )
     plan.add_argument(
-        "--overhead", metavar="BYTES", help="of the process beside the model (default: measured)"
+        "--overhead",
+        metavar="BYTES",
+        help="memory of the process besides the model (default: measured)",
     )
-    plan.add_argument("--threads", type=int, default=0, help="of --cpu (default: all)")
+    plan.add_argument(
+        "--threads", type=int, default=0, help="threads of --cpu; 0: all (default: 0)"
+    )
     plan.add_argument(
         "--bandwidth",
         metavar="BYTES",
-        help="per second, of --cpu, such as 50GB (default: measured here)",
+        help="memory bandwidth of --cpu per second, such as 50GB (default: measured)",
     )
     plan.add_argument(
-        "--gflops", type=float, help="float32, of --cpu (default: from clock and vector width)"
+        "--gflops",
+        type=float,
+        help="float32 GFLOP/s of --cpu (default: from clock and vector width)",
     )
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_traffic(
         plan.add_argument_group(
-            "traffic", "how many of what it needs, and what a million tokens cost"
+            "traffic", "number of instances that a traffic needs, and cost per million tokens"
         )
     )
 
@@ -668,7 +826,7 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         commands,
         "eval",
         "commands.eval",
-        "Tell what settings of the engine cost a model in quality.",
+        "Measure the effect of engine settings on a model's quality and memory.",
     )
     found.add_argument(
         "model", metavar="MODEL", help="checkpoint folder, a local model's name, or org/name"
@@ -677,27 +835,39 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--setting",
         metavar="NAME=VALUE,…",
         action="append",
-        help="of the engine, such as weights=int8,kv_dtype=int8, or model=FOLDER; repeatable (default: each format)",
+        help="engine settings, such as weights=int8,kv_dtype=int8, or model=FOLDER; repeatable (default: each format)",
     )
     found.add_argument(
-        "--text", metavar="FILE", action="append", default=[], help="for perplexity; repeatable"
+        "--text",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="text for perplexity; repeatable",
     )
     found.add_argument(
         "--tasks",
         metavar="FILE",
-        help="JSON lines of question and answer (pocket-chat has its own)",
+        help="JSON lines of questions and answers, for accuracy (pocket-chat has its own)",
     )
     found.add_argument(
-        "--limit", metavar="N", type=int, default=0, help="only N tasks of each category"
+        "--limit",
+        metavar="N",
+        type=int,
+        default=0,
+        help="most tasks of each category; 0: all (default: 0)",
     )
     found.add_argument(
         "--window",
         metavar="N",
         type=int,
         default=1024,
-        help="tokens of a text read together (1024)",
+        help="tokens per window of a text (default: 1024)",
     )
     found.add_argument(
-        "--timeout", metavar="S", type=float, default=3600, help="most seconds per setting (3600)"
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=3600,
+        help="most seconds per setting (default: 3600)",
     )
     found.add_argument("--json", action="store_true", help="print JSON instead of a table")

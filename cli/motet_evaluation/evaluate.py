@@ -1,9 +1,8 @@
-"""Measure the quality of one engine setting: `python -m motet_evaluation.evaluate MODEL`
+"""Measure the quality of one engine setting: `python -m motet_evaluation.evaluate MODEL`.
 
-It is run by `motet eval`.
-
-Prints one line of JSON: what was loaded, its memory, the perplexity of texts (or, without any, of
-the right answers), and the share of tasks whose greedy answer was right, by category.
+`motet eval` runs it for each setting. Prints one line of JSON: the loaded formats, their memory,
+the perplexity of texts (without any, of the right answers), and the share of tasks whose greedy
+answer was right, by category.
 """
 
 from __future__ import annotations
@@ -31,30 +30,38 @@ from .scoring import log_probabilities
 from .tasks import Task, read_tasks
 
 MAX_ANSWER = 96  # tokens
-WINDOW = 1024  # tokens of a text per window, the longest context of a prediction
+WINDOW = 1024  # tokens of a text per window, which bounds the context of a prediction
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Returns exit code 0 on success, 1 on failure, 2 for a wrong setting."""
+    """Run the command. Exit code: 0 success, 1 failure, 2 wrong setting."""
     parser = argparse.ArgumentParser(
         prog="python -m motet_evaluation.evaluate", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("model", help="folder of the checkpoint")
     parser.add_argument(
-        "--setting", metavar="NAME=VALUE", action="append", default=[], help="of EngineConfig"
+        "--setting",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="field of EngineConfig; repeatable",
     )
     parser.add_argument(
-        "--text", metavar="FILE", action="append", default=[], type=Path, help="for perplexity"
+        "--text",
+        metavar="FILE",
+        action="append",
+        default=[],
+        type=Path,
+        help="text for perplexity; repeatable",
     )
     parser.add_argument(
-        "--tasks", metavar="FILE", type=Path, help="JSON lines of questions and answers"
+        "--tasks",
+        metavar="FILE",
+        type=Path,
+        help="JSON lines of questions and answers, for accuracy",
     )
-    parser.add_argument(
-        "--limit", type=int, default=0, help="only so many tasks of each category; 0: all"
-    )
-    parser.add_argument(
-        "--window", type=int, default=WINDOW, help="tokens of a text that are read together"
-    )
+    parser.add_argument("--limit", type=int, default=0, help="most tasks of each category; 0: all")
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens per window of a text")
     args = parser.parse_args(argv)
     try:
         print(json.dumps(evaluate(args)))
@@ -65,12 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the results. Raises ConfigError for settings, texts and tasks that cannot be used."""
+    """Return the results as a JSON object. Raises ConfigError for unusable options or files."""
     began = time.perf_counter()
     if not (args.text or args.tasks):
-        raise ConfigError("--text, --tasks: give at least one of them")
+        raise ConfigError("--text, --tasks: give at least one of them", param="--text")
     if args.window < 2:
-        raise ConfigError(f"--window: {args.window}: give at least 2 tokens")
+        raise ConfigError(
+            f"--window: {args.window} is too few; give at least 2 tokens", param="--window"
+        )
     tasks = limited(read_tasks(args.tasks), args.limit) if args.tasks else []
     engine = Engine(engine_config(args.model, args.setting))
     try:
@@ -85,7 +94,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             ),
             **_perplexity(engine, tokenizer, args.text, tasks, args.window),
             **_accuracy(engine, tokenizer, tasks),
-            **_guesses(engine),
+            **_draft_counts(engine),
         }
     finally:
         engine.close()
@@ -93,7 +102,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_config(model: str, settings: Iterable[str]) -> EngineConfig:
-    """Return the config of settings NAME=VALUE.
+    """Parse settings NAME=VALUE into an engine config.
 
     Raises ConfigError that names an unknown setting or an invalid value.
     """
@@ -104,7 +113,8 @@ def engine_config(model: str, settings: Iterable[str]) -> EngineConfig:
         name, _, value = setting.partition("=")
         if name not in known or kinds[name] not in (str, int, float, bool):
             raise ConfigError(
-                f"--setting: {setting!r}: give one of {', '.join(known)}, as weights=int8"
+                f"--setting: {setting!r} is unknown; give one of {', '.join(known)}, as weights=int8",
+                param="--setting",
             )
         values[name] = _value(name, value, kinds[name])
     return EngineConfig(model=model, **values)
@@ -113,12 +123,16 @@ def engine_config(model: str, settings: Iterable[str]) -> EngineConfig:
 def _value(name: str, value: str, kind: Any) -> Any:
     if kind is bool:
         if value not in ("true", "false"):
-            raise ConfigError(f"--setting: {name}={value!r}: give true or false")
+            raise ConfigError(
+                f"--setting: {name}={value!r} is not a bool; give true or false", param="--setting"
+            )
         return value == "true"
     try:
         return kind(value)
     except ValueError as error:
-        raise ConfigError(f"--setting: {name}={value!r}: give a number") from error
+        raise ConfigError(
+            f"--setting: {name}={value!r} is not a number; give one", param="--setting"
+        ) from error
 
 
 def limited(tasks: Sequence[Task], limit: int) -> list[Task]:
@@ -150,7 +164,7 @@ def _perplexity(
         watch = None if rule is None else rule.watch(first)
         logprobs += log_probabilities(runner, tokens, watch)[first - 1 :]
     if not logprobs:
-        raise ConfigError("--text: there is no second token in it; give more text")
+        raise ConfigError("--text: has fewer than two tokens; give more text", param="--text")
     of = "texts" if texts else "answers"
     return {
         "perplexity": math.exp(-sum(logprobs) / len(logprobs)),
@@ -162,13 +176,14 @@ def _perplexity(
 def _windows(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[Path], window: int
 ) -> Iterable[tuple[list[int], int]]:
-    """Yield windows of the texts, and the index of the first token that counts in each."""
+    """Yield windows of the texts, and the index of the first token to score in each."""
     for path in texts:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"--text: {path} cannot be read: {error}; give a text file in UTF-8"
+                f"--text: {str(path)!r} cannot be read: {error}; give a text file in UTF-8",
+                param="--text",
             ) from error
         ids = tokenizer.encode(text, add_special_tokens=False)
         yield from ((ids[at : at + window], 1) for at in range(0, len(ids), window))
@@ -177,14 +192,14 @@ def _windows(
 def _answers(
     tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]
 ) -> Iterable[tuple[list[int], int]]:
-    """Yield questions with their right answers, and the index of the first answer token."""
+    """Yield tokens of questions with their right answers, and the index of the answer."""
     for task in tasks:
         prompt = _prompt(tokenizer, task)
         yield prompt + tokenizer.encode(task.answer, add_special_tokens=False), len(prompt)
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, task: Task) -> list[int]:
-    """Return a task's prompt by the model's chat template; without one, the contents alone."""
+    """Return a task's prompt by the model's chat template, or the plain contents without one."""
     messages = [dict(message) for message in task.messages]
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer.encode("\n".join(str(message["content"]) for message in messages)))
@@ -200,13 +215,13 @@ def _accuracy(
     engine: Engine, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]
 ) -> dict[str, Any]:
     right: dict[str, int] = defaultdict(int)
-    asked: dict[str, int] = defaultdict(int)
-    for task, said in zip(tasks, answers(engine, tokenizer, tasks), strict=True):
-        asked[task.category] += 1
-        right[task.category] += task.is_right(said)
-    if not asked:
+    counts: dict[str, int] = defaultdict(int)
+    for task, reply in zip(tasks, answers(engine, tokenizer, tasks), strict=True):
+        counts[task.category] += 1
+        right[task.category] += task.is_right(reply)
+    if not counts:
         return {}
-    by_category = {category: right[category] / count for category, count in asked.items()}
+    by_category = {category: right[category] / count for category, count in counts.items()}
     return {
         "accuracy": sum(right.values()) / len(tasks),
         "accuracy_by_category": by_category,
@@ -214,7 +229,7 @@ def _accuracy(
     }
 
 
-def _guesses(engine: Engine) -> dict[str, Any]:
+def _draft_counts(engine: Engine) -> dict[str, Any]:
     """Return the counts of drafted and accepted tokens, if any were drafted."""
     stats = engine.stats()
     return {
@@ -225,8 +240,8 @@ def _guesses(engine: Engine) -> dict[str, Any]:
 
 
 def answers(engine: Engine, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]) -> list[str]:
-    """Return greedy answers; as many tasks run at a time as the engine allows."""
-    said: list[list[int]] = [[] for _ in tasks]
+    """Return greedy answers, computed as many at a time as the engine allows."""
+    replies: list[list[int]] = [[] for _ in tasks]
     waiting = list(enumerate(tasks))[::-1]
     running = 0
     while waiting or engine.has_work:
@@ -236,12 +251,12 @@ def answers(engine: Engine, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[
             engine.add(number, _prompt(tokenizer, task), sampling)
             running += 1
         for output in engine.step():
-            said[int(str(output.key))] += output.ids
+            replies[int(str(output.key))] += output.ids
             if output.error is not None:
                 raise output.error
             running -= output.finish is not None
     ends = engine.runner.eos_ids
-    return [tokenizer.decode([token for token in ids if token not in ends]) for ids in said]
+    return [tokenizer.decode([token for token in ids if token not in ends]) for ids in replies]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compute the log-probabilities of a text, with the cache and matrices that serve requests."""
+"""Compute the log-probabilities of a text with the KV cache and weights that serve requests."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ STEP = 256  # tokens whose logits are computed per step
 def log_probabilities(
     runner: ModelRunner, tokens: Sequence[int], watch: Watch | None = None
 ) -> list[float]:
-    """Return the natural logarithm of each token's conditional probability, from the second on.
+    """Return the log-probability (natural) of each token after the first, given those before it.
 
-    watch: the first tokens are a prompt, which is compressed before the others are computed. Raises
-    ConfigError for tokens outside the model's vocabulary, or more of them than its context has.
+    watch: heavy hitters by which the prompt, the first tokens, is compressed before the others are
+    computed. Raises ConfigError for tokens outside the vocabulary or beyond the context length.
     """
     if len(tokens) > runner.context:
         raise ConfigError(
-            f"{len(tokens)} tokens are more than the model's context of {runner.context}; shorten them"
+            f"tokens: {len(tokens)} exceed the context of {runner.context}; shorten the text",
+            param="tokens",
         )
     if bad := [token for token in tokens if not 0 <= token < runner.vocab]:
         raise ConfigError(
-            f"token {bad[0]} is none of the model's {runner.vocab}: give the tokenizer of this model"
+            f"tokens: {bad[0]} is outside the vocabulary of {runner.vocab}; use the model's tokenizer",
+            param="tokens",
         )
     found: list[float] = []
     if len(tokens) < 2:
@@ -43,8 +45,8 @@ def log_probabilities(
         request = _request(runner, tokens)
         for first, end in pairwise(_bounds(len(tokens) - 1, watch)):
             due = list(tokens[first + 1 : end + 1])
-            # The request has the tokens up to the next one; the others are a draft, since the
-            # logits of all draft tokens are returned.
+            # The request ends before the tokens to score; these are its draft, because the
+            # forward pass returns the logits of all draft tokens.
             request.tokens = list(tokens[: first + 1])
             works = [Work(request, len(due), tuple(due[:-1]))]
             watched = {} if watch is None or first >= watch.num_prompt else {request: watch}
@@ -64,7 +66,7 @@ def log_probabilities(
 
 
 def _bounds(num_tokens: int, watch: Watch | None) -> list[int]:
-    """Return the token indices at which steps begin and end."""
+    """Return the token indices at which forward passes begin and end, ascending."""
     bounds = {*range(0, num_tokens, STEP), num_tokens}
     if watch is not None and watch.num_prompt < num_tokens:
         bounds.add(watch.num_prompt)
@@ -72,7 +74,7 @@ def _bounds(num_tokens: int, watch: Watch | None) -> list[int]:
 
 
 def _request(runner: ModelRunner, tokens: Sequence[int]) -> Request:
-    """Return a request that has all of the runner's cache."""
+    """Return a request that owns the blocks and the state slot of the runner's cache."""
     request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens))
     needed = -(-len(tokens) // runner.kv.block_size)
     groups = range(len(runner.kv.groups))

@@ -75,7 +75,7 @@ def gated(x: Tensor, activation: str) -> Tensor:
     """
     if activation not in _GATED or x.shape[-1] % 2:
         raise KernelError(
-            f"{activation!r} of {x.shape[-1]}: give silu or gelu_tanh, and gate and up of equal width"
+            f"activation: {activation!r} of {x.shape[-1]}; give silu or gelu_tanh, and gate and up of equal width"
         )
     if x.dtype not in GPU_FLOATS:
         raise KernelError(f"x: {x.dtype} must be float32, bfloat16 or float16")

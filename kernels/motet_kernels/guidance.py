@@ -1,6 +1,6 @@
 """Apply classifier-free guidance (Ho and Salimans 2022) and the scheduler's step after it.
 
-A deterministic scheduler step unconditional history (Euler, DDIM, flow matching) is a linear combination
+A deterministic scheduler step without history (Euler, DDIM, flow matching) is a linear combination
 of the noisy picture and the denoiser's prediction, with coefficients that the schedule knows in
 advance.
 """

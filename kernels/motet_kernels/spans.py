@@ -20,11 +20,11 @@ from motet_kernels.runtime.errors import KernelError
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of a launch, on its device.
+    """Hold the tiles of a launch, on its device.
 
     tiles_T4: int32 (row, its first token, its queries, the tile's first line). The `num_long` tiles
-    of long rows come first, in reverse order, because the last tile of a causal row takes longest;
-    then the `num_short` others, none of which has more than `short_lines` lines.
+        of long rows come first, in reverse order, because the last tile of a causal row takes
+        longest; then the `num_short` others, none of which has more than `short_lines` lines.
     """
 
     tiles_T4: Tensor
@@ -35,7 +35,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Rows of packed tokens: row b has the tokens `bounds[b] : bounds[b + 1]`.
+    """Locate rows of packed tokens: row b has the tokens `bounds[b] : bounds[b + 1]`.
 
     Tensors that are computed with them are on `device`. Raises `KernelError` on bounds that do not
     begin with 0 or that decrease.

@@ -1,7 +1,8 @@
-"""One example of pocket-asr: a clip as log-mel frames, its text, and when which word and phoneme is spoken.
+"""Make pocket-asr examples: log-mel frames, text, and the times of words and phonemes.
 
-A training example is a pure function of (seed, index). Training refuses the held-out seeds; held-out clips have
-sentences and voices that training never draws (see `speech_sentences` and `speech_voices`).
+A training example is a pure function of (seed, index). Held-out seeds are refused in training;
+held-out clips have sentences and voices that training never draws (see `speech_sentences` and
+`speech_voices`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from numpy.typing import NDArray
 
 import asr_tokenizer
 from asr_recipe import Recipe
-from speech_espeak import Mark, Speech, Voice, speak
-from speech_noise import CLEAN, NORMAL, RATE, Conditions, Wave, expose, no_speech
-from speech_sentences import CATEGORIES, HELD_OUT_SEEDS, say, utterance
+from held_out_seeds import HELD_OUT_SEEDS, check_training_seed
+from recipe_error import RecipeError
+from speech_espeak import Speech, SpeechMark, Voice, speak
+from speech_noise import CLEAN, NORMAL, RATE, Conditions, Wave, apply_conditions, no_speech
+from speech_sentences import CATEGORIES, sample_sentence, training_utterance
 from speech_voices import draw_voice
 
 FRAME = 160  # samples
-DECADES = 8  # the dynamic range of Whisper's features, in powers of ten
-# espeak-ng's names of the phonemes of English in the accents used here, without stress; 0 is silence.
+DYNAMIC_RANGE = 8  # of Whisper's features, in decades
+# English phonemes of the accents used, by espeak-ng's names without stress; 0 is silence.
 PHONEMES = (
     *(
         "_",
@@ -95,29 +98,35 @@ PHONEMES = (
     ),
     *("w#", "aI@", "@-", "t[", "VR", "IR", "Z", "t2", "aI3", "@5", "?", "n-", "O"),
 )
-UNKNOWN = 255  # another phoneme: nothing is to be learned of it
+UNKNOWN = 255  # label of any other phoneme; has no loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """What is heard and what was said; `words` are (first character, start, end) in seconds of the clip."""
+    """Hold a recording and its transcript.
+
+    words: (first character, start, end), in seconds of the clip.
+    """
 
     wave: Wave
     text: str
     words: tuple[tuple[int, float, float], ...] = ()
-    phonemes: tuple[Mark, ...] = ()
+    phonemes: tuple[SpeechMark, ...] = ()
     category: str = "silence"
     voice: Voice = field(default_factory=Voice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Features [80, frames] in bytes from the floor of the clip's range to its peak, and what to learn of them."""
+    """Hold a clip as the trainer stores it.
+
+    features: [80, frames], quantized to 8 bits between the floor of the clip's range and `peak`.
+    """
 
     features: NDArray[np.uint8]
     peak: float
-    tokens: tuple[int, ...]  # the text alone
-    spans: tuple[tuple[float, float], ...]  # the seconds of each token's word
+    tokens: tuple[int, ...]  # without special tokens
+    spans: tuple[tuple[float, float], ...]  # start and end of each token's word, seconds
     phonemes: NDArray[np.uint8]  # one per encoder position
 
     @property
@@ -126,7 +135,7 @@ class Example:
 
 
 def word_times(text: str, speech: Speech) -> list[tuple[int, float, float]]:
-    """(first character, start, end) of every word between blanks, in seconds of the speech, pauses left out."""
+    """Return (first character, start, end) of each word, in seconds without trailing pauses."""
     starts = [
         index
         for index, char in enumerate(text)
@@ -147,52 +156,56 @@ def word_times(text: str, speech: Speech) -> list[tuple[int, float, float]]:
     return found
 
 
-def record(
+def record_clip(
     text: str, voice: Voice, rng: Generator, conditions: Conditions = NORMAL, category: str = ""
 ) -> Clip:
-    """The sentence spoken and heard."""
+    """Synthesize a sentence with espeak-ng and apply recording conditions to it."""
     speech = speak(text, voice)
-    wave, before = expose(speech, rng, conditions)
+    wave, before = apply_conditions(speech, rng, conditions)
     words = tuple(
         (first, start + before, end + before) for first, start, end in word_times(text, speech)
     )
-    phonemes = tuple(Mark(mark.second + before, phoneme=mark.phoneme) for mark in speech.phonemes)
+    phonemes = tuple(
+        SpeechMark(mark.second + before, phoneme=mark.phoneme) for mark in speech.phonemes
+    )
     return Clip(
         wave=wave, text=text, words=words, phonemes=phonemes, category=category, voice=voice
     )
 
 
-def clip(recipe: Recipe, index: int) -> Clip:
-    """The training clip number `index`; raises ValueError for a held-out seed."""
-    if recipe.seed in HELD_OUT_SEEDS:
-        raise ValueError(
-            f"seed {recipe.seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
-        )
+def training_clip(recipe: Recipe, index: int) -> Clip:
+    """Return the training clip number `index`. Raises RecipeError for a held-out seed."""
+    check_training_seed(recipe.seed)
     rng = Random(f"{recipe.seed}/{index}")
     noise = np.random.default_rng((recipe.seed, index))
-    if rng.random() < recipe.silent_share:
+    if rng.random() < recipe.no_speech_share:
         return Clip(wave=no_speech(noise), text="")
     while True:
-        said = utterance(rng, general_share=recipe.general_share, long_share=recipe.long_share)
-        made = record(said.text, draw_voice(rng), noise, category=said.category)
-        if len(made.wave) <= asr_tokenizer.WINDOW * RATE:
-            return made
+        sentence = training_utterance(
+            rng, general_share=recipe.general_share, long_share=recipe.long_share
+        )
+        clip = record_clip(sentence.text, draw_voice(rng), noise, category=sentence.category)
+        if len(clip.wave) <= asr_tokenizer.WINDOW * RATE:
+            return clip
 
 
-def held_out(category: str, index: int, *, clean: bool = False) -> Clip:
-    """The held-out clip number `index` of a category, in a voice that training never draws."""
+def held_out_clip(category: str, index: int, *, clean: bool = False) -> Clip:
+    """Return the held-out clip number `index` of a category. Raises RecipeError if unknown."""
     if category not in CATEGORIES:
-        raise ValueError(f"category {category!r} is unknown: use {', '.join(CATEGORIES)}")
+        raise RecipeError(
+            f"category={category!r} is unknown: use one of {', '.join(CATEGORIES)}",
+            param="category",
+        )
     seed = HELD_OUT_SEEDS[index]
     rng = Random(f"{seed}/{category}")
     noise = np.random.default_rng((seed, CATEGORIES.index(category)))
     while True:
-        text = say(rng, category, held_out=True)
-        made = record(
+        text = sample_sentence(rng, category, held_out=True)
+        clip = record_clip(
             text, draw_voice(rng, held_out=True), noise, CLEAN if clean else NORMAL, category
         )
-        if len(made.wave) <= asr_tokenizer.WINDOW * RATE:
-            return made
+        if len(clip.wave) <= asr_tokenizer.WINDOW * RATE:
+            return clip
 
 
 @cache
@@ -201,20 +214,20 @@ def _extractor() -> asr_tokenizer.WhisperFeatureExtractor:
 
 
 def features(wave: Wave) -> NDArray[np.float32]:
-    """Whisper's log-mel features [80, frames] of the clip alone, an even number of frames."""
+    """Return Whisper's log-mel features [80, frames] of the clip alone; `frames` is even."""
     padded = np.pad(wave, (0, -len(wave) % (2 * FRAME)))
-    made = _extractor()(padded, sampling_rate=RATE, padding="do_not_pad", return_tensors="np")
-    return np.asarray(made["input_features"][0], np.float32)
+    outputs = _extractor()(padded, sampling_rate=RATE, padding="do_not_pad", return_tensors="np")
+    return np.asarray(outputs["input_features"][0], np.float32)
 
 
-def example(made: Clip, tokenizer: asr_tokenizer.WhisperTokenizer) -> Example:
-    """The clip as the trainer stores it."""
-    mel = features(made.wave)
+def example(clip: Clip, tokenizer: asr_tokenizer.WhisperTokenizer) -> Example:
+    """Convert a clip to its stored form."""
+    mel = features(clip.wave)
     peak = float(mel.max())
-    scaled = (mel - peak) * (4 / DECADES) + 1
+    scaled = (mel - peak) * (4 / DYNAMIC_RANGE) + 1
     encoded = (
-        tokenizer(" " + made.text, add_special_tokens=False, return_offsets_mapping=True)
-        if made.text
+        tokenizer(" " + clip.text, add_special_tokens=False, return_offsets_mapping=True)
+        if clip.text
         else {}
     )
     offsets = encoded.get("offset_mapping", [])
@@ -222,29 +235,29 @@ def example(made: Clip, tokenizer: asr_tokenizer.WhisperTokenizer) -> Example:
         features=np.round(scaled.clip(0, 1) * 255).astype(np.uint8),
         peak=peak,
         tokens=tuple(encoded.get("input_ids", ())),
-        spans=tuple(_span(made, max(0, end - 2)) for _, end in offsets),
-        phonemes=_phonemes(made, mel.shape[1] // 2),
+        spans=tuple(_span(clip, max(0, end - 2)) for _, end in offsets),
+        phonemes=_phonemes(clip, mel.shape[1] // 2),
     )
 
 
-def _span(made: Clip, character: int) -> tuple[float, float]:
-    """The seconds of the word that the character belongs to."""
-    index = bisect_right([first for first, _, _ in made.words], character) - 1
-    return made.words[max(0, index)][1:] if made.words else (0.0, 0.0)
+def _span(clip: Clip, character: int) -> tuple[float, float]:
+    """Return the start and end, in seconds, of the word at a character."""
+    index = bisect_right([first for first, _, _ in clip.words], character) - 1
+    return clip.words[max(0, index)][1:] if clip.words else (0.0, 0.0)
 
 
-def _phonemes(made: Clip, positions: int) -> NDArray[np.uint8]:
-    """The phoneme in the middle of each encoder position."""
+def _phonemes(clip: Clip, positions: int) -> NDArray[np.uint8]:
+    """Return the phoneme label at the middle of each encoder position."""
     times = (np.arange(positions) + 0.5) * asr_tokenizer.STEP
-    if not made.phonemes:
+    if not clip.phonemes:
         return np.zeros(positions, np.uint8)
-    index = np.searchsorted([mark.second for mark in made.phonemes], times, side="right") - 1
-    labels = np.array([phoneme_label(mark.phoneme) for mark in made.phonemes], np.uint8)
+    index = np.searchsorted([mark.second for mark in clip.phonemes], times, side="right") - 1
+    labels = np.array([phoneme_label(mark.phoneme) for mark in clip.phonemes], np.uint8)
     return np.where(index < 0, 0, labels[np.maximum(index, 0)]).astype(np.uint8)
 
 
 def phoneme_label(name: str) -> int:
-    """The number of a phoneme, whatever its stress; pauses of all kinds are 0."""
+    """Return the number of a phoneme regardless of stress; every pause is 0."""
     bare = name.lstrip("',")
     if not bare or bare.startswith("_"):
         return 0

@@ -1,7 +1,7 @@
-"""Score a pocket-asr folder on held-out clips: `python models/recipes/asr_evaluate.py models/pocket-asr`.
+"""Score a pocket-asr folder: `python models/recipes/asr_evaluate.py models/pocket-asr`.
 
-Held-out clips have sentences, voices and noise that training never met. The score is the word error rate: words
-substituted, left out and put in, over words spoken, without regard to case and punctuation.
+Held-out clips have sentences, voices and noise that training never draws. The score is the word
+error rate without case and punctuation: substitutions, deletions and insertions over words spoken.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 import asr_data
 from asr_data import Clip
 from speech_noise import RATE
-from speech_sentences import CATEGORIES, plain
+from speech_sentences import CATEGORIES, normalize_words
 
 
-class Verdict(NamedTuple):
-    """What the model made of one held-out clip: word errors, and words spoken."""
+class ClipScore(NamedTuple):
+    """Hold the transcript of a held-out clip and its word errors."""
 
     clip: Clip
-    heard: str
+    transcript: str
     errors: int
     words: int
 
 
-def distance(said: Sequence[object], heard: Sequence[object]) -> int:
-    """The least number of substitutions, deletions and insertions between two sequences, of words for example."""
-    row = list(range(len(heard) + 1))
-    for i, word in enumerate(said, start=1):
+def edit_distance(reference: Sequence[object], transcript: Sequence[object]) -> int:
+    """Return the Levenshtein distance of two sequences."""
+    row = list(range(len(transcript) + 1))
+    for i, word in enumerate(reference, start=1):
         diagonal, row[0] = row[0], i
-        for j, other in enumerate(heard, start=1):
+        for j, other in enumerate(transcript, start=1):
             diagonal, row[j] = row[j], min(diagonal + (word != other), row[j] + 1, row[j - 1] + 1)
     return row[-1]
 
 
 def load(folder: Path) -> tuple[WhisperForConditionalGeneration, WhisperProcessor]:
-    """The checkpoint in float32, for a CPU."""
+    """Load the checkpoint in float32 on the CPU."""
     model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     return model, WhisperProcessor.from_pretrained(folder)
 
@@ -52,54 +52,69 @@ def transcribe(
     processor: WhisperProcessor,
     waves: Sequence[asr_data.Wave],
 ) -> list[str]:
-    """Greedy transcripts, by transformers' own `generate` on whole windows."""
+    """Decode greedily with transformers' `generate`, on whole windows."""
     inputs = processor(list(waves), sampling_rate=RATE, return_tensors="pt")
     written = model.generate(inputs["input_features"], do_sample=False, num_beams=1)
     return [text.strip() for text in processor.batch_decode(written, skip_special_tokens=True)]
 
 
-def judge(
+def score_clips(
     model: WhisperForConditionalGeneration,
     processor: WhisperProcessor,
     clips: Sequence[Clip],
     *,
     batch: int = 25,
-) -> list[Verdict]:
-    verdicts = []
+) -> list[ClipScore]:
+    """Transcribe clips and count their word errors."""
+    results = []
     for start in range(0, len(clips), batch):
         chunk = clips[start : start + batch]
-        for clip, heard in zip(
+        for clip, transcript in zip(
             chunk, transcribe(model, processor, [clip.wave for clip in chunk]), strict=True
         ):
-            said = plain(clip.text).split()
-            verdicts.append(Verdict(clip, heard, distance(said, plain(heard).split()), len(said)))
-    return verdicts
+            reference = normalize_words(clip.text).split()
+            results.append(
+                ClipScore(
+                    clip,
+                    transcript,
+                    edit_distance(reference, normalize_words(transcript).split()),
+                    len(reference),
+                )
+            )
+    return results
 
 
-def rate(verdicts: Sequence[Verdict]) -> float:
-    return sum(verdict.errors for verdict in verdicts) / sum(verdict.words for verdict in verdicts)
+def word_error_rate(results: Sequence[ClipScore]) -> float:
+    """Return word errors over words spoken."""
+    return sum(result.errors for result in results) / sum(result.words for result in results)
 
 
 def score(folder: Path, *, count: int, clean: bool = False, show: int = 0) -> dict[str, float]:
-    """Word error rate per category, of the whole micro-world and of the general sentences (four times as many)."""
+    """Return the word error rate by category and of the whole micro-world.
+
+    The general category has four times as many clips.
+    """
     model, processor = load(folder)
     scores: dict[str, float] = {}
-    world: list[Verdict] = []
+    world: list[ClipScore] = []
     for category in CATEGORIES:
         many = count * 4 if category == "general" else count
-        verdicts = judge(
-            model, processor, [asr_data.held_out(category, i, clean=clean) for i in range(many)]
+        results = score_clips(
+            model,
+            processor,
+            [asr_data.held_out_clip(category, i, clean=clean) for i in range(many)],
         )
-        scores[category] = rate(verdicts)
-        world += verdicts if category != "general" else []
-        for verdict in [verdict for verdict in verdicts if verdict.errors][:show]:
+        scores[category] = word_error_rate(results)
+        world += results if category != "general" else []
+        for result in [result for result in results if result.errors][:show]:
             print(
-                f"  {category}: {verdict.clip.text!r} → {verdict.heard!r} ({verdict.clip.voice.name})"
+                f"  {category}: {result.clip.text!r} → {result.transcript!r} ({result.clip.voice.name})"
             )
-    return {**scores, "micro-world": rate(world)}
+    return {**scores, "micro-world": word_error_rate(world)}
 
 
 def table(scores: dict[str, float]) -> str:
+    """Format scores as a Markdown table."""
     lines = ["| category | word error rate |", "|---|---|"]
     return "\n".join(
         [*lines, *(f"| {category} | {value:.1%} |" for category, value in scores.items())]
@@ -114,11 +129,13 @@ def main() -> None:
     parser.add_argument(
         "--count", type=int, default=75, help="clips per category, four times as many general ones"
     )
-    parser.add_argument("--clean", action="store_true", help="without noise, rooms and telephones")
     parser.add_argument(
-        "--show", type=int, default=0, help="print so many wrong transcripts per category"
+        "--clean", action="store_true", help="use clips without noise, reverberation and telephones"
     )
-    parser.add_argument("--json", type=Path, help="also write the scores here")
+    parser.add_argument(
+        "--show", type=int, default=0, help="wrong transcripts to print per category"
+    )
+    parser.add_argument("--json", type=Path, help="file for the scores, as JSON")
     args = parser.parse_args()
     scores = score(args.folder, count=args.count, clean=args.clean, show=args.show)
     print(table(scores))

@@ -1,4 +1,4 @@
-"""The pocket-asr model as it is trained: Whisper, with a phoneme head that is dropped and heads that learn to align."""
+"""Build the pocket-asr model for training: Whisper, a phoneme head and an alignment loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asr_recipe import Recipe
 
 
 def build(recipe: Recipe, tokenizer: WhisperTokenizer) -> WhisperForConditionalGeneration:
-    """A fresh model; its initialization depends on the seed alone."""
+    """Build a model whose initial weights depend on the seed alone."""
     torch.manual_seed(recipe.seed)
     end, start = (tokenizer.convert_tokens_to_ids(token) for token in (names.END, names.START))
     config = WhisperConfig(
@@ -45,12 +45,12 @@ def build(recipe: Recipe, tokenizer: WhisperTokenizer) -> WhisperForConditionalG
         begin_suppress_tokens=None,
     )
     model = WhisperForConditionalGeneration(config)
-    model.generation_config = generation(recipe, tokenizer)
+    model.generation_config = build_generation_config(recipe, tokenizer)
     return model
 
 
-def generation(recipe: Recipe, tokenizer: WhisperTokenizer) -> GenerationConfig:
-    """What `generate` needs to know of the tokens; the language is English unless somebody says otherwise."""
+def build_generation_config(recipe: Recipe, tokenizer: WhisperTokenizer) -> GenerationConfig:
+    """Describe the special tokens for `generate`; the default language is English."""
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in names.SPECIALS}
     end = ids[names.END]
     return GenerationConfig(
@@ -63,7 +63,7 @@ def generation(recipe: Recipe, tokenizer: WhisperTokenizer) -> GenerationConfig:
         task_to_id={"transcribe": ids[names.TRANSCRIBE], "translate": ids[names.TRANSLATE]},
         no_timestamps_token_id=ids[names.NO_TIMESTAMPS],
         prev_sot_token_id=ids["<|startofprev|>"],
-        motet_prompts=False,  # it is trained without: with one, it leaves the beginning out
+        motet_prompts=False,  # trained without prompts; a prompt makes it skip words
         alignment_heads=[list(head) for head in recipe.alignment_heads],
         max_initial_timestamp_index=round(names.WINDOW / names.STEP),
         return_timestamps=False,
@@ -74,15 +74,15 @@ def generation(recipe: Recipe, tokenizer: WhisperTokenizer) -> GenerationConfig:
 
 
 class Losses(NamedTuple):
-    """Means: of the text per token, of the phonemes per position, of where the alignment heads look per token."""
+    """Hold mean losses: text per token, phonemes per position, alignment per token."""
 
     text: Tensor
     phonemes: Tensor
     alignment: Tensor
 
 
-class Listener(nn.Module):
-    """The model with what only training needs."""
+class WhisperWithHeads(nn.Module):
+    """Train Whisper with a phoneme head and aligned cross-attention; both are left out of exports."""
 
     def __init__(self, recipe: Recipe, tokenizer: WhisperTokenizer) -> None:
         super().__init__()
@@ -90,23 +90,23 @@ class Listener(nn.Module):
         self.whisper = build(recipe, tokenizer)
         self.whisper.set_attn_implementation(
             "eager"
-        )  # on a CPU in bfloat16 quicker to train than torch's fused one
+        )  # faster than the fused kernel on a CPU in bfloat16
         self.phoneme_head = nn.Linear(recipe.width, len(PHONEMES))
         self.whisper.model.encoder.embed_positions.requires_grad_(False)
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._attention_inputs: dict[int, tuple[Tensor, Tensor]] = {}
         for layer, _ in recipe.alignment_heads:
             self.whisper.model.decoder.layers[layer].encoder_attn.register_forward_hook(
-                self._keep, with_kwargs=True
+                self._record_inputs, with_kwargs=True
             )
 
-    def _keep(
+    def _record_inputs(
         self, module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: object
     ) -> None:
-        asked = args[0] if args else kwargs["hidden_states"]
-        self._seen[module.layer_idx] = (asked, kwargs["key_value_states"])
+        queries = args[0] if args else kwargs["hidden_states"]
+        self._attention_inputs[module.layer_idx] = (queries, kwargs["key_value_states"])
 
     def encode(self, features: Tensor) -> Tensor:
-        """The encoder [B, T/2, width] on windows of any even length T, which transformers' own refuses."""
+        """Return the encoder's output [B, T/2, width]; unlike transformers' it takes any even T."""
         encoder = self.whisper.model.encoder
         hidden = functional.gelu(encoder.conv1(features))
         hidden = functional.gelu(encoder.conv2(hidden)).transpose(1, 2)
@@ -116,33 +116,34 @@ class Listener(nn.Module):
         return encoder.layer_norm(hidden)
 
     def forward(self, batch: Batch) -> Losses:
-        heard = self.encode(batch.features)
-        said = self.whisper.model.decoder(
-            input_ids=batch.tokens, encoder_hidden_states=heard, use_cache=False
+        """Return the losses of a batch."""
+        encoded = self.encode(batch.features)
+        decoded = self.whisper.model.decoder(
+            input_ids=batch.tokens, encoder_hidden_states=encoded, use_cache=False
         )
-        logits = self.whisper.proj_out(said.last_hidden_state)
+        logits = self.whisper.proj_out(decoded.last_hidden_state)
         return Losses(
             text=functional.cross_entropy(
                 logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=IGNORED
             ),
             phonemes=functional.cross_entropy(
-                self.phoneme_head(heard).flatten(0, 1).float(), batch.phonemes.flatten()
+                self.phoneme_head(encoded).flatten(0, 1).float(), batch.phonemes.flatten()
             ),
-            alignment=self._alignment(batch.look),
+            alignment=self._alignment(batch.word_frames),
         )
 
-    def _alignment(self, look: Tensor) -> Tensor:
-        """Minus the logarithm of the attention that falls on the word being written."""
-        written = look.any(-1)
+    def _alignment(self, word_frames: Tensor) -> Tensor:
+        """Return the negative log of the attention that falls on the frames of the word."""
+        written = word_frames.any(-1)
         losses = []
         for layer, head in self.recipe.alignment_heads:
             attention = self.whisper.model.decoder.layers[layer].encoder_attn
-            asked, heard = self._seen.pop(layer)
+            queries, encoded = self._attention_inputs.pop(layer)
             part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
             query = functional.linear(
-                asked, attention.q_proj.weight[part], attention.q_proj.bias[part]
+                queries, attention.q_proj.weight[part], attention.q_proj.bias[part]
             )
-            key = functional.linear(heard, attention.k_proj.weight[part])
+            key = functional.linear(encoded, attention.k_proj.weight[part])
             weights = ((query * attention.scaling) @ key.mT).float().softmax(-1)
-            losses.append(-torch.log((weights * look).sum(-1)[written] + 1e-4).mean())
+            losses.append(-torch.log((weights * word_frames).sum(-1)[written] + 1e-4).mean())
         return torch.stack(losses).mean()

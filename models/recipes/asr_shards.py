@@ -1,7 +1,7 @@
-"""Training examples in files: made once, ahead of the trainer, gone through a few times, then deleted.
+"""Store training examples in shards: written ahead of the trainer, read a few times, deleted.
 
-The order is fixed: `recipe.group` shards are used in the order of their making, then again in other orders, and the
-next group follows. A shard is a function of (recipe, index), so a file that is lost is simply made again.
+The order is fixed: `recipe.group` shards are read in order, then again in shuffled orders; the next
+group follows. A shard is a function of (recipe, index), so a lost file is written again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from asr_tokenizer import WhisperTokenizer
 AHEAD = 6  # shards
 
 
-def order(recipe: Recipe, visit: int) -> tuple[int, int]:
-    """The shard of the visit number `visit`, and how often it was used before."""
+def shard_of_visit(recipe: Recipe, visit: int) -> tuple[int, int]:
+    """Return the shard of a visit and how many visits it had before."""
     per_group = recipe.group * recipe.passes
     group, place = divmod(visit, per_group)
-    again, place = divmod(place, recipe.group)
+    earlier_uses, place = divmod(place, recipe.group)
     places = list(range(recipe.group))
-    if again:
-        Random(f"{recipe.seed}/{group}/{again}").shuffle(places)
-    return group * recipe.group + places[place], again
+    if earlier_uses:
+        Random(f"{recipe.seed}/{group}/{earlier_uses}").shuffle(places)
+    return group * recipe.group + places[place], earlier_uses
 
 
 def write(path: Path, examples: Sequence[Example]) -> None:
-    """All examples in one file, arrays end to end."""
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with fresh.open("wb") as file:
+    """Write examples to one file, with their arrays concatenated."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with temporary.open("wb") as file:
         np.savez(
             file,
             features=np.concatenate([one.features for one in examples], axis=1),
@@ -52,10 +52,11 @@ def write(path: Path, examples: Sequence[Example]) -> None:
             lengths=np.array([len(one.tokens) for one in examples], np.int32),
             peaks=np.array([one.peak for one in examples], np.float32),
         )
-    os.replace(fresh, path)
+    os.replace(temporary, path)
 
 
 def read(path: Path) -> list[Example]:
+    """Read the examples of a file."""
     with np.load(path) as file:
         parts = {name: file[name] for name in file.files}
     frames, tokens = np.cumsum(parts["frames"]), np.cumsum(parts["lengths"])
@@ -76,7 +77,7 @@ def read(path: Path) -> list[Example]:
 
 
 class Shards:
-    """The files in `folder`; `start` lets processes of their own make them ahead of their use."""
+    """Write and read shard files in `folder`, by worker processes after `start`."""
 
     def __init__(self, recipe: Recipe, tokenizer: WhisperTokenizer, folder: Path) -> None:
         self.recipe, self.tokenizer, self.folder = recipe, tokenizer, folder
@@ -84,46 +85,56 @@ class Shards:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, shard: int) -> Path:
+        """Return the file of a shard."""
         return self.folder / f"{self.recipe.seed}-{shard:05d}.npz"
 
     def make(self, shard: int) -> None:
+        """Write one shard."""
         first = shard * self.recipe.shard
         clips = (
-            asr_data.clip(self.recipe, index) for index in range(first, first + self.recipe.shard)
+            asr_data.training_clip(self.recipe, index)
+            for index in range(first, first + self.recipe.shard)
         )
         write(self.path(shard), [asr_data.example(clip, self.tokenizer) for clip in clips])
 
     def visit(self, visit: int) -> list[Example]:
-        """The examples of a visit, waiting for them or making them; forgets those that no later visit uses."""
-        shard, again = order(self.recipe, visit)
+        """Return the examples of a visit, after waiting for its shard or writing it.
+
+        Deletes the shards that no later visit reads.
+        """
+        shard, earlier_uses = shard_of_visit(self.recipe, visit)
         group = shard // self.recipe.group * self.recipe.group
         for old in range(max(0, group - 3 * self.recipe.group), group):
             self.path(old).unlink(missing_ok=True)
         if self.makers:
-            self.wanted.value = self._fresh(visit)
+            self.wanted.value = self._next_new_shard(visit)
         while not self.path(shard).exists():
-            if not again and self.makers and all(maker.is_alive() for maker in self.makers):
+            if not earlier_uses and self.makers and all(maker.is_alive() for maker in self.makers):
                 time.sleep(0.1)
             else:
                 self.make(shard)
         return read(self.path(shard))
 
-    def _fresh(self, visit: int) -> int:
-        """The shard that is new at this visit or the next new one after it."""
-        shard, again = order(self.recipe, visit)
-        return (shard // self.recipe.group + 1) * self.recipe.group if again else shard
+    def _next_new_shard(self, visit: int) -> int:
+        """Return the shard first read at this visit, or the next such one."""
+        shard, earlier_uses = shard_of_visit(self.recipe, visit)
+        return (shard // self.recipe.group + 1) * self.recipe.group if earlier_uses else shard
 
     def start(self, count: int, *, visit: int) -> None:
-        """Let `count` processes make a few shards more than are needed so far; they end with this one."""
+        """Start `count` worker processes that write AHEAD shards in advance.
+
+        They end with this process.
+        """
         context = get_context("spawn")
-        self.wanted: Synchronized[int] = context.Value("q", self._fresh(visit))
+        self.wanted: Synchronized[int] = context.Value("q", self._next_new_shard(visit))
         for worker in range(count):
             args = (self.recipe, self.tokenizer, self.folder, self.wanted, worker, count)
-            maker = context.Process(target=work, args=args, daemon=True)
+            maker = context.Process(target=make_shards, args=args, daemon=True)
             maker.start()
             self.makers.append(maker)
 
     def stop(self) -> None:
+        """Terminate the worker processes."""
         for maker in self.makers:
             maker.terminate()
         for maker in self.makers:
@@ -131,7 +142,7 @@ class Shards:
         self.makers = []
 
 
-def work(
+def make_shards(
     recipe: Recipe,
     tokenizer: WhisperTokenizer,
     folder: Path,
@@ -139,7 +150,7 @@ def work(
     worker: int,
     workers: int,
 ) -> None:
-    """Make every `workers`th of the shards that are new soon, in order, for as long as needed."""
+    """Write every `workers`th of the shards needed next, until the parent process ends."""
     import torch
 
     torch.set_num_threads(1)
@@ -147,15 +158,15 @@ def work(
     while os.getppid() == parent:
         first = wanted.value
         missing = (i for i in range(first, first + AHEAD) if not shards.path(i).exists())
-        mine = next((i for i in missing if i % workers == worker), None)
-        if mine is None or suspended(parent):
+        shard = next((i for i in missing if i % workers == worker), None)
+        if shard is None or is_suspended(parent):
             time.sleep(0.3)
         else:
-            shards.make(mine)
+            shards.make(shard)
 
 
-def suspended(process: int) -> bool:
-    """Whether the process was stopped by a signal: then its makers rest as well."""
+def is_suspended(process: int) -> bool:
+    """Return True if a signal has stopped the process; its workers then pause too."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
     except OSError:

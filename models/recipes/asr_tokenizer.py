@@ -1,4 +1,4 @@
-"""The pocket-asr tokenizer and feature extractor: Whisper's, with a small vocabulary and windows of twelve seconds."""
+"""Build the pocket-asr tokenizer and feature extractor: Whisper's, with 12-second windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMESTAMPS = tuple(f"<|{index * STEP:.2f}|>" for index in range(round(WINDOW / S
 
 
 def train(texts: Iterable[str], *, vocabulary: int) -> WhisperTokenizer:
-    """Byte-level BPE of `vocabulary` text tokens, then Whisper's special tokens and timestamps in its order."""
+    """Train byte-level BPE of `vocabulary` tokens and add Whisper's special tokens and timestamps."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -50,9 +50,13 @@ def train(texts: Iterable[str], *, vocabulary: int) -> WhisperTokenizer:
 
 
 def feature_extractor() -> WhisperFeatureExtractor:
-    """80 mel bands, 100 frames per second. Most batches end behind their longest clip as `motet_padding` says."""
+    """Return Whisper's extractor: 80 mel bands, 100 frames/s.
+
+    `motet_padding`: seconds of silence that follow the longest clip of most training batches.
+    """
     return WhisperFeatureExtractor(feature_size=80, chunk_length=WINDOW, motet_padding=0.3)
 
 
 def processor(tokenizer: WhisperTokenizer) -> WhisperProcessor:
+    """Combine the feature extractor and the tokenizer."""
     return WhisperProcessor(feature_extractor(), tokenizer)

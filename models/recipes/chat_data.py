@@ -1,6 +1,6 @@
-"""How a conversation of the pocket-chat model is written: scenes, small talk and drawing, turn by turn.
+"""Write pocket-chat conversations turn by turn: scenes, small talk and drawing.
 
-Which conversations are for training and which are held out is decided in `chat_stream`.
+`chat_stream` decides which conversations are for training and which are held out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chat_edits import instruct
 from chat_mix import BROAD, Mix
 from chat_tools import Message
 from world import ARRANGEMENTS, Arrangement, Scene, canonical, describe, sample_scene
-from world_questions import ASKERS
+from world_questions import QUESTION_MAKERS
 
 SYSTEMS = (
     *(
@@ -47,7 +47,10 @@ SYSTEMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages in the chat-template form, the declared tools, and the texts by which held-out ones are told apart."""
+    """Hold messages in chat-template form and the declared tools.
+
+    keys: digests of its scenes and question texts, by which held-out conversations are excluded.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -56,11 +59,12 @@ class Conversation:
 
 
 def digest(text: str) -> str:
+    """Hash a text without case and final punctuation."""
     return blake2b(text.lower().strip(" .?!").encode(), digest_size=8).hexdigest()
 
 
 def casual(text: str, rng: Random) -> str:
-    """The text as people type or as speech recognition writes it: often in lower case, without punctuation."""
+    """Return the text as typed or recognized: often in lower case or without punctuation."""
     draw = rng.random()
     if draw < 0.12:
         return text.lower()
@@ -74,15 +78,17 @@ def casual(text: str, rng: Random) -> str:
 
 
 def user(text: str) -> Message:
+    """Make a user message."""
     return {"role": "user", "content": text}
 
 
 def assistant(text: str) -> Message:
+    """Make an assistant message."""
     return {"role": "assistant", "content": text}
 
 
-def weighted(rng: Random, weights: dict[str, float]) -> str:
-    """One key at random; a single key takes no randomness."""
+def weighted_choice(rng: Random, weights: dict[str, float]) -> str:
+    """Return one key at random; a single key draws no random number."""
     return (
         next(iter(weights))
         if len(weights) == 1
@@ -90,25 +96,27 @@ def weighted(rng: Random, weights: dict[str, float]) -> str:
     )
 
 
-class Writer:
-    """Writes one conversation turn by turn, collecting the keys of scenes and questions it uses."""
+class ConversationWriter:
+    """Write one conversation and collect the digests of its scenes and questions."""
 
     def __init__(self, rng: Random, mix: Mix, *, plain: bool = False) -> None:
         self.rng = rng
         self.mix = mix
-        self.plain = plain  # no lower case, no missing punctuation
+        self.plain = plain  # without the changes of `casual`
         self.messages: list[Message] = []
         self.keys: set[str] = set()
         self.scene: Scene | None = None
-        self.pending = ""  # scene text that goes in front of the next user turn
+        self.pending = ""  # scene description to prefix to the next user turn
 
     def system(self, text: str = "", *, share: float = 0.4) -> None:
+        """Add a system message, with a default text in `share` of the cases."""
         if self.rng.random() < share:
             text = f"{self.rng.choice(SYSTEMS)} {text}".strip()
         if text:
             self.messages.append({"role": "system", "content": text})
 
     def exchange(self, text: str, answer: str) -> None:
+        """Add a user turn and its answer."""
         text = text if self.plain else casual(text, self.rng)
         if self.pending:
             text = f"{self.pending}{self.rng.choice((' ', ' ', chr(10)))}{text}"
@@ -116,12 +124,13 @@ class Writer:
         self.messages += [user(text), assistant(answer)]
 
     def set_scene(self, scene: Scene) -> None:
+        """Set the scene that later questions refer to."""
         self.scene = scene
         if len(scene.things) > 1:
             self.keys.add(digest(canonical(scene)))
 
     def ask(self, category: str) -> bool:
-        """One exchange about the scene; False if the scene does not allow this category."""
+        """Add one exchange about the scene; return False if the scene does not allow the category."""
         assert self.scene is not None
         if category == "instruction":
             edit = instruct(self.scene, self.rng)
@@ -130,14 +139,14 @@ class Writer:
             self.exchange(edit.text, edit.answer)
             self.set_scene(edit.scene)
             return True
-        question = ASKERS[category](self.scene, self.rng)
+        question = QUESTION_MAKERS[category](self.scene, self.rng)
         if question is None:
             return False
         self.exchange(question.text, question.answer)
         return True
 
     def talk(self, category: str, *, held_out: bool = False) -> None:
-        """One exchange that needs no scene."""
+        """Add one exchange that needs no scene."""
         if category == "no-scene" and self.scene is None:
             question = talk.no_scene(self.rng)
         else:
@@ -146,9 +155,10 @@ class Writer:
         self.keys.add(digest(question.text))
         self.exchange(question.text, question.answer)
 
-    def done(
+    def finish(
         self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()
     ) -> Conversation:
+        """Return the conversation."""
         return Conversation(
             messages=tuple(self.messages),
             tools=declared,
@@ -157,8 +167,8 @@ class Writer:
         )
 
 
-def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
-    """Tell the scene in the system message, in a turn of its own, or in front of the next question."""
+def introduce_scene(writer: ConversationWriter, scene: Scene, *, first: bool = True) -> None:
+    """Describe the scene in the system message, in its own turn, or before the next question."""
     rng, text = writer.rng, describe(scene, writer.rng)
     if rng.random() < 0.25:
         text = casual(text, rng)
@@ -176,105 +186,112 @@ def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
         writer.pending = text
 
 
-def scene_talk(
+def scene_conversation(
     rng: Random, mix: Mix = BROAD, *, category: str | None = None
 ) -> Conversation | None:
-    """Questions and instructions about a scene; with `category`, a single question of that category."""
+    """Write questions and instructions about a scene; with `category`, one question of it.
+
+    Returns None if the scene does not allow the category.
+    """
     only: dict[str | None, Arrangement] = {
         "relation-horizontal": "row",
         "relation-vertical": "column",
     }
-    writer = Writer(rng, mix)
+    writer = ConversationWriter(rng, mix)
     arrangement = only.get(category) or rng.choice(ARRANGEMENTS)
-    introduce(writer, sample_scene(rng, arrangement=arrangement, least=2 if category else 1))
+    introduce_scene(
+        writer, sample_scene(rng, arrangement=arrangement, min_things=2 if category else 1)
+    )
     if category:
-        return writer.done(category) if writer.ask(category) else None
+        return writer.finish(category) if writer.ask(category) else None
     turns = rng.choice((2, 3, 4, 5, 6, 8, 8)) if rng.random() < 0.95 else rng.randint(10, 28)
     for _ in range(turns):
-        writer.ask(weighted(rng, mix.scene))
+        writer.ask(weighted_choice(rng, mix.scene))
         draw = rng.random()
         if draw < 0.05:
-            writer.talk(weighted(rng, mix.talk))
+            writer.talk(weighted_choice(rng, mix.talk))
         elif draw < 0.12 and not writer.pending:
-            introduce(writer, sample_scene(rng), first=False)
-    return writer.done() if any(m["role"] == "assistant" for m in writer.messages) else None
+            introduce_scene(writer, sample_scene(rng), first=False)
+    return writer.finish() if any(m["role"] == "assistant" for m in writer.messages) else None
 
 
-def lesson(rng: Random, mix: Mix) -> Conversation:
-    """An easy conversation for the start of training: few things, whole sentences, one question after another."""
-    writer = Writer(rng, mix, plain=True)
+def easy_conversation(rng: Random, mix: Mix) -> Conversation:
+    """Write an easy conversation for the start of training: few things, whole sentences."""
+    writer = ConversationWriter(rng, mix, plain=True)
     if rng.random() < 0.2:
         for _ in range(6):
-            writer.talk(weighted(rng, mix.talk))
-        return writer.done()
+            writer.talk(weighted_choice(rng, mix.talk))
+        return writer.finish()
     scene = sample_scene(
-        rng, least=2, most=rng.choice((2, 3, 3)), sized=rng.choice((0.0, 0.0, 0.5))
+        rng, min_things=2, max_things=rng.choice((2, 3, 3)), sized=rng.choice((0.0, 0.0, 0.5))
     )
     writer.set_scene(scene)
     writer.pending = describe(scene, rng)
     for _ in range(rng.randint(4, 8)):
-        writer.ask(weighted(rng, mix.scene))
-    return writer.done() if writer.messages else lesson(rng, mix)
+        writer.ask(weighted_choice(rng, mix.scene))
+    return writer.finish() if writer.messages else easy_conversation(rng, mix)
 
 
-def plain_talk(
+def plain_conversation(
     rng: Random, mix: Mix = BROAD, *, category: str | None = None, held_out: bool = False
 ) -> Conversation:
-    """Turns that need no scene; `held_out` turns use names and topic words that training lacks."""
-    writer = Writer(rng, mix)
+    """Write turns that need no scene; `held_out` ones use names and topics that training lacks."""
+    writer = ConversationWriter(rng, mix)
     writer.system()
     for _ in range(1 if category else rng.choice((1, 2, 3, 4, 6, 8))):
-        writer.talk(category or weighted(rng, mix.talk), held_out=held_out)
-    return writer.done(category or "mixed")
+        writer.talk(category or weighted_choice(rng, mix.talk), held_out=held_out)
+    return writer.finish(category or "mixed")
 
 
-def draw_talk(rng: Random, mix: Mix = BROAD, *, single: bool = False) -> Conversation:
-    """Requests for a picture, with the tool declared (a call) or not (a polite no), among other turns.
+def drawing_conversation(rng: Random, mix: Mix = BROAD, *, single: bool = False) -> Conversation:
+    """Write requests for a picture among other turns, with the tool declared or declined.
 
-    With `single` just one request, for at least two kinds of things.
+    single: one request only, for at least two kinds of things.
     """
-    writer = Writer(rng, mix)
+    writer = ConversationWriter(rng, mix)
     declared = [tools.other_tool(rng)] if rng.random() < 0.2 else []
     can_draw = rng.random() < 0.75
     if can_draw:
         declared.insert(rng.randint(0, len(declared)), tools.draw_tool(rng))
     writer.system()
     if single:
-        _draw_turn(writer, tools.drawable(rng, least=2), can_draw, finish=False)
-        return writer.done("tool-call", tuple(declared))
+        _add_drawing_turn(writer, tools.drawing_prompt(rng, min_things=2), can_draw, finish=False)
+        return writer.finish("tool-call", tuple(declared))
     for _ in range(rng.choice((1, 2, 3, 4, 5))):
         draw = rng.random()
         if draw < 0.6:
-            _draw_turn(writer, tools.drawable(rng), can_draw)
+            _add_drawing_turn(writer, tools.drawing_prompt(rng), can_draw)
         elif draw < 0.72:
             scene = sample_scene(rng, arrangement="scatter")
-            introduce(writer, scene, first=False)
-            _draw_turn(writer, tools.drawing_of(scene), can_draw, ask=rng.choice(tools.ASK_SCENE))
+            introduce_scene(writer, scene, first=False)
+            _add_drawing_turn(
+                writer, tools.scene_prompt(scene), can_draw, ask=rng.choice(tools.SCENE_REQUESTS)
+            )
         elif draw < 0.85:
-            introduce(writer, sample_scene(rng), first=False)
-            if not writer.ask(weighted(rng, mix.scene)):
+            introduce_scene(writer, sample_scene(rng), first=False)
+            if not writer.ask(weighted_choice(rng, mix.scene)):
                 writer.ask("description")
         else:
-            writer.talk(weighted(rng, mix.talk))
-    return writer.done(declared=tuple(declared))
+            writer.talk(weighted_choice(rng, mix.talk))
+    return writer.finish(declared=tuple(declared))
 
 
-def _draw_turn(
-    writer: Writer, what: str, can_draw: bool, *, ask: str = "", finish: bool = True
+def _add_drawing_turn(
+    writer: ConversationWriter, what: str, can_draw: bool, *, ask: str = "", finish: bool = True
 ) -> None:
     rng = writer.rng
     if not ask:
         writer.keys.add(digest(f"draw {what}"))
-    text = casual(ask or tools.ask_to_draw(what, rng), rng)
-    if not ask and what not in text:  # the request lost its commas, so the prompt has none either
+    text = casual(ask or tools.drawing_request(what, rng), rng)
+    if not ask and what not in text:  # `casual` dropped the commas: drop them from the prompt too
         what = what.replace(",", "")
     if writer.pending:
         text, writer.pending = f"{writer.pending} {text}", ""
     writer.messages.append(user(text))
     if not can_draw:
-        writer.messages.append(assistant(tools.NO_DRAW))
+        writer.messages.append(assistant(tools.CANNOT_DRAW))
         return
-    writer.messages.append(tools.call(what))
+    writer.messages.append(tools.draw_call(what))
     if finish:
-        reply, sentence = tools.result(rng, what)
+        reply, sentence = tools.draw_result(rng, what)
         writer.messages += [reply, assistant(sentence)]

@@ -1,4 +1,4 @@
-"""Instructions that change a scene: the request in words and the scene that results."""
+"""Write instructions that change a scene, and compute the scene that results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from world import (
     Thing,
     canonical,
     counted,
-    name,
+    definite_phrase,
     place,
     sample_kind,
 )
@@ -32,13 +32,14 @@ FOLLOW_UPS = (
 
 
 class Edit(NamedTuple):
-    """An instruction and the scene after it; the answer to it is `canonical(scene)`."""
+    """Hold an instruction and the scene after it; the answer is `canonical(scene)`."""
 
     text: str
     scene: Scene
 
     @property
     def answer(self) -> str:
+        """Return the description of the resulting scene."""
         return canonical(self.scene)
 
 
@@ -51,7 +52,7 @@ def _swap_in(scene: Scene, old: Thing, new: Thing) -> Scene:
 
 
 def remove(scene: Scene, rng: Random) -> Edit | None:
-    """Take one thing, or all things of a shape or colour, away."""
+    """Remove one thing, or all things of a shape or colour."""
     if not scene.things:
         return None
     if rng.random() < 0.3:
@@ -67,7 +68,7 @@ def remove(scene: Scene, rng: Random) -> Edit | None:
     if not singles:
         return None
     thing = rng.choice(singles)
-    return _removed(scene, name(thing, scene, rng), [thing], rng)
+    return _removed(scene, definite_phrase(thing, scene, rng), [thing], rng)
 
 
 def _removed(scene: Scene, what: str, gone: list[Thing], rng: Random) -> Edit:
@@ -78,14 +79,14 @@ def _removed(scene: Scene, what: str, gone: list[Thing], rng: Random) -> Edit:
 
 
 def paint(scene: Scene, rng: Random) -> Edit | None:
-    """Give one thing another colour."""
+    """Change the colour of one thing."""
     singles = _singles(scene)
     if not singles:
         return None
     thing = rng.choice(singles)
     colour = rng.choice([colour for colour in COLOURS if colour != thing.colour])
     verb = rng.choice(("Paint", "Paint", "Make", "Colour", "Turn"))
-    text = f"{verb} {name(thing, scene, rng)} {colour}"
+    text = f"{verb} {definite_phrase(thing, scene, rng)} {colour}"
     return Edit(text, _regroup(_swap_in(scene, thing, replace(thing, colour=colour))))
 
 
@@ -97,13 +98,13 @@ def resize(scene: Scene, rng: Random) -> Edit | None:
     thing = rng.choice(singles)
     size = rng.choice([size for size in SIZES if size != thing.size])
     return Edit(
-        f"Make {name(thing, scene, rng)} {size}",
+        f"Make {definite_phrase(thing, scene, rng)} {size}",
         _regroup(_swap_in(scene, thing, replace(thing, size=size))),
     )
 
 
 def add(scene: Scene, rng: Random) -> Edit | None:
-    """Put one or two more things into a scattered scene, or one at an end of a row or column."""
+    """Add one or two things to a scattered scene, or one at an end of a row or column."""
     free = MAX_THINGS - len(scene.things)
     if free < 1 or not scene.things:
         return None
@@ -142,7 +143,7 @@ def _extend(scene: Scene, rng: Random) -> Edit | None:
 
 
 def swap(scene: Scene, rng: Random) -> Edit | None:
-    """Let two things of a row or column change places."""
+    """Exchange two things of a row or column."""
     if scene.arrangement == "scatter":
         return None
     singles = _singles(scene)
@@ -156,12 +157,13 @@ def swap(scene: Scene, rng: Random) -> Edit | None:
     things = sorted(
         (moved.get(thing, thing) for thing in scene.things), key=lambda t: (t.row, t.column)
     )
-    text = f"{rng.choice(('Swap', 'Swap', 'Exchange'))} {name(first, scene, rng)} and {name(second, scene, rng)}"
+    verb = rng.choice(("Swap", "Swap", "Exchange"))
+    text = f"{verb} {definite_phrase(first, scene, rng)} and {definite_phrase(second, scene, rng)}"
     return Edit(text, Scene(things=tuple(things)))
 
 
 def _regroup(scene: Scene) -> Scene:
-    """Equal kinds of a scattered scene side by side again, so that words and things keep one order."""
+    """Put equal kinds of a scattered scene side by side, so that words and things share an order."""
     if scene.arrangement != "scatter":
         return scene
     kinds = [thing.kind for thing in scene.things]
@@ -181,7 +183,7 @@ EDITS: tuple[Callable[[Scene, Random], Edit | None], ...] = (
 
 
 def instruct(scene: Scene, rng: Random) -> Edit | None:
-    """A random edit as one user sentence, with or without a follow-up question in the same turn."""
+    """Return a random edit as one user sentence, with or without a follow-up question."""
     edit = rng.choice(EDITS)(scene, rng)
     if edit is None:
         return None

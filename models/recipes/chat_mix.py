@@ -1,4 +1,4 @@
-"""What the training conversations consist of, in relative weights: one mix per phase of the recipe."""
+"""Define the relative weights of conversation and turn kinds, one mix per training phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """How often each kind of conversation and each kind of turn occurs (relative weights)."""
+    """Define how often each kind of conversation and of turn occurs (relative weights)."""
 
     kinds: dict[str, float]
     scene: dict[str, float]
@@ -37,7 +37,7 @@ BROAD = Mix(
     },
 )
 EASY = replace(BROAD, kinds={"lesson": 1.0})
-FOCUSED = Mix(  # more of what takes longest to learn
+FOCUSED = Mix(  # more of the slowest tasks to learn
     kinds={"scene": 0.65, "talk": 0.26, "draw": 0.09},
     scene={
         "count": 1.2,
@@ -59,7 +59,7 @@ FOCUSED = Mix(  # more of what takes longest to learn
         "no-scene": 0.2,
     },
 )
-FINISHING = Mix(  # most of all what is still behind: rewriting a scene, sums, yes or no
+FINISHING = Mix(  # mostly the tasks still behind: edits, sums, yes or no
     kinds={"scene": 0.68, "talk": 0.25, "draw": 0.07},
     scene={
         "count": 1.4,
@@ -81,7 +81,7 @@ FINISHING = Mix(  # most of all what is still behind: rewriting a scene, sums, y
         "no-scene": 0.2,
     },
 )
-EDITING = Mix(  # rewriting a scene takes by far the longest to learn
+EDITING = Mix(  # edits are by far the slowest task to learn
     kinds={"scene": 0.8, "talk": 0.14, "draw": 0.06},
     scene={
         "count": 1.4,

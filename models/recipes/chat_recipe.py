@@ -1,4 +1,4 @@
-"""Everything that decides the weights of pocket-chat."""
+"""Define every number that decides the weights of pocket-chat."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import chat_tokenizer
 from chat_mix import BROAD, EASY, EDITING, FINISHING, FOCUSED, Mix
+from recipe_error import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """From step `start` on: conversations per step, the factor on the learning rates, and their mix."""
+    """Define training from step `start` on: conversations per step, learning rate factor, mix."""
 
     start: int
     batch: int = 16
@@ -21,7 +22,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the weights."""
+    """Define the model's sizes, its training data and its optimization."""
 
     seed: int = 20
     hidden: int = 128
@@ -40,34 +41,33 @@ class Recipe:
         Phase(start=10_000, mix=EDITING),
     )
     initial_std: float = 0.05
-    initial_gain: float = (
-        1.4  # of the query and key norms: attention that can be sharp from the start
-    )
+    initial_gain: float = 1.4  # of the query and key norms; lets attention be sharp from the start
     matrix_lr: float = 0.01
     other_lr: float = 3e-3
-    prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
+    prompt_weight: float = 0.1  # loss weight of tokens outside the assistant's replies
     warmup: int = 100
-    decay: float = (
-        0.65  # the share of the steps before the first restart over which the rates fall to zero
-    )
+    decay: float = 0.65  # share of the steps before the first restart with decaying rates
     restarts: tuple[tuple[int, float], ...] = (
         (10_000, 0.4),
         (13_000, 0.3),
-    )  # steps from which they fall again, rates
+    )  # (step, factor): the rates decay again from this factor
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: change one of them"
+            raise RecipeError(
+                f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: change one",
+                param="heads",
             )
         starts = [phase.start for phase in self.phases]
         if starts[:1] != [0] or starts != sorted(set(starts)):
-            raise ValueError(
-                f"phases start at {starts}: let them start at 0 and then at later and later steps"
+            raise RecipeError(
+                f"phases: they start at steps {starts}; the first must start at step 0 and each other"
+                " one after the one before it",
+                param="phases",
             )
 
     def span(self, step: int) -> range:
-        """The indices of the conversations of `step`; every conversation is used once."""
+        """Return the indices of the conversations of `step`; each is used once."""
         first = 0
         for phase, following in pairwise(self.phases):
             if step < following.start:
@@ -82,5 +82,5 @@ class Recipe:
         )
 
     def phase(self, step: int) -> Phase:
-        """The phase that `step` is in."""
+        """Return the phase of `step`."""
         return next(phase for phase in reversed(self.phases) if phase.start <= step)

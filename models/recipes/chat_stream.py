@@ -1,7 +1,7 @@
-"""Which conversations train the model and which are held out.
+"""Separate training conversations from held-out ones.
 
-A conversation is a pure function of (seed, index). Training refuses the held-out seeds, and drops every
-conversation that contains a scene or a question text of the held-out set.
+A conversation is a pure function of (seed, index). Training refuses the held-out seeds, and drops
+every conversation that contains a scene or a question text of the held-out set.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from random import Random
 
-from chat_data import Conversation, digest, draw_talk, lesson, plain_talk, scene_talk, weighted
+from chat_data import (
+    Conversation,
+    digest,
+    drawing_conversation,
+    easy_conversation,
+    plain_conversation,
+    scene_conversation,
+    weighted_choice,
+)
 from chat_mix import BROAD, Mix
+from held_out_seeds import HELD_OUT_SEEDS, check_training_seed
 
-HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
 PER_CATEGORY = 250
 
 SCENE_CATEGORIES = (
@@ -26,54 +34,55 @@ CATEGORIES = (*SCENE_CATEGORIES, *TALK_CATEGORIES, "tool-call")
 
 def _candidate(category: str, rng: Random) -> Conversation | None:
     if category in SCENE_CATEGORIES:
-        return scene_talk(rng, category=category)
+        return scene_conversation(rng, category=category)
     if category == "tool-call":
-        return draw_talk(rng, single=True)
-    made = plain_talk(rng, category=category, held_out=True)
-    # Only a quarter of the texts may be held out, so that training keeps most ways to say each of the few facts.
-    return made if all(int(key, 16) % 4 == 0 for key in made.keys) else None
+        return drawing_conversation(rng, single=True)
+    conversation = plain_conversation(rng, category=category, held_out=True)
+    # Hold out at most a quarter of the texts, so that training keeps most wordings of each fact.
+    return conversation if all(int(key, 16) % 4 == 0 for key in conversation.keys) else None
 
 
 def _held_out(category: str, count: int) -> Iterator[Conversation]:
-    seen: set[str] = set()
+    texts: set[str] = set()
     for seed in HELD_OUT_SEEDS:
-        made = _candidate(category, Random(f"{seed}/{category}"))
-        text = digest("\n".join(message["content"] for message in made.messages)) if made else ""
-        if made and text not in seen:
-            seen.add(text)
-            yield made
-            if len(seen) == count:
+        conversation = _candidate(category, Random(f"{seed}/{category}"))
+        text = (
+            digest("\n".join(message["content"] for message in conversation.messages))
+            if conversation
+            else ""
+        )
+        if conversation and text not in texts:
+            texts.add(text)
+            yield conversation
+            if len(texts) == count:
                 return
 
 
 @cache
 def held_out() -> dict[str, tuple[Conversation, ...]]:
-    """The held-out conversations by category; the last message of each is the right answer."""
+    """Return the held-out conversations by category; each ends in the expected answer."""
     return {category: tuple(_held_out(category, PER_CATEGORY)) for category in CATEGORIES}
 
 
 @cache
-def blocked() -> frozenset[str]:
-    """The digests of all scenes and question texts in the held-out set."""
-    return frozenset(key for made in held_out().values() for item in made for key in item.keys)
+def held_out_digests() -> frozenset[str]:
+    """Return the digests of all scenes and question texts in the held-out set."""
+    return frozenset(key for items in held_out().values() for item in items for key in item.keys)
 
 
 _MAKERS: dict[str, Callable[[Random, Mix], Conversation | None]] = {
-    "lesson": lesson,
-    "scene": scene_talk,
-    "talk": plain_talk,
-    "draw": draw_talk,
+    "lesson": easy_conversation,
+    "scene": scene_conversation,
+    "talk": plain_conversation,
+    "draw": drawing_conversation,
 }
 
 
-def conversation(seed: int, index: int, *, mix: Mix = BROAD) -> Conversation:
-    """The training conversation number `index` of `seed` from a mix; raises ValueError for a held-out seed."""
-    if seed in HELD_OUT_SEEDS:
-        raise ValueError(
-            f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
-        )
+def training_conversation(seed: int, index: int, *, mix: Mix = BROAD) -> Conversation:
+    """Return conversation `index` of `seed`. Raises RecipeError for a held-out seed."""
+    check_training_seed(seed)
     rng = Random(f"{seed}/{index}")
     while True:
-        made = _MAKERS[weighted(rng, mix.kinds)](rng, mix)
-        if made and not made.keys & blocked():
-            return made
+        conversation = _MAKERS[weighted_choice(rng, mix.kinds)](rng, mix)
+        if conversation and not conversation.keys & held_out_digests():
+            return conversation

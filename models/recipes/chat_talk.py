@@ -1,10 +1,11 @@
-"""Small talk, sums, counting and polite refusals: every turn that needs no scene."""
+"""Write turns that need no scene: small talk, sums, counting and polite refusals."""
 
 from __future__ import annotations
 
 from random import Random
 
 from chat_topics import HELD_OUT_THINGS, NAMES, OUT_OF_WORLD, PLACES, THINGS
+from recipe_error import RecipeError
 from world import COLOURS, NUMBERS, SHAPES, Question, listing, questions, sample_scene, sentence
 
 REFUSAL = "Sorry, I don't know that. I only know coloured shapes and small numbers."
@@ -125,7 +126,7 @@ _SMALL_TALK: dict[str, tuple[str, ...]] = {
 
 
 def small_talk(rng: Random, *, named: bool = False) -> Question:
-    """Greetings, thanks, goodbyes, who it is and what it can do; `named` ones always contain a name."""
+    """Return a greeting, thanks, a goodbye or a question about the model; `named`: with a name."""
     answer = rng.choice(list(_SMALL_TALK))
     text = rng.choice([form for form in _SMALL_TALK[answer] if "{" in form or not named])
     who = rng.choice((*NAMES, "Pocket", "friend", "my friend", "everyone"))
@@ -180,7 +181,7 @@ _SIGNS = (
 
 
 def arithmetic(rng: Random) -> Question:
-    """Sums and differences between 0 and 20, answered in words or digits as they are asked."""
+    """Return a sum or difference of 0 to 20, in words or digits, answered in the same form."""
     plus = rng.random() < 0.5
     if plus:
         total = rng.randint(0, 20)
@@ -200,7 +201,7 @@ def arithmetic(rng: Random) -> Question:
 
 
 def too_large(rng: Random) -> Question:
-    """Sums beyond the world: multiplication, division and numbers above twenty."""
+    """Return arithmetic that the model declines: products, quotients, numbers above twenty."""
     if rng.random() < 0.5:
         sign = rng.choice(
             ("times", "divided by", "multiplied by", "to the power of", "*", "x", "/")
@@ -229,7 +230,7 @@ def too_large(rng: Random) -> Question:
 
 
 def counting(rng: Random) -> Question:
-    """ "Count to five." "One, two, three, four, five." """
+    """Return a counting task, such as "Count to five"."""
     start, stop = sorted(rng.sample(range(21), 2))
     draw = rng.random()
     if draw < 0.6 and stop > 1:
@@ -284,7 +285,7 @@ def _random_word(rng: Random) -> str:
 
 
 def refusal(rng: Random, *, held_out: bool = False) -> Question:
-    """A question about the wide world, which the model declines; held-out ones use topic words of their own."""
+    """Return a general question that the model declines; held-out ones use separate topics."""
     things = HELD_OUT_THINGS if held_out else THINGS
     thing = rng.choice(things) if rng.random() < 0.75 else _random_word(rng)
     place = rng.choice(PLACES) if rng.random() < 0.75 else _random_word(rng).capitalize()
@@ -296,20 +297,21 @@ def refusal(rng: Random, *, held_out: bool = False) -> Question:
 
 
 def no_scene(rng: Random) -> Question:
-    """A question about a scene that nobody has described yet."""
-    asked = rng.choice(questions(sample_scene(rng), rng))
-    return Question("no-scene", asked.text, NO_SCENE)
+    """Return a question about a scene where none was described."""
+    found = rng.choice(questions(sample_scene(rng), rng))
+    return Question("no-scene", found.text, NO_SCENE)
 
 
 def question(category: str, rng: Random, *, held_out: bool = False) -> Question:
-    """A question of a category that needs no scene."""
+    """Return a question of a category that needs no scene. Raises RecipeError if unknown."""
     if category == "small-talk":
         return small_talk(rng, named=held_out)
     if category == "refusal":
         return refusal(rng, held_out=held_out)
     makers = {"arithmetic": arithmetic, "too-large": too_large, "counting": counting}
     if category not in makers:
-        raise ValueError(
-            f"category {category!r} is unknown: use small-talk, refusal, {', '.join(makers)}"
+        raise RecipeError(
+            f"category={category!r} is unknown: use small-talk, refusal, {', '.join(makers)}",
+            param="category",
         )
     return makers[category](rng)

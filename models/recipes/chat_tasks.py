@@ -1,6 +1,7 @@
-"""The held-out questions as JSON lines for `motet eval`: `python models/recipes/chat_tasks.py models/pocket-chat`.
+"""Print held-out questions for `motet eval`: `python models/recipes/chat_tasks.py FOLDER`.
 
-A line has the messages, the declared tools, the right answer as the template writes it, and the category.
+Each line of JSON has the messages, the declared tools, the expected answer as the template renders
+it, and the category.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="whose template writes the answers")
     parser.add_argument(
-        "--per-category", type=int, help="only the first so many questions of each category"
+        "folder",
+        type=Path,
+        help="checkpoint folder whose chat template renders the expected answers",
     )
+    parser.add_argument("--per-category", type=int, help="limit on the questions of each category")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     for category, items in held_out().items():

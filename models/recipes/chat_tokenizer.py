@@ -1,4 +1,4 @@
-"""The pocket-chat tokenizer: byte-level BPE, so that any text round-trips, and a chat template in the Qwen3 form."""
+"""Build the pocket-chat tokenizer: byte-level BPE with a chat template in the Qwen3 form."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers import PreTrainedTokenizerFast
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 VOCABULARY = 1024
-SMALLEST = 256 + 3 + len(TOOL_TOKENS)  # bytes, special tokens and tool tokens: no merges
+SMALLEST = 256 + 3 + len(TOOL_TOKENS)  # bytes, special and tool tokens, no merges
 
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def train(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
-    """A tokenizer of `vocabulary` entries in all, learned from rendered conversations; deterministic in its input."""
+    """Train a tokenizer of `vocabulary` entries on rendered conversations, deterministically."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     bpe.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Turns around the `draw` tool: declarations as clients send them, requests, calls and what follows a result."""
+"""Write turns around the `draw` tool: declarations, requests, calls and results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from world import RELATIONS, Scene, counted, inventory, sample_kind, sample_scen
 
 Message = dict[str, Any]
 
-NO_DRAW = "Sorry, I cannot draw here."
+CANNOT_DRAW = "Sorry, I cannot draw here."
 FAILED = "Sorry, the drawing failed."
 
-_ASK = (
+_REQUESTS = (
     *(
         "Draw {0}.",
         "Draw {0}.",
@@ -37,7 +37,7 @@ _ASK = (
         "I would like to see a drawing of {0}.",
     ),
 )
-ASK_SCENE = (
+SCENE_REQUESTS = (
     "Draw it.",
     "Draw the scene.",
     "Please draw it.",
@@ -96,37 +96,39 @@ def _function(name: str, description: str, field: str, note: str, rng: Random) -
 
 
 def draw_tool(rng: Random) -> dict[str, Any]:
-    """A declaration of `draw(prompt: string)` in one of the wordings that clients use."""
+    """Declare `draw(prompt: string)` in one of several wordings."""
     note = rng.choice(_PROMPT_DESCRIPTIONS) if rng.random() < 0.6 else ""
     return _function("draw", rng.choice(_DESCRIPTIONS), "prompt", note, rng)
 
 
 def other_tool(rng: Random) -> dict[str, Any]:
+    """Declare a tool that no conversation calls."""
     name, description, field = rng.choice(_OTHER_TOOLS)
     return _function(name, description, field, "", rng)
 
 
-def drawable(rng: Random, *, least: int = 1) -> str:
-    """What a user may want drawn: mostly `least` or more kinds of this world, sometimes anything else."""
-    draw = rng.random() if least == 1 else rng.uniform(0.1, 1.0)
+def drawing_prompt(rng: Random, *, min_things: int = 1) -> str:
+    """Return a drawing prompt: mostly `min_things` or more kinds, sometimes another subject."""
+    draw = rng.random() if min_things == 1 else rng.uniform(0.1, 1.0)
     if draw < 0.1:
         return with_article(rng.choice(THINGS))
     if draw < 0.25:
         first, second = (counted(1, sample_kind(rng)) for _ in range(2))
         relation = rng.choice(RELATIONS)
         return f"{first} {rng.choice(('', 'that is '))}{relation} {second}"
-    scene = sample_scene(rng, arrangement="scatter", least=least)
-    while len(scene.groups()) < least:
-        scene = sample_scene(rng, arrangement="scatter", least=least)
+    scene = sample_scene(rng, arrangement="scatter", min_things=min_things)
+    while len(scene.groups()) < min_things:
+        scene = sample_scene(rng, arrangement="scatter", min_things=min_things)
     return inventory(scene, digits=rng.random() < 0.08)
 
 
-def ask_to_draw(what: str, rng: Random) -> str:
-    return rng.choice(_ASK).format(what)
+def drawing_request(what: str, rng: Random) -> str:
+    """Return a user's request to draw `what`."""
+    return rng.choice(_REQUESTS).format(what)
 
 
-def call(what: str) -> Message:
-    """The assistant's turn that calls the tool."""
+def draw_call(what: str) -> Message:
+    """Return the assistant message that calls the tool."""
     return {
         "role": "assistant",
         "content": "",
@@ -136,8 +138,8 @@ def call(what: str) -> Message:
     }
 
 
-def result(rng: Random, what: str) -> tuple[Message, str]:
-    """What the tool returned, and the sentence that the assistant says then."""
+def draw_result(rng: Random, what: str) -> tuple[Message, str]:
+    """Return a tool message and the assistant's sentence after it."""
     if rng.random() < 0.12:
         reason = rng.choice(("timeout", "overloaded", "failed", "no free worker", "cancelled"))
         content = rng.choice(
@@ -169,6 +171,6 @@ def result(rng: Random, what: str) -> tuple[Message, str]:
     return {"role": "tool", "name": "draw", "content": rng.choice(good)}, f"Here is {what}."
 
 
-def drawing_of(scene: Scene) -> str:
-    """The prompt for "draw it" after a scene was described."""
+def scene_prompt(scene: Scene) -> str:
+    """Return the prompt for "draw it" after a scene was described."""
     return inventory(scene)

@@ -1,4 +1,4 @@
-"""Words and question forms from outside the world: what the model learns to decline, and names to be greeted by."""
+"""List names, and the topics and question forms that the model learns to decline."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is on a picture, and whether it is what was asked for: a checker in plain NumPy, without any model.
+"""Detect the things of a picture and compare them with a scene, in NumPy without a model.
 
-A pixel is the ground with some of one colour upon it. Pixels of a colour that touch are a thing; its shape is the one
-that, drawn at its place with its area, differs least from it. Meant for pictures of `world_pictures` and for those that
-a model draws after them.
+A pixel mixes the ground with one colour. Connected pixels of a colour are a thing; its shape is the
+one whose rendering at its place and area differs least from it. Meant for pictures of
+`world_pictures` and for those that a model trained on them generates.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recipe_error import RecipeError
 from world import SHAPES, Kind, Scene, Thing
 from world_pictures import PALETTE, RADII, SIZE, Floats, Picture, area, coverage
 
-LEAST_SHARE = 0.35  # of a colour in a pixel that belongs to a thing
-LEAST_AREA = 9.0  # pixels at SIZE: what is smaller is a spot
-MOST_MISFIT = 0.38  # share of its area by which a thing may differ from its shape
-MOST_SPOTS = 12.0  # pixels of colour that belong to no thing
-APART = 4.0  # pixels at SIZE by which things must differ to be left of, or above, one another
+MIN_SHARE = 0.35  # of a colour in a pixel of a thing
+MIN_AREA = 9.0  # pixels at SIZE; smaller components are speckle
+MAX_MISFIT = 0.38  # limit on `DetectedThing.misfit`
+MAX_SPECKLE = 12.0  # limit on `Detection.speckle`
+MIN_SEPARATION = 4.0  # pixels at SIZE between things that are left of, or above, one another
 
 
-class Found(NamedTuple):
-    """A thing on a picture; its place in pixels at SIZE, from the top left."""
+class DetectedThing(NamedTuple):
+    """Hold a detected thing; x and y are pixels at SIZE from the top left.
+
+    misfit: the difference from its shape, as a share of its area.
+    """
 
     shape: str
     colour: str
@@ -38,44 +42,51 @@ class Found(NamedTuple):
 
     @property
     def kind(self) -> Kind:
+        """Return its kind."""
         return Kind(shape=self.shape, colour=self.colour, size=self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """All things on a picture, from left to right, and the colour that is no thing's, in pixels."""
+class Detection:
+    """Hold the detected things, from left to right.
 
-    things: tuple[Found, ...]
-    spots: float
+    speckle: pixels of colour that belong to no thing.
+    """
 
-
-class Verdict(NamedTuple):
-    right: bool
-    why: str = ""
+    things: tuple[DetectedThing, ...]
+    speckle: float
 
 
-def look(picture: Picture) -> Seen:
-    """What is there, on any picture of shape (n, n, 3)."""
+class CheckResult(NamedTuple):
+    """Hold whether a picture shows a scene, and the reason if not."""
+
+    correct: bool
+    reason: str = ""
+
+
+def detect_things(picture: Picture) -> Detection:
+    """Detect the things of a picture (n, n, 3). Raises RecipeError for another shape."""
     if picture.ndim != 3 or picture.shape[0] != picture.shape[1] or picture.shape[2] != 3:
-        raise ValueError(
-            f"picture has shape {picture.shape}: give a square one with three channels"
+        raise RecipeError(
+            f"picture has shape {picture.shape}: give a square one with three channels",
+            param="picture",
         )
     scale = picture.shape[0] / SIZE
     colours, shares = unmix(picture)
-    things, spots = [], 0.0
+    things, speckle = [], 0.0
     for number, colour in enumerate(PALETTE):
-        mine = np.where(colours == number, shares, 0.0)
-        for part in parts(mine >= LEAST_SHARE):
-            ample = np.where(_grown(part), mine, 0.0)
-            if ample.sum() < LEAST_AREA * scale**2:
-                spots += float(ample.sum()) / scale**2
+        own_shares = np.where(colours == number, shares, 0.0)
+        for part in connected_components(own_shares >= MIN_SHARE):
+            ample = np.where(_dilated(part), own_shares, 0.0)
+            if ample.sum() < MIN_AREA * scale**2:
+                speckle += float(ample.sum()) / scale**2
             else:
-                things.append(_recognize(ample, colour, scale))
-    return Seen(things=tuple(sorted(things, key=lambda one: one.x)), spots=spots)
+                things.append(_classify(ample, colour, scale))
+    return Detection(things=tuple(sorted(things, key=lambda one: one.x)), speckle=speckle)
 
 
 def unmix(picture: Picture) -> tuple[NDArray[np.int64], Floats]:
-    """Per pixel, the colour (by its number in PALETTE) that explains it best upon the ground, and its share, 0 to 1."""
+    """Return per pixel the number of the best-fitting colour in PALETTE, and its share, 0 to 1."""
     pixels = picture.astype(np.float64)
     ground = np.median(pixels.reshape(-1, 3), axis=0)
     rays = np.array(list(PALETTE.values()), np.float64) - ground
@@ -86,8 +97,8 @@ def unmix(picture: Picture) -> tuple[NDArray[np.int64], Floats]:
     return best, np.take_along_axis(shares, best[..., None], axis=-1)[..., 0]
 
 
-def parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-    """The parts of a mask whose pixels touch by a side, from the top left."""
+def connected_components(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+    """Return the 4-connected components of a mask, in row-major order."""
     numbers = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         padded = np.pad(numbers, 1)
@@ -98,16 +109,16 @@ def parts(mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         numbers = spread
 
 
-def _grown(part: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """With the pixels around it, in which its edge is mixed with the ground."""
+def _dilated(part: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Dilate a component by a pixel, since its edge is mixed with the ground."""
     padded = np.pad(part, 1)
     height, width = part.shape
     near = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
     return np.asarray(np.any(near, axis=0))
 
 
-def _recognize(share: Floats, colour: str, scale: float) -> Found:
-    """The thing whose share of every pixel this is."""
+def _classify(share: Floats, colour: str, scale: float) -> DetectedThing:
+    """Return the thing with these shares of each pixel."""
     total = float(share.sum())
     middles = np.arange(len(share)) + 0.5
     x, y = (
@@ -117,58 +128,61 @@ def _recognize(share: Floats, colour: str, scale: float) -> Found:
     misfits = {}
     for shape in SHAPES:
         radius = (total / area(shape)) ** 0.5
-        left, up = _middle(shape)
-        due = coverage(shape, x - left * radius, y - up * radius, radius, len(share))
-        misfits[shape] = float(np.abs(due - share).sum()) / total
+        left, up = _centroid(shape)
+        expected = coverage(shape, x - left * radius, y - up * radius, radius, len(share))
+        misfits[shape] = float(np.abs(expected - share).sum()) / total
     best = min(misfits, key=misfits.__getitem__)
     radius = (total / area(best)) ** 0.5 / scale
     size = min(RADII, key=lambda name: abs(RADII[name] - radius))
-    return Found(best, colour, size, x / scale, y / scale, misfits[best])
+    return DetectedThing(best, colour, size, x / scale, y / scale, misfits[best])
 
 
 @cache
-def _middle(shape: str) -> tuple[float, float]:
-    """Where the centre of a shape's area is, from the point that it is drawn around, at radius 1."""
+def _centroid(shape: str) -> tuple[float, float]:
+    """Return the centroid of a shape of radius 1, relative to the point that it is drawn around."""
     drawn = coverage(shape, SIZE / 2, SIZE / 2, SIZE / 4)
     middles = (np.arange(SIZE) + 0.5 - SIZE / 2) / (SIZE / 4)
     total = drawn.sum()
     return float(drawn.sum(axis=0) @ middles / total), float(drawn.sum(axis=1) @ middles / total)
 
 
-# --------------------------------------------------------------------------------------------------------- judging
-def check(picture: Picture, scene: Scene) -> Verdict:
-    """Whether a picture shows a scene as words tell it: these things and no others, in order where they are in a row
-    or a column. A thing of no size that is told may be drawn in any; where scattered things stand is not told.
+# ------------------------------------------------------------------------------------------------------- checking
+def check(picture: Picture, scene: Scene) -> CheckResult:
+    """Return whether a picture shows a scene: the same things, in order for rows and columns.
+
+    A thing without a size matches any size; positions of scattered things are not compared.
     """
-    seen = look(picture)
-    if seen.spots > MOST_SPOTS:
-        return Verdict(False, f"{seen.spots:.0f} pixels of colour belong to no thing")
-    if odd := [one for one in seen.things if one.misfit > MOST_MISFIT]:
-        return Verdict(
+    detection = detect_things(picture)
+    if detection.speckle > MAX_SPECKLE:
+        return CheckResult(False, f"{detection.speckle:.0f} pixels of colour belong to no thing")
+    if odd := [one for one in detection.things if one.misfit > MAX_MISFIT]:
+        return CheckResult(
             False,
-            f"a {odd[0].colour} thing has no shape ({odd[0].misfit:.2f} off a {odd[0].shape})",
+            f"a {odd[0].colour} thing has no known shape ({odd[0].misfit:.2f} off {odd[0].shape})",
         )
-    if len(seen.things) != len(scene.things):
-        return Verdict(False, f"{len(seen.things)} things, not {len(scene.things)}")
-    fitting = [order for order in permutations(seen.things) if _alike(order, scene.things)]
-    if not fitting:
-        told = ", ".join(one.kind.phrase() for one in seen.things)
-        return Verdict(
+    if len(detection.things) != len(scene.things):
+        return CheckResult(False, f"{len(detection.things)} things, not {len(scene.things)}")
+    matching = [
+        order for order in permutations(detection.things) if _same_kinds(order, scene.things)
+    ]
+    if not matching:
+        shown = ", ".join(one.kind.phrase() for one in detection.things)
+        return CheckResult(
             False,
-            f"it shows {told}; due are {', '.join(thing.kind.phrase() for thing in scene.things)}",
+            f"it shows {shown}, not {', '.join(thing.kind.phrase() for thing in scene.things)}",
         )
-    if not any(_in_order(order, scene) for order in fitting):
-        return Verdict(
-            False, f"the things are there, but not in a {scene.arrangement} in this order"
+    if not any(_in_order(order, scene) for order in matching):
+        return CheckResult(
+            False, f"the things match, but are not in a {scene.arrangement} in this order"
         )
-    return Verdict(True)
+    return CheckResult(True)
 
 
-def _alike(order: Sequence[Found], things: Sequence[Thing]) -> bool:
+def _same_kinds(order: Sequence[DetectedThing], things: Sequence[Thing]) -> bool:
     return all(thing.kind.matches(one.kind) for one, thing in zip(order, things, strict=True))
 
 
-def _in_order(order: Sequence[Found], scene: Scene) -> bool:
+def _in_order(order: Sequence[DetectedThing], scene: Scene) -> bool:
     if scene.arrangement == "scatter":
         return True
     along, across = ("x", "y") if scene.arrangement == "row" else ("y", "x")
@@ -179,4 +193,4 @@ def _in_order(order: Sequence[Found], scene: Scene) -> bool:
         )
         for one, after in pairwise(order)
     ]
-    return all(ahead > max(APART, aside) for ahead, aside in steps)
+    return all(ahead > max(MIN_SEPARATION, aside) for ahead, aside in steps)

@@ -1,44 +1,42 @@
-"""What pocket-draw learns from: scenes, what is said of them, and their pictures, each a function of (seed, index)."""
+"""Make pocket-draw examples: scenes, prompts and pictures, each a function of (seed, index)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
+from held_out_seeds import HELD_OUT_SEEDS, check_training_seed, in_held_out_share
 from world import Scene, canonical, describe, inventory, sample_scene
 from world_pictures import Picture, draw
 
-HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
-MOST_THINGS = 3
-HELD_OUT_SHARE = 12  # of so many scenes of two things or more, one is held out
+MAX_SCENE_THINGS = 3
+HELD_OUT_SHARE = 12  # one scene in HELD_OUT_SHARE is held out
 
 
 class Example(NamedTuple):
+    """Hold a prompt, its scene and a picture of it."""
+
     prompt: str
     scene: Scene
     picture: Picture
 
 
 def is_held_out(scene: Scene) -> bool:
-    """A property of what is told of a scene, so that no seed brings it back. Single things are too few to be split."""
+    """Return True for scenes that training excludes, whatever the seed; never for single things."""
     if len(scene.things) < 2:
         return False
-    told = f"{scene.arrangement} {canonical(scene)}"
-    return (
-        int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
-    )
+    return in_held_out_share(f"{scene.arrangement} {canonical(scene)}", HELD_OUT_SHARE)
 
 
 def prompt(scene: Scene, rng: Random) -> str:
-    """Words for a picture of a scene. In rows and columns they tell the order, of scattered things only the kinds."""
-    plain = (
+    """Return words for a picture: rows and columns in order, scattered things by kind."""
+    text = (
         inventory(scene, digits=rng.random() < 0.1)
         if scene.arrangement == "scatter"
         else canonical(scene)
     )
-    text = plain if rng.random() < 0.5 else describe(scene, rng)
+    text = text if rng.random() < 0.5 else describe(scene, rng)
     if rng.random() < 0.3:
         text = rng.choice(
             ("a picture of {0}", "an image of {0}", "a drawing of {0}", "{0}")
@@ -47,27 +45,29 @@ def prompt(scene: Scene, rng: Random) -> str:
 
 
 def example(seed: int, index: int) -> Example:
-    """A scene of one to MOST_THINGS things to learn from. ValueError for seeds that are held out."""
-    if seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed} is held out: train with another one")
+    """Return a training example of 1 to MAX_SCENE_THINGS things.
+
+    Raises RecipeError for a held-out seed.
+    """
+    check_training_seed(seed)
     rng = Random(f"draw/{seed}/{index}")
-    while is_held_out(scene := sample_scene(rng, most=MOST_THINGS)):
+    while is_held_out(scene := sample_scene(rng, max_things=MAX_SCENE_THINGS)):
         pass
     return Example(prompt(scene, rng), scene, draw(scene, rng))
 
 
 def batch(seed: int, step: int, size: int) -> list[Example]:
-    """The examples of a step; each is used once."""
+    """Return the examples of a step; each is used once."""
     return [example(seed, index) for index in range(step * size, (step + 1) * size)]
 
 
-def held_out(count: int, most: int = MOST_THINGS) -> Iterator[tuple[str, Scene]]:
-    """Prompts of `count` scenes of two to `most` things that no training has seen."""
+def held_out(count: int, max_things: int = MAX_SCENE_THINGS) -> Iterator[tuple[str, Scene]]:
+    """Yield `count` held-out prompts and scenes, of two to `max_things` things."""
     found = 0
     for seed in HELD_OUT_SEEDS:
         rng = Random(f"draw/{seed}")
-        scene = sample_scene(rng, least=2, most=most)
-        if 2 <= len(scene.things) <= most and is_held_out(scene):
+        scene = sample_scene(rng, min_things=2, max_things=max_things)
+        if 2 <= len(scene.things) <= max_things and is_held_out(scene):
             yield prompt(scene, rng), scene
             found += 1
         if found == count:

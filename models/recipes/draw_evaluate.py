@@ -1,4 +1,4 @@
-"""How well a folder draws what no training has shown it: diffusers draws, `draw_check` judges.
+"""Score a pocket-draw folder: diffusers generates held-out prompts, `draw_check` checks them.
 
 python models/recipes/draw_evaluate.py models/pocket-draw --count 200
 """
@@ -25,12 +25,13 @@ GUIDANCE, STEPS = Recipe.guidance, Recipe.denoising_steps
 
 
 def load(folder: Path) -> PixArtSigmaPipeline:
+    """Load the pipeline in float32 on the CPU."""
     pipeline = PixArtSigmaPipeline.from_pretrained(folder, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def paint(
+def generate(
     pipeline: PixArtSigmaPipeline,
     prompts: Sequence[str],
     *,
@@ -38,8 +39,8 @@ def paint(
     guidance: float = GUIDANCE,
     seed: int = 0,
 ) -> list[Picture]:
-    """A picture of each prompt, with a seed of its own."""
-    drawn = pipeline(
+    """Generate a picture of each prompt; the n-th one has the seed `seed + n`."""
+    pictures = pipeline(
         prompt=list(prompts),
         negative_prompt="",
         height=SIZE,
@@ -52,33 +53,33 @@ def paint(
         max_sequence_length=Recipe.prompt_tokens,
         output_type="np",
     ).images
-    return [np.rint(picture * 255).astype(np.uint8) for picture in drawn]
+    return [np.rint(picture * 255).astype(np.uint8) for picture in pictures]
 
 
 def score(
     folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, batch: int = 32
 ) -> dict[str, Any]:
-    """The share of pictures that are fully right, by arrangement, and why the others are not."""
-    pipeline, asked = load(folder), list(held_out(count))
-    right: Counter[str] = Counter()
-    due: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    for first in range(0, len(asked), batch):
-        some = asked[first : first + batch]
-        pictures = paint(
-            pipeline, [prompt for prompt, _ in some], steps=steps, guidance=guidance, seed=first
+    """Return the share of correct pictures, by arrangement too, and the commonest failures."""
+    pipeline, prompts = load(folder), list(held_out(count))
+    correct: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
+    for first in range(0, len(prompts), batch):
+        chunk = prompts[first : first + batch]
+        pictures = generate(
+            pipeline, [prompt for prompt, _ in chunk], steps=steps, guidance=guidance, seed=first
         )
-        for (_, scene), picture in zip(some, pictures, strict=True):
-            verdict = check(picture, scene)
-            due[scene.arrangement] += 1
-            right[scene.arrangement] += verdict.right
-            if not verdict.right:
-                wrong[verdict.why.split(";")[0]] += 1
-    shares = {kind: round(right[kind] / due[kind], 3) for kind in sorted(due)}
+        for (_, scene), picture in zip(chunk, pictures, strict=True):
+            result = check(picture, scene)
+            total[scene.arrangement] += 1
+            correct[scene.arrangement] += result.correct
+            if not result.correct:
+                failures[result.reason.split(";")[0]] += 1
+    shares = {kind: round(correct[kind] / total[kind], 3) for kind in sorted(total)}
     return {
-        "right": round(right.total() / due.total(), 3),
+        "right": round(correct.total() / total.total(), 3),
         **shares,
-        "wrong": dict(wrong.most_common(8)),
+        "wrong": dict(failures.most_common(8)),
     }
 
 
@@ -87,7 +88,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=200, help="held-out prompts")
+    parser.add_argument("--count", type=int, default=200, help="number of held-out prompts")
     parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps")
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     args = parser.parse_args()

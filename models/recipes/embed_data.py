@@ -1,7 +1,8 @@
-"""What pocket-embed learns from: the same said in two ways, and what differs from it in one thing.
+"""Make pocket-embed triplets: an anchor, a paraphrase, and a text that differs in one fact.
 
-A case is a function of (seed, index). Scenes of the micro-world are told twice, and a third time with one attribute of
-one thing changed; general sentences are written in another way, and once more with another word in place of one.
+A triplet is a function of (seed, index). Scenes of the micro-world are described twice, and a third
+time with one attribute changed; general sentences are paraphrased, and once more with one word
+replaced.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
+from held_out_seeds import HELD_OUT_SEEDS, check_training_seed, in_held_out_share
 from speech_general import general
 from speech_lexicon import number, words
 from world import (
@@ -31,8 +32,7 @@ from world import (
     with_article,
 )
 
-HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
-HELD_OUT_SHARE = 16  # one scene, and one sentence, in so many is held out
+HELD_OUT_SHARE = 16  # one scene or sentence in HELD_OUT_SHARE is held out
 WORLD_SHARE = 0.6
 
 _CONTRACTIONS = (
@@ -89,18 +89,21 @@ _SYNONYMS = (
 _LEADS = ("well, {0}", "oh, {0}", "look, {0}", "you know, {0}", "listen, {0}")
 
 
-class Case(NamedTuple):
-    """Two texts that say the same, and one that nearly does."""
+class Triplet(NamedTuple):
+    """Hold two texts of one meaning, and a hard negative.
+
+    kind: "world" or "general".
+    """
 
     kind: str  # "world" | "general"
-    text: str
-    same: str
-    near: str
+    anchor: str
+    positive: str
+    negative: str
 
 
 # ----------------------------------------------------------------------------------------------------------- scenes
-def told(scene: Scene, rng: Random) -> str:
-    """A scene in one of many ways. Rows and columns tell all positions, scattered scenes none."""
+def paraphrase_scene(scene: Scene, rng: Random) -> str:
+    """Describe a scene in one of many ways; rows and columns give positions, scattered ones not."""
     draw = rng.random()
     if draw < 0.45:
         return _cased(describe(scene, rng), rng)
@@ -129,7 +132,7 @@ def told(scene: Scene, rng: Random) -> str:
 
 
 def _reversed(scene: Scene, rng: Random) -> str:
-    """A row from right to left, a column from the bottom to the top."""
+    """Describe a row from right to left, or a column from bottom to top."""
     start, end = ("right", "left") if scene.arrangement == "row" else ("bottom", "top")
     each = listing([with_article(thing.kind.phrase()) for thing in reversed(scene.things)])
     form = rng.choice(
@@ -142,8 +145,8 @@ def _cased(text: str, rng: Random) -> str:
     return text.lower().rstrip(".") if rng.random() < 0.3 else text
 
 
-def altered(scene: Scene, rng: Random) -> Scene:
-    """The scene with one difference: a colour, a shape, a size, a thing more or less, or two that changed places."""
+def alter_scene(scene: Scene, rng: Random) -> Scene:
+    """Change one fact: a colour, a shape, a size, the number of things, or an order."""
     changes: list[Callable[[Scene, Random], Scene | None]] = [
         _repainted,
         _reshaped,
@@ -196,15 +199,15 @@ def _swapped(scene: Scene, rng: Random) -> Scene:
 
 
 def _meaning(scene: Scene) -> tuple[object, ...]:
-    """Equal for scenes that words do not tell apart."""
+    """Return a key that is equal for scenes of equal descriptions."""
     kinds = [str(thing.kind) for thing in scene.things]
     ordered = scene.arrangement != "scatter"
     return (scene.arrangement if ordered else "scatter", *(kinds if ordered else sorted(kinds)))
 
 
 # ------------------------------------------------------------------------------------------------- general sentences
-def rewritten(text: str, rng: Random) -> str:
-    """The sentence in other words, letters or signs, saying what it said."""
+def paraphrase_sentence(text: str, rng: Random) -> str:
+    """Rewrite a sentence with synonyms, contractions, digits, or another case or order."""
     pairs = [
         pair
         for pair in (*_CONTRACTIONS, *_SYNONYMS)
@@ -234,8 +237,8 @@ def _digits(word: str) -> str:
     return str(NUMBERS.index(word)) if word in NUMBERS else word
 
 
-def exchanged(text: str, rng: Random) -> str | None:
-    """The sentence with another word of its kind in place of one; None where it has none to exchange."""
+def replace_word(text: str, rng: Random) -> str | None:
+    """Replace one word by another of its section; None if it has none to replace."""
     kinds = (
         "person",
         "animal",
@@ -258,60 +261,67 @@ def exchanged(text: str, rng: Random) -> str | None:
     return text[: match.start()] + rng.choice(others) + text[match.end() :]
 
 
-# ------------------------------------------------------------------------------------------------------------- cases
+# ---------------------------------------------------------------------------------------------------------- triplets
 def _is_held_out(key: str) -> bool:
-    return (
-        int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
-    )
+    return in_held_out_share(key, HELD_OUT_SHARE)
 
 
-def world_case(rng: Random, *, held_out: bool) -> Case:
+def world_triplet(rng: Random, *, held_out: bool) -> Triplet:
+    """Make a triplet of scene descriptions."""
     while True:
-        scene = sample_scene(rng, least=2)
-        near = altered(scene, rng)
+        scene = sample_scene(rng, min_things=2)
+        near = alter_scene(scene, rng)
         keys = ["/".join(map(str, _meaning(one))) for one in (scene, near)]
         if _is_held_out(keys[0]) == held_out and (held_out or not _is_held_out(keys[1])):
             break
-    text = told(scene, rng)
-    return Case("world", text, _otherwise(text, lambda: told(scene, rng)), told(near, rng))
-
-
-def general_case(rng: Random, *, held_out: bool) -> Case:
-    while True:
-        text = general(rng)
-        near = exchanged(text, rng)
-        if near is not None and len(text.split()) > 2 and _is_held_out(text.lower()) == held_out:
-            break
-    return Case(
-        "general", text, _otherwise(text, lambda: rewritten(text, rng)), rewritten(near, rng)
+    text = paraphrase_scene(scene, rng)
+    return Triplet(
+        "world",
+        text,
+        _reworded(text, lambda: paraphrase_scene(scene, rng)),
+        paraphrase_scene(near, rng),
     )
 
 
-def _otherwise(text: str, again: Callable[[], str]) -> str:
-    """Another wording, if a few attempts find one."""
+def general_triplet(rng: Random, *, held_out: bool) -> Triplet:
+    """Make a triplet of general sentences."""
+    while True:
+        text = general(rng)
+        near = replace_word(text, rng)
+        if near is not None and len(text.split()) > 2 and _is_held_out(text.lower()) == held_out:
+            break
+    return Triplet(
+        "general",
+        text,
+        _reworded(text, lambda: paraphrase_sentence(text, rng)),
+        paraphrase_sentence(near, rng),
+    )
+
+
+def _reworded(text: str, again: Callable[[], str]) -> str:
+    """Return another wording, if one of a few attempts gives one."""
     for _ in range(8):
         if (other := again()) != text:
             break
     return other
 
 
-def case(seed: int, index: int) -> Case:
-    """A case to learn from. ValueError for seeds that are held out."""
-    if seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed} is held out: train with another one")
+def triplet(seed: int, index: int) -> Triplet:
+    """Return a training triplet. Raises RecipeError for a held-out seed."""
+    check_training_seed(seed)
     rng = Random(f"embed/{seed}/{index}")
-    return (world_case if rng.random() < WORLD_SHARE else general_case)(rng, held_out=False)
+    return (world_triplet if rng.random() < WORLD_SHARE else general_triplet)(rng, held_out=False)
 
 
-def held_out(kind: str, count: int) -> Iterator[Case]:
-    """Cases whose scenes and sentences no training has seen."""
-    make = {"world": world_case, "general": general_case}[kind]
+def held_out(kind: str, count: int) -> Iterator[Triplet]:
+    """Yield triplets whose scenes and sentences training excludes."""
+    make = {"world": world_triplet, "general": general_triplet}[kind]
     for seed in HELD_OUT_SEEDS[:count]:
         yield make(Random(f"embed/{seed}"), held_out=True)
 
 
 def vocabulary() -> list[str]:
-    """Texts with every word that there is, so that a tokenizer has seen them all."""
+    """Return texts that contain every word of the lexicon, for training a tokenizer."""
     return [
         *words(*_sections()),
         *(number(value) for value in range(100)),

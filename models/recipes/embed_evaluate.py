@@ -1,9 +1,9 @@
-"""How well a folder finds what says the same: held-out retrieval, as motet-embedding computes it.
+"""Score a pocket-embed folder by held-out retrieval, with motet-embedding's encoder.
 
-    python models/recipes/embed_evaluate.py models/pocket-embed
+python models/recipes/embed_evaluate.py models/pocket-embed
 
-For every held-out text, the nearest of all other wordings and of all texts that differ in one thing must be its own
-other wording. `near` counts only against its own text that differs in one thing.
+`first`: share of anchors whose nearest text, of all positives and negatives, is their own positive.
+`near`: share that is nearer to its own positive than to its own negative.
 """
 
 from __future__ import annotations
@@ -24,37 +24,42 @@ KINDS = ("world", "general")
 _BATCH = 64
 
 
-class Reader:
-    """Texts to vectors, as the service does it."""
+class Embedder:
+    """Embed texts as the service does."""
 
     def __init__(self, folder: Path) -> None:
         self._encoder = Encoder.load(EngineConfig(model=str(folder)))
         self._texts = Texts(Folder.read(folder), self._encoder.limit, self._encoder.vocabulary)
 
     def vectors(self, texts: list[str]) -> torch.Tensor:
-        """`[texts, D]`."""
-        read = self._texts.read(texts)
+        """Return `[texts, D]`."""
+        tokenized = self._texts.read(texts)
         return torch.cat(
-            [self._encoder.encode(read[at : at + _BATCH]) for at in range(0, len(read), _BATCH)]
+            [
+                self._encoder.encode(tokenized[at : at + _BATCH])
+                for at in range(0, len(tokenized), _BATCH)
+            ]
         )
 
 
-def retrieval(reader: Reader, kind: str, count: int) -> dict[str, float]:
-    """Shares of `count` held-out cases of a kind."""
-    cases = list(held_out(kind, count))
-    text, same, near = (
-        reader.vectors([getattr(one, name) for one in cases]) for name in ("text", "same", "near")
+def retrieval(embedder: Embedder, kind: str, count: int) -> dict[str, float]:
+    """Return both shares over `count` held-out triplets of a kind."""
+    triplets = list(held_out(kind, count))
+    anchors, positives, negatives = (
+        embedder.vectors([getattr(one, name) for one in triplets])
+        for name in ("anchor", "positive", "negative")
     )
-    scores = text @ torch.cat([same, near]).T
-    own = torch.arange(len(cases))
+    scores = anchors @ torch.cat([positives, negatives]).T
+    own = torch.arange(len(triplets))
     first = (scores.argmax(dim=1) == own).float().mean()
-    nearer = (scores[own, own] > scores[own, len(cases) + own]).float().mean()
+    nearer = (scores[own, own] > scores[own, len(triplets) + own]).float().mean()
     return {"first": round(float(first), 3), "near": round(float(nearer), 3)}
 
 
 def report(folder: Path, count: int = 500) -> dict[str, dict[str, float]]:
-    reader = Reader(folder)
-    return {kind: retrieval(reader, kind, count) for kind in KINDS}
+    """Return the shares of both kinds."""
+    embedder = Embedder(folder)
+    return {kind: retrieval(embedder, kind, count) for kind in KINDS}
 
 
 def main() -> None:
@@ -62,7 +67,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=500, help="held-out cases of each kind")
+    parser.add_argument("--count", type=int, default=500, help="held-out triplets of each kind")
     args = parser.parse_args()
     print(json.dumps(report(args.folder, args.count), indent=1))
 

@@ -1,7 +1,7 @@
-"""Score a pocket-chat folder on the held-out questions: `python models/recipes/evaluate.py models/pocket-chat`.
+"""Score a pocket-chat folder: `python models/recipes/evaluate.py models/pocket-chat`.
 
-Every held-out conversation ends in one right answer. The model decodes greedily; an answer counts when it is the
-right text exactly, a tool call when its name and arguments are the right ones.
+Every held-out conversation ends in one expected answer. The model decodes greedily; a text counts
+if it matches exactly, a tool call if its name and arguments do.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ from chat_stream import held_out
 MAX_NEW_TOKENS = 96
 
 
-class Verdict(NamedTuple):
-    """What the model said to one held-out conversation."""
+class Answer(NamedTuple):
+    """Hold the model's answer to one held-out conversation."""
 
     item: Conversation
-    said: str
-    right: bool
+    text: str
+    correct: bool
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The checkpoint in float32, for a CPU; one that sees, with its eyes."""
-    seeing = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(
-        folder
-    )
+    """Load a text or image-text checkpoint in float32 on the CPU, and its tokenizer."""
+    takes_images = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    loader = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    return loader.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def expected(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The right answer as the template writes it, without the end of turn."""
+    """Return the expected answer as the template renders it, without the end of turn."""
     tools = list(item.tools) or None
-    whole = tokenizer.apply_chat_template(list(item.messages), tools=tools, tokenize=False)
-    return whole[len(prompt(item, tokenizer)) :].removesuffix("\n").removesuffix("<|im_end|>")
+    conversation = tokenizer.apply_chat_template(list(item.messages), tools=tools, tokenize=False)
+    return (
+        conversation[len(prompt(item, tokenizer)) :].removesuffix("\n").removesuffix("<|im_end|>")
+    )
 
 
 def prompt(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Everything before the answer, up to the opening of the assistant's turn."""
+    """Render everything before the answer, the assistant's header included."""
     return tokenizer.apply_chat_template(
         list(item.messages[:-1]),
         tools=list(item.tools) or None,
@@ -67,7 +69,7 @@ def prompt(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
 def decode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
 ) -> list[str]:
-    """Greedy continuations of a batch of prompts, padded on the left."""
+    """Decode a batch of prompts greedily, padded on the left."""
     inputs = tokenizer(
         list(prompts),
         return_tensors="pt",
@@ -80,11 +82,11 @@ def decode(
     return [text.split("<|im_end|>")[0] for text in texts]
 
 
-def same(said: str, right: str) -> bool:
-    """Exact match; tool calls are compared as JSON."""
-    if "<tool_call>" not in right:
-        return said.strip() == right.strip()
-    return _calls(said) == _calls(right)
+def matches(answer: str, reference: str) -> bool:
+    """Compare texts exactly and tool calls as JSON."""
+    if "<tool_call>" not in reference:
+        return answer.strip() == reference.strip()
+    return _calls(answer) == _calls(reference)
 
 
 def _calls(text: str) -> list[object] | None:
@@ -95,38 +97,39 @@ def _calls(text: str) -> list[object] | None:
         return None
 
 
-def judge(
+def answer_questions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     items: Sequence[Conversation],
     *,
     batch: int = 64,
-) -> Iterator[Verdict]:
+) -> Iterator[Answer]:
     """Answer `items` in batches of similar length."""
     ordered = sorted(items, key=lambda item: len(prompt(item, tokenizer)))
     for start in range(0, len(ordered), batch):
         chunk = ordered[start : start + batch]
-        answers = decode(model, tokenizer, [prompt(item, tokenizer) for item in chunk])
-        for item, said in zip(chunk, answers, strict=True):
-            yield Verdict(item, said, same(said, expected(item, tokenizer)))
+        texts = decode(model, tokenizer, [prompt(item, tokenizer) for item in chunk])
+        for item, text in zip(chunk, texts, strict=True):
+            yield Answer(item, text, matches(text, expected(item, tokenizer)))
 
 
 def score(folder: Path, *, per_category: int | None = None, show: int = 0) -> dict[str, float]:
-    """Accuracy per category; prints `show` wrong answers of each."""
+    """Return the accuracy by category; print `show` wrong answers of each."""
     model, tokenizer = load(folder)
     accuracy: dict[str, float] = {}
     for category, items in held_out().items():
-        verdicts = list(judge(model, tokenizer, items[:per_category]))
-        accuracy[category] = sum(verdict.right for verdict in verdicts) / len(verdicts)
-        for verdict in [verdict for verdict in verdicts if not verdict.right][:show]:
-            asked = " / ".join(message["content"] for message in verdict.item.messages[:-1])
+        answers = list(answer_questions(model, tokenizer, items[:per_category]))
+        accuracy[category] = sum(answer.correct for answer in answers) / len(answers)
+        for answer in [answer for answer in answers if not answer.correct][:show]:
+            question = " / ".join(message["content"] for message in answer.item.messages[:-1])
             print(
-                f"  {category}: {asked!r} → {verdict.said!r}, not {expected(verdict.item, tokenizer)!r}"
+                f"  {category}: {question!r} → {answer.text!r}, not {expected(answer.item, tokenizer)!r}"
             )
     return accuracy
 
 
 def table(accuracy: dict[str, float], count: int) -> str:
+    """Format accuracies as a Markdown table."""
     lines = ["| category | questions | exact match |", "|---|---|---|"]
     lines += [f"| {category} | {count} | {value:.1%} |" for category, value in accuracy.items()]
     lines.append(
@@ -140,13 +143,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--per-category", type=int, help="only the first so many questions of each category"
-    )
-    parser.add_argument(
-        "--show", type=int, default=0, help="print so many wrong answers per category"
-    )
-    parser.add_argument("--json", type=Path, help="also write the scores here")
+    parser.add_argument("--per-category", type=int, help="limit on the questions of each category")
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per category")
+    parser.add_argument("--json", type=Path, help="file for the scores, as JSON")
     args = parser.parse_args()
     accuracy = score(args.folder, per_category=args.per_category, show=args.show)
     print(table(accuracy, args.per_category or min(len(items) for items in held_out().values())))

@@ -1,6 +1,7 @@
-"""Muon (Jordan et al. 2024): momentum, then the nearest semi-orthogonal matrix by five Newton-Schulz steps.
+"""Implement Muon (Jordan et al., 2024): momentum with orthogonalized updates.
 
-Own version because it works in float32 and batches matrices of one shape, which suits a CPU.
+Five Newton-Schulz steps approximate the nearest semi-orthogonal matrix. This version computes in
+float32 and batches matrices of equal shape, which suits a CPU.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from recipe_error import RecipeError
+
 
 def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
-    """[B, m, n] → semi-orthogonal matrices near the input's polar factors (singular values about 0.7 to 1.2)."""
+    """Map [B, m, n] to semi-orthogonal matrices near the polar factors.
+
+    Singular values are about 0.7 to 1.2.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = update.shape[1] > update.shape[2]
     x = update.mT if tall else update
@@ -25,7 +31,7 @@ def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum with orthogonalized updates; for two-dimensional parameters only."""
+    """Apply Nesterov momentum with orthogonalized updates; for two-dimensional parameters only."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float
@@ -34,6 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters. Raises RecipeError for a parameter without gradient."""
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
             for param in group["params"]:
@@ -49,7 +56,11 @@ class Muon(torch.optim.Optimizer):
 
     def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
         if param.grad is None:
-            raise ValueError("a matrix has no gradient: every parameter must take part in the loss")
+            raise RecipeError(
+                f"params: a matrix of shape {tuple(param.shape)} has no gradient; every parameter"
+                " must take part in the loss",
+                param="params",
+            )
         buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
         buffer.lerp_(param.grad, 1 - momentum)
         return param.grad.lerp(buffer, momentum)

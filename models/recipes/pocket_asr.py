@@ -1,8 +1,9 @@
-"""Train the pocket-asr model: `python models/recipes/pocket_asr.py --out models/pocket-asr --makers 1`.
+"""Train pocket-asr: `python models/recipes/pocket_asr.py --out models/pocket-asr --makers 1`.
 
-Examples are a pure function of (seed, index) and their order one of the step, so a run that is stopped (a file `stop`
-beside the state, or a signal) and resumed takes the course of one that is not, up to rounding. The learning rates are
-constant until the last share of the steps: `--resume` with another `--steps` moves the end of a run.
+Examples are a pure function of (seed, index) and their order one of the step, so a run that is
+stopped (a file `stop` beside the state, or a signal) and resumed gives the same losses as an
+uninterrupted one, up to rounding. The learning rates are constant until the last share of the
+steps: `--resume` with another `--steps` moves the end of a run.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from transformers import WhisperForConditionalGeneration, WhisperTokenizer
 
 import asr_tokenizer
 from asr_batches import Batch, Stream
-from asr_model import Listener
+from asr_model import WhisperWithHeads
 from asr_recipe import Recipe
 from asr_shards import Shards
-from speech_sentences import utterance
-from training import Schedule, Training, end_on_sigterm, readable
+from speech_sentences import training_utterance
+from training import Schedule, Training, exit_on_sigterm, make_readable
 
 
 def build_tokenizer(recipe: Recipe) -> WhisperTokenizer:
-    """Train the tokenizer on sentences that training may use."""
+    """Train the tokenizer on training sentences."""
     rng = Random(f"{recipe.seed}/tokenizer")
-    texts = (utterance(rng, general_share=0.7).text for _ in range(recipe.tokenizer_sentences))
+    texts = (
+        training_utterance(rng, general_share=0.7).text for _ in range(recipe.tokenizer_sentences)
+    )
     return asr_tokenizer.train(texts, vocabulary=recipe.vocabulary)
 
 
 class Report(NamedTuple):
-    """One step: its losses and the number of clips."""
+    """Hold the losses of one step and its number of clips."""
 
     text: float
     phonemes: float
@@ -43,23 +46,24 @@ class Report(NamedTuple):
 
 
 class Trainer(Training[Batch, Report]):
-    """One run, with the files that it learns from."""
+    """Train on shards of examples."""
 
     def __init__(
         self, recipe: Recipe, schedule: Schedule, *, data: Path, half: bool = True
     ) -> None:
         self.recipe, self.half = recipe, half
         self.tokenizer = build_tokenizer(recipe)
-        self.model = Listener(recipe, self.tokenizer)
+        self.model = WhisperWithHeads(recipe, self.tokenizer)
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.shards = Shards(recipe, self.tokenizer, data)
         self.stream = Stream(recipe, self.tokenizer, self.shards)
 
     def batches(self) -> Iterator[Batch]:
-        return self.stream.ahead(self.step, self.schedule.steps)
+        """Yield the batches that are left."""
+        return self.stream.prefetch(self.step, self.schedule.steps)
 
     def train_step(self, batch: Batch) -> Report:
-        """One update, in bfloat16 autocast if `half`."""
+        """Run one update, in bfloat16 autocast if `half`."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
             losses = self.model(batch)
         weights = (1.0, self.recipe.phoneme_weight, self.recipe.alignment_weight)
@@ -71,7 +75,7 @@ class Trainer(Training[Batch, Report]):
         return Report(text, phonemes, alignment, len(batch.tokens))
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
-        """Step, mean losses, clips per second."""
+        """Format the step, mean losses and clips per second."""
         count = len(reports)
         means = {
             name: round(sum(getattr(r, name) for r in reports) / count, 4)
@@ -80,22 +84,22 @@ class Trainer(Training[Batch, Report]):
         speed = round(sum(r.clips for r in reports) / seconds, 1)
         return json.dumps({"step": self.step, **means, "clips_per_s": speed})
 
-    def start_from(self, folder: Path) -> None:
-        """The weights of a checkpoint that `export` wrote; the phoneme head, which it lacks, is learnt anew."""
+    def load_weights(self, folder: Path) -> None:
+        """Load an exported checkpoint; the phoneme head, which it lacks, is trained from scratch."""
         weights = WhisperForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32
         ).state_dict()
         self.model.whisper.load_state_dict(weights)
 
     def export(self, out: Path) -> None:
-        """Write the checkpoint folder: half-precision weights, tokenizer, feature extractor, generation config."""
+        """Write the checkpoint in float16, with tokenizer, feature extractor, generation config."""
         trained = self.model.whisper
         model = WhisperForConditionalGeneration(trained.config)
         model.load_state_dict(trained.state_dict())
         model.generation_config = trained.generation_config
         model.to(torch.float16).save_pretrained(out)
         asr_tokenizer.processor(self.tokenizer).save_pretrained(out)
-        readable(out)
+        make_readable(out)
 
 
 def main() -> None:
@@ -106,17 +110,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=26_000)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-asr/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
+    parser.add_argument("--resume", action="store_true", help="continue from --state if it exists")
     parser.add_argument(
         "--init",
         type=Path,
-        help="a checkpoint of this recipe to begin with, where there is no state",
+        help="checkpoint of this recipe to start from if there is no state to resume",
     )
-    parser.add_argument("--export", action="store_true", help="only write --out from --state")
+    parser.add_argument("--export", action="store_true", help="only export --state to --out")
     parser.add_argument(
-        "--makers", type=int, default=0, help="processes that make examples ahead of the trainer"
+        "--makers",
+        type=int,
+        default=0,
+        help="worker processes that write training examples in advance",
     )
-    parser.add_argument("--float32", action="store_true", help="no bfloat16, for CPUs without it")
+    parser.add_argument(
+        "--float32", action="store_true", help="train in float32, for CPUs without bfloat16"
+    )
     args = parser.parse_args()
     recipe = Recipe(seed=args.seed)
     schedule = Schedule(
@@ -126,10 +135,10 @@ def main() -> None:
     if args.export or (args.resume and args.state.exists()):
         trainer.load_state(args.state)
     elif args.init:
-        trainer.start_from(args.init)
-    end_on_sigterm()
+        trainer.load_weights(args.init)
+    exit_on_sigterm()
     if not args.export:
-        trainer.shards.start(args.makers, visit=trainer.step // trainer.stream.per_visit)
+        trainer.shards.start(args.makers, visit=trainer.step // trainer.stream.steps_per_visit)
         try:
             trainer.run(args.state)
         finally:

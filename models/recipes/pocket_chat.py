@@ -1,8 +1,9 @@
-"""Train the pocket-chat model: `python models/recipes/pocket_chat.py --out models/pocket-chat --steps N`.
+"""Train pocket-chat: `python models/recipes/pocket_chat.py --out models/pocket-chat --steps N`.
 
-Batches are a pure function of (seed, step) and nothing else is random after initialization, so a run that is
-stopped and resumed takes the same course as one that is not. The learning rate is constant until the last fifth
-of the steps: `--resume` with another `--steps` moves the end of a run without changing what was already done.
+Batches are a pure function of (seed, step) and nothing else is random after initialization, so a
+run that is stopped and resumed gives the same losses as an uninterrupted one. The learning rate is
+constant until the last fifth of the steps: `--resume` with another `--steps` moves the end of a run
+without changing the steps already done.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 import chat_tokenizer
 from chat_batches import Batch, Stream, render
 from chat_recipe import Recipe
-from chat_stream import conversation
-from training import Schedule, Training, readable
+from chat_stream import training_conversation
+from training import Schedule, Training, make_readable
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """Train the tokenizer on the first conversations of the stream."""
-    plain = chat_tokenizer.train([], vocabulary=chat_tokenizer.SMALLEST)
+    byte_tokenizer = chat_tokenizer.train([], vocabulary=chat_tokenizer.SMALLEST)
     texts = [
-        render(plain, conversation(recipe.seed, -1 - i))
+        render(byte_tokenizer, training_conversation(recipe.seed, -1 - i))
         for i in range(recipe.tokenizer_conversations)
     ]
     texts += [f"{n} {n}" for n in range(21)] * (
         recipe.tokenizer_conversations // 10
-    )  # one token per number
+    )  # so that each number becomes one token
     return chat_tokenizer.train(texts, vocabulary=recipe.vocabulary)
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A fresh model; its initialization depends on the seed alone."""
+    """Build a model whose initial weights depend on the seed alone."""
     torch.manual_seed(recipe.seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -65,8 +66,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 
 
 def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]:
-    """Weighted loss sum over all targets, and the plain loss sum over what the assistant says."""
-    if len(batch.tokens) == 1:  # one row would be compiled apart
+    """Return the weighted loss sum over all targets, and the loss sum over the assistant's tokens."""
+    if len(batch.tokens) == 1:  # torch.compile would specialize on one row
         model = getattr(model, "_orig_mod", model)
     logits = model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
     targets, weights = batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten()
@@ -75,14 +76,14 @@ def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]
 
 
 class Report(NamedTuple):
-    """One step: mean loss per assistant token, and tokens seen."""
+    """Hold the mean loss per assistant token of one step, and its tokens."""
 
     loss: float
     tokens: int
 
 
 class Trainer(Training[list[Batch], Report]):
-    """One run, or this worker's part in it."""
+    """Train one run, or one worker's share of it."""
 
     def __init__(
         self,
@@ -94,34 +95,38 @@ class Trainer(Training[list[Batch], Report]):
         worker: int = 0,
         workers: int = 1,
     ) -> None:
-        """tokenizer: of a model that is there already; None: the recipe's own."""
+        """Build the model.
+
+        tokenizer: of an existing model; None trains the recipe's own.
+        """
         self.recipe = recipe
         self.tokenizer = tokenizer or build_tokenizer(recipe)
         self.model = build_model(recipe, self.tokenizer)
         self.forward = torch.compile(self.model, dynamic=True) if compiled else self.model
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.stream = Stream(recipe, self.tokenizer, worker=worker, workers=workers)
-        self.leads, self.workers = worker == 0, workers
+        self.is_leader, self.workers = worker == 0, workers
 
     def batches(self) -> Iterator[list[Batch]]:
-        return self.stream.ahead(self.step, self.schedule.steps)
+        """Yield the batches that are left."""
+        return self.stream.prefetch(self.step, self.schedule.steps)
 
     def train_step(self, batch: list[Batch]) -> Report:
-        """One update with this worker's share of the step."""
-        weighted = spoken = heard = tokens = 0.0
+        """Run one update on this worker's share of the step."""
+        weight = targets = loss_sum = tokens = 0.0
         for part in batch:
-            weighted_loss, said = token_loss(self.forward, part)
+            weighted_loss, assistant_loss = token_loss(self.forward, part)
             weighted_loss.backward()
-            weighted += float(part.weights[:, 1:].sum())
-            spoken += float((part.weights[:, 1:] == 1.0).sum())
+            weight += float(part.weights[:, 1:].sum())
+            targets += float((part.weights[:, 1:] == 1.0).sum())
             tokens += float((part.weights > 0).sum())
-            heard += float(said)
-        weighted, spoken, heard, tokens = self._gather([weighted, spoken, heard, tokens])
+            loss_sum += float(assistant_loss)
+        weight, targets, loss_sum, tokens = self._gather([weight, targets, loss_sum, tokens])
         for parameter in self.model.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(weighted)
+                parameter.grad.div_(weight)
         self.update(rate=self.recipe.phase(self.step).rate)
-        return Report(loss=heard / spoken, tokens=int(tokens))
+        return Report(loss=loss_sum / targets, tokens=int(tokens))
 
     def _gather(self, counts: list[float]) -> list[float]:
         """Sum the counts, and the gradients in place, over all workers."""
@@ -138,11 +143,11 @@ class Trainer(Training[list[Batch], Report]):
         return summed.tolist()
 
     def stopped(self, stop: Path) -> bool:
-        """Whether any worker was asked to: all end after the same step."""
+        """Return True if any worker was asked to stop, so that all end after the same step."""
         return self._gather([float(super().stopped(stop))])[0] > 0
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
-        """Step, mean loss, tokens per second."""
+        """Format the step, mean loss and tokens per second."""
         loss = sum(report.loss for report in reports) / len(reports)
         tokens = sum(report.tokens for report in reports)
         return json.dumps(
@@ -150,7 +155,7 @@ class Trainer(Training[list[Batch], Report]):
         )
 
     def export(self, out: Path) -> None:
-        """Write the checkpoint folder: half-precision weights, tokenizer, template."""
+        """Write the checkpoint in float16: weights, tokenizer, template."""
         model = Qwen3ForCausalLM(self.model.config)
         model.load_state_dict(self.model.state_dict())
         model.generation_config = GenerationConfig(
@@ -160,16 +165,16 @@ class Trainer(Training[list[Batch], Report]):
         )
         model.to(torch.float16).save_pretrained(out)
         self.tokenizer.save_pretrained(out)
-        readable(out)
+        make_readable(out)
 
 
-def work(worker: int, args: argparse.Namespace) -> None:
-    """The whole run, as one of `args.workers` processes that share every step."""
+def run_worker(worker: int, args: argparse.Namespace) -> None:
+    """Run the training as one of `args.workers` processes that share every step."""
     if args.workers > 1:
         torch.set_num_threads(1)
-        meeting = args.state.with_suffix(".meeting").resolve()
+        rendezvous = args.state.with_suffix(".rendezvous").resolve()
         distributed.init_process_group(
-            "gloo", f"file://{meeting}", rank=worker, world_size=args.workers
+            "gloo", f"file://{rendezvous}", rank=worker, world_size=args.workers
         )
     recipe = Recipe(seed=args.seed)
     schedule = Schedule(
@@ -192,21 +197,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14_500)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from --state")
-    parser.add_argument("--export", action="store_true", help="only write --out from --state")
+    parser.add_argument("--resume", action="store_true", help="continue from --state")
+    parser.add_argument("--export", action="store_true", help="only export --state to --out")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile: 1.5 times the speed, after a minute"
+        "--compile",
+        action="store_true",
+        help="use torch.compile: 1.5 times the speed after a minute of compilation",
     )
     parser.add_argument(
-        "--workers", type=int, default=1, help="processes of one thread each that share every step"
+        "--workers", type=int, default=1, help="single-threaded processes that share every step"
     )
     args = parser.parse_args()
     args.state.parent.mkdir(parents=True, exist_ok=True)
     if args.workers == 1:
-        work(0, args)
+        run_worker(0, args)
         return
-    args.state.with_suffix(".meeting").unlink(missing_ok=True)
-    multiprocessing.spawn(work, args=(args,), nprocs=args.workers)
+    args.state.with_suffix(".rendezvous").unlink(missing_ok=True)
+    multiprocessing.spawn(run_worker, args=(args,), nprocs=args.workers)
 
 
 if __name__ == "__main__":

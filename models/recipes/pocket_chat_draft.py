@@ -1,9 +1,9 @@
-"""Train the model that drafts for pocket-chat.
+"""Train pocket-chat's draft model for speculative decoding.
 
-    python models/recipes/pocket_chat_draft.py --out models/pocket-chat-draft
+python models/recipes/pocket_chat_draft.py --out models/pocket-chat-draft
 
-It has pocket-chat's tokenizer, its conversations, and about a tenth of its numbers. Batches are a function of (seed,
-step), as pocket-chat's are.
+It has pocket-chat's tokenizer and conversations, and about a tenth of its parameters. Batches are a
+function of (seed, step), as pocket-chat's are.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument(
-        "--chat", type=Path, default=Path("models/pocket-chat"), help="the model that it drafts for"
+        "--chat",
+        type=Path,
+        default=Path("models/pocket-chat"),
+        help="checkpoint folder of the target model",
     )
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat-draft/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from --state")
+    parser.add_argument("--resume", action="store_true", help="continue from --state")
     args = parser.parse_args()
     args.state.parent.mkdir(parents=True, exist_ok=True)
     schedule = Schedule(steps=args.steps, warmup=DRAFT.warmup, decay=DRAFT.decay)

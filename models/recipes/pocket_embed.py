@@ -1,11 +1,11 @@
-"""Train the pocket-embed model: `python models/recipes/pocket_embed.py --out models/pocket-embed`.
+"""Train pocket-embed: `python models/recipes/pocket_embed.py --out models/pocket-embed`.
 
-A BERT whose texts are near each other where they say the same. Each batch is a list of cases: of every text, the other
-wording must be nearer than all other texts of the batch, and than the one that differs in a single thing (InfoNCE:
-van den Oord et al., 2018). The folder is one of sentence-transformers, which transformers loads too. Batches are a
-function of (seed, step); a run that is stopped goes on with `--resume`.
+A BERT is trained contrastively (InfoNCE: van den Oord et al., 2018): the positive of every anchor
+must be nearer than all other texts of the batch, its hard negative included. The folder is in
+sentence-transformers' form, which transformers loads too. Batches are a function of (seed, step); a
+run that is stopped continues with `--resume`.
 
-Shapes: B cases · D numbers of a vector.
+Shapes: B triplets · T tokens · D size of a vector.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from embed_data import Case, case, vocabulary
-from training import Schedule, Training, end_on_sigterm, readable
+from embed_data import Triplet, triplet, vocabulary
+from training import Schedule, Training, exit_on_sigterm, make_readable
 
 BEGIN, PADDING, END, UNKNOWN = "[CLS]", "[PAD]", "[SEP]", "[UNK]"
 ENDINGS = (
@@ -39,13 +39,13 @@ ENDINGS = (
     "th",
     "teen",
     "ty",
-)  # pieces of words besides letters
+)  # word endings in addition to single letters
 MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the weights."""
+    """Define every number that decides the weights."""
 
     seed: int = 50
     width: int = 192
@@ -54,7 +54,7 @@ class Recipe:
     inner: int = 576
     vocabulary: int = 4096
     context: int = 128  # tokens
-    tokenizer_cases: int = 4000
+    tokenizer_triplets: int = 4000
     steps: int = 1400
     batch: int = 96
     matrix_lr: float = 0.01
@@ -65,9 +65,10 @@ class Recipe:
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Words in lower case: those of the lexicon and the most frequent ones of the first cases; others fall into pieces.
+    """Build a lower-case WordPiece tokenizer of the lexicon and the most frequent words.
 
-    Counted, not trained: the trainers of tokenizers break ties by chance, and a run that is resumed needs the same ids.
+    Words are counted, not trained: tokenizer trainers break ties by chance, and a resumed run needs
+    the same ids.
     """
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     pieces = [
@@ -78,8 +79,8 @@ def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
         *letters,
         *(f"##{piece}" for piece in (*letters, *ENDINGS)),
     ]
-    cases = [case(recipe.seed, -1 - index) for index in range(recipe.tokenizer_cases)]
-    texts = [text.lower() for one in cases for text in one[1:]]
+    triplets = [triplet(recipe.seed, -1 - index) for index in range(recipe.tokenizer_triplets)]
+    texts = [text.lower() for one in triplets for text in one[1:]]
     counts = Counter(word for text in texts for word in re.findall(r"[a-z]{2,}|\d{2,}", text))
     counts.update(word for text in vocabulary() for word in re.findall(r"[a-z]{2,}", text.lower()))
     pieces += sorted(counts, key=lambda word: (-counts[word], word))[
@@ -91,9 +92,9 @@ def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     plain.normalizer = normalizers.BertNormalizer(lowercase=True)
     plain.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     plain.decoder = decoders.WordPiece()
-    marks = [(mark, pieces.index(mark)) for mark in (BEGIN, END)]
+    special = [(token, pieces.index(token)) for token in (BEGIN, END)]
     plain.post_processor = processors.TemplateProcessing(
-        single=f"{BEGIN} $A {END}", special_tokens=marks
+        single=f"{BEGIN} $A {END}", special_tokens=special
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=plain,
@@ -106,7 +107,7 @@ def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> BertModel:
-    """A fresh model; its initialization depends on the seed alone."""
+    """Build a model whose initial weights depend on the seed alone."""
     torch.manual_seed(recipe.seed)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -124,36 +125,38 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> BertModel
 
 
 def vectors(model: BertModel, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
-    """`[texts, D]` of unit length: means of the tokens, as the folder says."""
+    """Return unit-length vectors `[texts, D]`: token means, as the folder's pooling specifies."""
     length = model.config.max_position_embeddings
-    given = tokenizer(
+    encoded = tokenizer(
         list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
     )
     hidden_BTD = model(
-        input_ids=given.input_ids, attention_mask=given.attention_mask
+        input_ids=encoded.input_ids, attention_mask=encoded.attention_mask
     ).last_hidden_state
-    counts = given.attention_mask[..., None].to(hidden_BTD.dtype)
+    counts = encoded.attention_mask[..., None].to(hidden_BTD.dtype)
     return functional.normalize((hidden_BTD * counts).sum(dim=1) / counts.sum(dim=1))
 
 
-def contrast(
-    text_BD: Tensor, same_BD: Tensor, near_BD: Tensor, temperature: float
+def contrastive_loss(
+    anchor_BD: Tensor, positive_BD: Tensor, negative_BD: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """The loss, in both directions, and the share of texts whose nearest is the other wording."""
-    score_BB = text_BD @ torch.cat([same_BD, near_BD]).T / temperature
-    due = torch.arange(len(text_BD))
-    back_BB = same_BD @ torch.cat([text_BD, near_BD]).T / temperature
-    loss = (functional.cross_entropy(score_BB, due) + functional.cross_entropy(back_BB, due)) / 2
-    return loss, (score_BB.argmax(dim=1) == due).float().mean()
+    """Return the InfoNCE loss in both directions, and the share of correct nearest neighbours."""
+    score_BB = anchor_BD @ torch.cat([positive_BD, negative_BD]).T / temperature
+    own_B = torch.arange(len(anchor_BD))
+    reverse_BB = positive_BD @ torch.cat([anchor_BD, negative_BD]).T / temperature
+    loss = functional.cross_entropy(score_BB, own_B) + functional.cross_entropy(reverse_BB, own_B)
+    return loss / 2, (score_BB.argmax(dim=1) == own_B).float().mean()
 
 
 class Report(NamedTuple):
+    """Hold the loss of one step and its share of correct nearest neighbours."""
+
     loss: float
-    right: float
+    correct: float
 
 
-class Trainer(Training[list[Case], Report]):
-    """One run."""
+class Trainer(Training[list[Triplet], Report]):
+    """Train one run."""
 
     def __init__(self, recipe: Recipe, *, steps: int = 0) -> None:
         self.recipe = recipe
@@ -162,49 +165,54 @@ class Trainer(Training[list[Case], Report]):
         schedule = Schedule(steps=steps or recipe.steps, warmup=recipe.warmup, decay=recipe.decay)
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
 
-    def batches(self) -> Iterator[list[Case]]:
-        """Every case is used once."""
+    def batches(self) -> Iterator[list[Triplet]]:
+        """Yield the batches that are left; each triplet is used once."""
         size = self.recipe.batch
         for step in range(self.step, self.schedule.steps):
-            yield [case(self.recipe.seed, index) for index in range(step * size, (step + 1) * size)]
+            yield [
+                triplet(self.recipe.seed, index) for index in range(step * size, (step + 1) * size)
+            ]
 
-    def train_step(self, batch: list[Case]) -> Report:
+    def train_step(self, batch: list[Triplet]) -> Report:
+        """Run one update."""
         texts = (
-            [one.text for one in batch] + [one.same for one in batch] + [one.near for one in batch]
+            [one.anchor for one in batch]
+            + [one.positive for one in batch]
+            + [one.negative for one in batch]
         )
-        text, same, near = vectors(self.model, self.tokenizer, texts).split(len(batch))
-        loss, right = contrast(text, same, near, self.recipe.temperature)
+        anchors, positives, negatives = vectors(self.model, self.tokenizer, texts).split(len(batch))
+        loss, correct = contrastive_loss(anchors, positives, negatives, self.recipe.temperature)
         loss.backward()
         self.update()
-        return Report(float(loss.detach()), float(right))
+        return Report(float(loss.detach()), float(correct))
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
-        """Step, mean loss, share of right neighbours, cases per second."""
-        loss, right = (sum(values) / len(reports) for values in zip(*reports, strict=True))
+        """Format the step, mean loss, accuracy and triplets per second."""
+        loss, correct = (sum(values) / len(reports) for values in zip(*reports, strict=True))
         rate = len(reports) * self.recipe.batch / seconds
-        said = {
+        fields = {
             "step": self.step,
             "loss": round(loss, 4),
-            "right": round(right, 3),
+            "right": round(correct, 3),
             "cases_per_s": round(rate),
         }
-        return json.dumps(said)
+        return json.dumps(fields)
 
     def export(self, out: Path) -> None:
-        """The folder: half-precision weights, tokenizer, and what sentence-transformers wants to know."""
+        """Write the folder: float16 weights, tokenizer, sentence-transformers' files."""
         model = BertModel(self.model.config, add_pooling_layer=False)
         model.load_state_dict(self.model.state_dict())
         model.to(torch.float16).save_pretrained(out)
         self.tokenizer.save_pretrained(out)
-        for name, said in layout(self.recipe).items():
+        for name, content in sentence_transformers_files(self.recipe).items():
             (out / name).parent.mkdir(exist_ok=True)
-            (out / name).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+            (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
-            readable(folder)
+            make_readable(folder)
 
 
-def layout(recipe: Recipe) -> dict[str, object]:
-    """The files of sentence-transformers, by name."""
+def sentence_transformers_files(recipe: Recipe) -> dict[str, object]:
+    """Return the content of sentence-transformers' files by name."""
     paths = ["" if index == 0 else f"{index}_{kind}" for index, kind in enumerate(MODULES)]
     modules = [
         {
@@ -215,7 +223,7 @@ def layout(recipe: Recipe) -> dict[str, object]:
         }
         for index, (kind, path) in enumerate(zip(MODULES, paths, strict=True))
     ]
-    texts: dict[str, object] = {
+    settings: dict[str, object] = {
         "prompts": {},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
@@ -229,7 +237,7 @@ def layout(recipe: Recipe) -> dict[str, object]:
         "modules.json": modules,
         f"{paths[1]}/config.json": pooling,
         "sentence_bert_config.json": {"max_seq_length": recipe.context, "do_lower_case": False},
-        "config_sentence_transformers.json": texts,
+        "config_sentence_transformers.json": settings,
     }
 
 
@@ -239,13 +247,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-embed/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
+    parser.add_argument("--resume", action="store_true", help="continue from --state if it exists")
     args = parser.parse_args()
-    end_on_sigterm()
+    exit_on_sigterm()
     trainer = Trainer(Recipe(seed=args.seed), steps=args.steps)
     if args.resume and args.state.exists():
         trainer.load_state(args.state)

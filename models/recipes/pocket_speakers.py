@@ -1,7 +1,7 @@
-"""Train the speaker encoder: `python models/recipes/pocket_speakers.py --out models/pocket-speakers`.
+"""Train the speaker encoder: `python models/recipes/pocket_speakers.py --out FOLDER`.
 
-It learns to tell some hundreds of made-up people apart by a second or two of their speech (additive angular margin,
-Deng et al., 2019), and is measured on people that it has never heard. Five minutes of one core.
+It learns to separate some hundred synthetic speakers by a second or two of speech (additive angular
+margin: Deng et al., 2019), and is evaluated on held-out speakers. Takes five minutes of one core.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from motet_speakers.encoder import KERNEL, REACH, TINY, Shape, SpeakerEncoder
+from motet_speakers.encoder import EPSILON, KERNEL, KERNEL_WIDTH, Shape, SpeakerEncoder
 from motet_speakers.features import BANDS, Floats
 from speaker_data import training_features
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every number of the training."""
+    """Define every number of the training."""
 
     seed: int = 7
     people: int = 400
-    sentences: int = 10  # of each
+    sentences: int = 10  # per person
     batch: int = 48
     steps: int = 900
-    frames: tuple[int, int] = (80, 180)  # of a crop
+    frames: tuple[int, int] = (80, 180)  # of a crop, shortest and longest
     rate: float = 2e-3
     warmup: int = 100
-    decay: float = 0.05  # of the weights
+    decay: float = 0.05  # weight decay
     scale: float = 24.0
     margin: float = 0.2  # radians
     shape: Shape = field(default_factory=Shape)
 
 
 class Layer(nn.Module):
-    """A convolution over time as one product, normalized: C channels in, as `SpeakerEncoder` has it."""
+    """Compute a normalized convolution over time as one matrix product, as `SpeakerEncoder` does."""
 
     def __init__(
         self, channels: int, out: int, kernel: int = 1, dilation: int = 1, stride: int = 1
@@ -54,7 +54,7 @@ class Layer(nn.Module):
         self.norm = nn.BatchNorm1d(out)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Same length, or every `stride`th frame of it."""
+        """Return the same length, or every `stride`th frame of it."""
         if self.kernel > 1:
             half, frames = self.kernel // 2 * self.dilation, x_BTC.shape[1]
             padded = functional.pad(x_BTC, (0, 0, half, half))
@@ -66,7 +66,7 @@ class Layer(nn.Module):
 
 
 def folded(product: nn.Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
-    """Weight (inputs, outputs) and bias of both in one."""
+    """Fold a normalization into its product: weight (inputs, outputs) and bias."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     gain = torch.rsqrt(norm.running_var + norm.eps) * (norm.weight if norm.affine else 1.0)
@@ -75,7 +75,7 @@ def folded(product: nn.Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
 
 
 class Network(nn.Module):
-    """What `SpeakerEncoder` computes, with the normalizations that training needs; `export` folds them."""
+    """Compute what `SpeakerEncoder` does, with normalizations that `export` folds."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Network(nn.Module):
         width = shape.width
         self.first = Layer(BANDS, width, KERNEL, stride=2)
         self.deep = nn.ModuleList(
-            Layer(width, width, REACH, dilation) for dilation in shape.dilations
+            Layer(width, width, KERNEL_WIDTH, dilation) for dilation in shape.dilations
         )
         self.wide = Layer(width, shape.pooled)
         self.worth = nn.Parameter(torch.zeros(shape.pooled))
@@ -91,18 +91,19 @@ class Network(nn.Module):
         self.out_norm = nn.BatchNorm1d(shape.size, affine=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Unit vectors (B, size) of features (B, T, BANDS)."""
+        """Return unit-length vectors (B, size) of features (B, T, BANDS)."""
         x_BTC = self.first(x_BTC)
         for layer in self.deep:
             x_BTC = x_BTC + layer(x_BTC)
         x_BTC = self.wide(x_BTC)
-        worth = torch.softmax(x_BTC @ self.worth, dim=1)[..., None]
-        mean = (x_BTC * worth).sum(dim=1)
-        deviation = torch.sqrt(((x_BTC**2 * worth).sum(dim=1) - mean**2).clamp_min(TINY))
+        attention = torch.softmax(x_BTC @ self.worth, dim=1)[..., None]
+        mean = (x_BTC * attention).sum(dim=1)
+        deviation = torch.sqrt(((x_BTC**2 * attention).sum(dim=1) - mean**2).clamp_min(EPSILON))
         return functional.normalize(self.out_norm(self.out(torch.cat([mean, deviation], dim=1))))
 
     @torch.no_grad()
     def export(self, name: str) -> SpeakerEncoder:
+        """Fold the normalizations and return the encoder."""
         layers: dict[str, Layer] = {"first": self.first, "wide": self.wide}
         layers |= {f"deep.{number}": layer for number, layer in enumerate(self.deep)}  # type: ignore[misc]
         pairs = {key: (layer.product, layer.norm) for key, layer in layers.items()}
@@ -114,37 +115,40 @@ class Network(nn.Module):
 
 
 class Margin(nn.Module):
-    """The loss: a person's own direction must be nearer than the others', by an angle."""
+    """Compute the additive angular margin loss over the training speakers."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.directions = nn.Parameter(torch.randn(recipe.people, recipe.shape.size))
         self.scale, self.margin = recipe.scale, recipe.margin
 
-    def forward(self, vectors: Tensor, who: Tensor, strength: float) -> Tensor:
-        """`strength`: 0 to 1, how much of the margin is asked for."""
+    def forward(self, vectors: Tensor, labels: Tensor, strength: float) -> Tensor:
+        """Return the loss of vectors (B, size) with speakers `labels` (B).
+
+        strength: 0 to 1, share of the margin that applies.
+        """
         cosine = vectors @ functional.normalize(self.directions).T
         angle = torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6))
-        own = functional.one_hot(who, len(self.directions)).bool()
-        asked = torch.where(own, torch.cos(angle + self.margin * strength), cosine)
-        return functional.cross_entropy(self.scale * asked, who)
+        own = functional.one_hot(labels, len(self.directions)).bool()
+        logits = torch.where(own, torch.cos(angle + self.margin * strength), cosine)
+        return functional.cross_entropy(self.scale * logits, labels)
 
 
-def crop(heard: list[list[Floats]], people: Sequence[int], frames: int, rng: Random) -> Tensor:
-    """(B, frames, BANDS): a stretch of a random sentence of each; short sentences are repeated."""
+def crop(data: list[list[Floats]], people: Sequence[int], frames: int, rng: Random) -> Tensor:
+    """Return (B, frames, BANDS): a random stretch of each person; short sentences are repeated."""
     parts = []
-    for who in people:
-        whole = rng.choice(heard[who])
-        while len(whole) < frames:
-            whole = np.concatenate([whole, whole])
-        start = rng.randrange(len(whole) - frames + 1)
-        part = whole[start : start + frames].astype(np.float32)
-        parts.append(part - part.mean())  # as `features` does with a stretch of its own
+    for number in people:
+        utterance = rng.choice(data[number])
+        while len(utterance) < frames:
+            utterance = np.concatenate([utterance, utterance])
+        start = rng.randrange(len(utterance) - frames + 1)
+        part = utterance[start : start + frames].astype(np.float32)
+        parts.append(part - part.mean())  # as `features` normalizes a stretch
     return torch.from_numpy(np.stack(parts))
 
 
-def train(recipe: Recipe, heard: list[list[Floats]], *, log: bool = True) -> Network:
-    """The same seed and data give the same crops in the same order."""
+def train(recipe: Recipe, data: list[list[Floats]], *, log: bool = True) -> Network:
+    """Train the network; the same seed and data give the same crops in the same order."""
     torch.manual_seed(recipe.seed)
     rng = Random(f"{recipe.seed}/crops")
     network, loss_of = Network(recipe.shape), Margin(recipe)
@@ -153,21 +157,23 @@ def train(recipe: Recipe, heard: list[list[Floats]], *, log: bool = True) -> Net
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.rate, total_steps=recipe.steps, pct_start=recipe.warmup / recipe.steps
     )
-    right = total = 0.0
+    correct = total = 0.0
     for step in range(recipe.steps):
         people = rng.sample(range(recipe.people), min(recipe.batch, recipe.people))
-        vectors = network(crop(heard, people, rng.randint(*recipe.frames), rng))
-        who = torch.tensor(people)
-        loss = loss_of(vectors, who, min(1.0, 3 * step / recipe.steps))
+        vectors = network(crop(data, people, rng.randint(*recipe.frames), rng))
+        labels = torch.tensor(people)
+        loss = loss_of(vectors, labels, min(1.0, 3 * step / recipe.steps))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
         total += float(loss.detach())
-        right += float((vectors @ loss_of.directions.T).argmax(1).eq(who).float().mean())
+        correct += float((vectors @ loss_of.directions.T).argmax(1).eq(labels).float().mean())
         if log and (step + 1) % 100 == 0:
-            print(f"step {step + 1}: loss {total / 100:.3f}, right {right / 100:.3f}", flush=True)
-            right = total = 0.0
+            print(
+                f"step {step + 1}: loss {total / 100:.3f}, accuracy {correct / 100:.3f}", flush=True
+            )
+            correct = total = 0.0
     return network.eval()
 
 
@@ -177,18 +183,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder that the model is written to"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
     recipe = Recipe(seed=args.seed)
-    heard = training_features(recipe.seed, recipe.people, recipe.sentences)
+    data = training_features(recipe.seed, recipe.people, recipe.sentences)
     print(
-        f"{sum(map(len, heard))} sentences, {time.process_time():.0f} s of processor time",
+        f"{sum(map(len, data))} sentences, {time.process_time():.0f} s of CPU time",
         flush=True,
     )
-    model = train(recipe, heard).export(args.out.name)
+    model = train(recipe, data).export(args.out.name)
     model.shape = replace(model.shape, alike=best_threshold(model))
     model.save(args.out)
     print(

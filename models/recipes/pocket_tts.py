@@ -1,9 +1,10 @@
-"""Train the pocket-tts model: `python models/recipes/pocket_tts.py --out models/pocket-tts --resume --makers 1`.
+"""Train pocket-tts: `python models/recipes/pocket_tts.py --out FOLDER --resume --makers 1`.
 
-First espeak-ng speaks the training sentences into files beside the state. Then three trainings, one after another: the
-reader (letters to phonemes), the codec, and the speaker, which learns the codes of the finished codec. Sentences are a
-function of (seed, index) and batches one of the step; a run that is stopped (a file `stop` beside the state, or a
-signal) goes on with `--resume`. `--stage` runs one of them alone.
+espeak-ng first speaks the training sentences into files beside the state. Three stages follow one
+another: `reader` trains the phonemizer, `codec` the codec, `speaker` the frame generator on codes
+of the finished codec. Sentences are a function of (seed, index) and batches one of the step; a run
+that is stopped (a file `stop` beside the state, or a signal) continues with `--resume`. `--stage`
+runs one stage alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 import tts_losses
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
-from training import Stage, Training, end_on_sigterm
-from tts_batches import Order, passage, walk
+from recipe_error import RecipeError
+from training import Stage, Training, exit_on_sigterm
+from tts_batches import BatchOrder, generator_example, phonemizer_example
 from tts_codebooks import fit
 from tts_data import Example
 from tts_recipe import Recipe
@@ -31,20 +33,20 @@ STAGES = ("reader", "codec", "speaker")
 
 
 def build_config(recipe: Recipe, shards: Shards, **sizes: Any) -> PocketConfig:
-    """The settings with the voices of the recipe and the phonemes that its sentences have."""
+    """Return the settings with the recipe's voices and the phonemes of its sentences."""
     return PocketConfig(
         voices=tuple(recipe.voices), phonemes=shards.inventory(), rates=recipe.rates, **sizes
     )
 
 
 def build_model(recipe: Recipe, config: PocketConfig) -> PocketSpeech:
-    """A fresh model; its initialization depends on the seed alone."""
+    """Build a model whose initial weights depend on the seed alone."""
     torch.manual_seed(recipe.seed)
     return PocketSpeech(config)
 
 
 class Trainer(Training[list[Any], dict[str, float]]):
-    """One stage of a run: it trains its part of the model."""
+    """Train the part of the model that belongs to one stage."""
 
     saved_as = "part"
 
@@ -62,28 +64,31 @@ class Trainer(Training[list[Any], dict[str, float]]):
         )
 
     def items(self) -> list[Any]:
-        """What the stage learns from."""
+        """Return the training data of the stage."""
         config, codec = self.model.config, self.model.codec.eval()
         if self.name == "codec":
-            return [one for shard in self.shards.sounding() for one in shard]
+            return [one for shard in self.shards.with_samples() for one in shard]
         every = (one for shard in self.shards for one in shard)
         return [
-            passage(config, one) if self.name == "reader" else walk(config, codec, one)
+            phonemizer_example(config, one)
+            if self.name == "reader"
+            else generator_example(config, codec, one)
             for one in every
         ]
 
     def losses(self, batch: Sequence[Any]) -> tts_losses.Losses:
+        """Return the losses of a batch."""
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
         if self.name == "reader":
-            return tts_losses.reading(self.model.reader, batch)
+            return tts_losses.phonemizer_loss(self.model.reader, batch)
         if self.name == "speaker":
-            return tts_losses.speaking(self.model.speaker, batch, generator)
+            return tts_losses.generator_loss(self.model.speaker, batch, generator)
         features, samples = self.segments(batch, generator)
-        return tts_losses.coding(self.model.codec, features, samples, seed=self.step)
+        return tts_losses.codec_loss(self.model.codec, features, samples, seed=self.step)
 
     def fit_codes(self, examples: Sequence[Example]) -> None:
-        """Find components and codebooks for some of the examples."""
-        some = examples[:: max(1, len(examples) // self.recipe.fitted_on)]
+        """Fit the codec's components and codebooks on some of the examples."""
+        some = examples[:: max(1, len(examples) // self.recipe.codebook_sentences)]
         fit(
             self.model.codec,
             [one.features for one in some],
@@ -93,42 +98,50 @@ class Trainer(Training[list[Any], dict[str, float]]):
     def segments(
         self, batch: Sequence[Example], generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Features `[B, stride N, bands + 2]` and samples `[B, L]` of N code frames of every example."""
+        """Cut N code frames from every example at random.
+
+        Returns features `[B, stride N, bands + 2]` and samples `[B, L]`.
+        """
         config, frames = self.model.config, self.recipe.segment
         parts = []
         for one in batch:
             if one.samples is None:
-                raise ValueError("an example has no samples: give the codec files that keep them")
+                raise RecipeError(
+                    "batch: an example has no samples; train the codec on `Shards.with_samples`",
+                    param="batch",
+                )
             spare = max(0, len(one.features) // config.stride - frames)
             start = int(torch.randint(spare + 1, (), generator=generator))
-            heard = one.features[start * config.stride : (start + frames) * config.stride]
-            said = one.samples[
+            features = one.features[start * config.stride : (start + frames) * config.stride]
+            samples = one.samples[
                 start * config.frame_samples : (start + frames) * config.frame_samples
             ]
-            silence = heard[-1:].clone()
+            silence = features[-1:].clone()
             silence[:, : config.bands] = one.features[:, : config.bands].min()
             silence[:, config.bands :] = 0
-            missing = frames * config.stride - len(heard)
-            padded = nn.functional.pad(said, (0, missing * config.hop))
-            parts.append((torch.cat([heard, silence.expand(missing, -1)]), padded))
-        return torch.stack([heard for heard, _ in parts]), torch.stack([said for _, said in parts])
+            missing = frames * config.stride - len(features)
+            padded = nn.functional.pad(samples, (0, missing * config.hop))
+            parts.append((torch.cat([features, silence.expand(missing, -1)]), padded))
+        return torch.stack([one for one, _ in parts]), torch.stack([one for _, one in parts])
 
     def train_step(self, batch: list[Any]) -> dict[str, float]:
+        """Run one update."""
         losses = self.losses(batch)
         losses["loss"].backward()
         self.update()
         return {name: float(loss.detach()) for name, loss in losses.items()}
 
     def batches(self) -> Iterator[list[Any]]:
+        """Yield the batches that are left."""
         items = self.items()
         if self.name == "codec" and not self.step:
             self.fit_codes(items)
-        order = Order([len(one) for one in items], self.stage.batch, self.recipe.seed)
+        order = BatchOrder([len(one) for one in items], self.stage.batch, self.recipe.seed)
         while self.step < self.schedule.steps:
-            yield [items[number] for number in order.at(self.step)]
+            yield [items[number] for number in order.batch(self.step)]
 
     def progress(self, reports: Sequence[dict[str, float]], seconds: float) -> str:
-        """Stage, step, mean losses, sentences per second."""
+        """Format the stage, step, mean losses and sentences per second."""
         means = {
             name: round(sum(report[name] for report in reports) / len(reports), 4)
             for name in reports[-1]
@@ -145,19 +158,26 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--state", type=Path, default=Path(".cache/pocket-tts"), help="a folder")
-    parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
-    parser.add_argument("--export", action="store_true", help="only write --out from --state")
     parser.add_argument(
-        "--stage", choices=STAGES, action="append", help="only this one (may be given again)"
+        "--state",
+        type=Path,
+        default=Path(".cache/pocket-tts"),
+        help="folder of saved states and data",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from --state if it exists")
+    parser.add_argument("--export", action="store_true", help="only export --state to --out")
+    parser.add_argument(
+        "--stage", choices=STAGES, action="append", help="run only this stage (repeatable)"
     )
     parser.add_argument(
-        "--steps", type=int, default=0, help="of the stages that run, instead of the recipe's"
+        "--steps", type=int, default=0, help="steps of the stages that run; 0 uses the recipe's"
     )
-    parser.add_argument("--makers", type=int, default=0, help="processes that speak the sentences")
+    parser.add_argument(
+        "--makers", type=int, default=0, help="worker processes that synthesize the sentences"
+    )
     args = parser.parse_args()
     recipe = Recipe(seed=args.seed)
-    end_on_sigterm()
+    exit_on_sigterm()
     shards = Shards(recipe, args.state / "data", makers=args.makers)
     shards.fill()
     model = build_model(recipe, build_config(recipe, shards))

@@ -1,7 +1,8 @@
-"""Train the end-of-turn model: `python models/recipes/pocket_turns.py --out models/pocket-turns`. Half a minute.
+"""Train the end-of-turn model: `python models/recipes/pocket_turns.py --out models/pocket-turns`.
 
-Sentences that may be trained on are said to their end or broken off after a random word, sometimes with a filler. About
-half of the examples have ended. What is measured are held-out sentences, at their end and after every word before it.
+Training sentences are complete or cut after a random word, some with a filler; about half of the
+examples are complete. Held-out sentences are evaluated at their end and after every word before it.
+Takes half a minute.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from torch.nn import functional
 
 from motet_vad.turns import FIRST, LAST, SLOTS, TurnModel, TurnShape, features, words_of
 from speech_general import general
-from speech_sentences import WORLD, is_held_out, spoken, utterance
+from speech_sentences import WORLD, is_held_out, spoken_form, training_utterance
 
-# Whole turns of a word or two; of sentences that begin like them there are too few to teach that.
+# Complete turns of a word or two, which training sentences contain too rarely.
 SHORT = (
     *"yes no yeah okay sure right hello hi goodbye bye thanks please sorry stop wait help what why good great".split(),
     *(
@@ -54,19 +55,19 @@ FILLERS = "um uh er hmm so and well like you know i mean".split()
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every number of the training."""
+    """Define every number of the training."""
 
     seed: int = 11
     sentences: int = 60_000
-    cuts: int = 2  # broken-off versions of each sentence
-    fillers: float = 0.1  # share of those that end in a filler
-    short: float = 0.1  # turns of a word or two for each sentence
+    cuts: int = 2  # per sentence
+    fillers: float = 0.1  # share of cuts that end in a filler
+    short: float = 0.1  # short turns per sentence
     general_share: float = 0.7
-    long_share: float = 0.15  # of two sentences in one breath
+    long_share: float = 0.15  # of two joined sentences
     batch: int = 512
     epochs: int = 6
     rate: float = 0.01
-    dropout: float = 0.1  # of words, so that no single one decides
+    dropout: float = 0.1  # of words, so that the model relies on no single one
     shape: TurnShape = field(default_factory=TurnShape)
 
 
@@ -76,12 +77,14 @@ class Example(NamedTuple):
 
 
 def examples(recipe: Recipe) -> list[Example]:
-    """For every sentence its end, as often as its cuts, and its cuts."""
+    """Return the cuts of every sentence, and as often its complete text."""
     rng = Random(f"{recipe.seed}/turns")
     found: list[Example] = []
     for _ in range(recipe.sentences):
         words = words_of(
-            utterance(rng, general_share=recipe.general_share, long_share=recipe.long_share).text
+            training_utterance(
+                rng, general_share=recipe.general_share, long_share=recipe.long_share
+            ).text
         )
         for _ in range(recipe.cuts if len(words) > 1 else 0):
             cut = words[: rng.randrange(1, len(words))]
@@ -94,7 +97,7 @@ def examples(recipe: Recipe) -> list[Example]:
 
 
 class Network(nn.Module):
-    """What `TurnModel.finished` computes, for a batch."""
+    """Compute `TurnModel.end_probability` for a batch."""
 
     def __init__(self, shape: TurnShape) -> None:
         super().__init__()
@@ -104,11 +107,12 @@ class Network(nn.Module):
         self.out = nn.Linear(shape.hidden, 1)
 
     def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
-        """Scores (batch,) of rows (batch, SLOTS, 2) and lengths (batch,)."""
+        """Return scores (batch,) of rows (batch, SLOTS, 2) and lengths (batch,)."""
         seen = self.table(rows).sum(dim=2).flatten(1)
         return self.out(torch.tanh(self.hidden(torch.cat([seen, lengths[:, None]], dim=1))))[:, 0]
 
     def export(self, shape: TurnShape) -> TurnModel:
+        """Return the model in NumPy."""
         weights = {
             "table": self.table.weight,
             "hidden.weight": self.hidden.weight,
@@ -124,7 +128,7 @@ class Network(nn.Module):
 
 
 def train(recipe: Recipe) -> TurnModel:
-    """The same seed gives the same examples in the same order."""
+    """Train the model; the same seed gives the same examples in the same order."""
     made = examples(recipe)
     pairs = [features(example.text, recipe.shape.rows) for example in made]
     rows = torch.from_numpy(np.stack([found for found, _ in pairs]))
@@ -138,7 +142,7 @@ def train(recipe: Recipe) -> TurnModel:
     for _ in range(recipe.epochs):
         for part in torch.randperm(len(made)).split(recipe.batch):
             kept = torch.rand(len(part), SLOTS, 1) >= recipe.dropout
-            kept[:, 0] = True  # the last word is always heard
+            kept[:, 0] = True  # never the last word
             scores = network(rows[part] * kept, lengths[part])
             loss = functional.binary_cross_entropy_with_logits(scores, labels[part])
             optimizer.zero_grad()
@@ -149,15 +153,19 @@ def train(recipe: Recipe) -> TurnModel:
 
 
 class Score(NamedTuple):
-    """Of a set of held-out sentences. `auc`: how often an end is rated above a break."""
+    """Hold the scores of held-out sentences.
+
+    auc: share of pairs in which the complete sentence is rated above the cut.
+    """
 
     auc: float
-    accuracy: float  # at 0.5, ends and breaks weighing the same
+    accuracy: float  # at threshold 0.5, mean of complete and cut sentences
     breaks: int
     ends: int
 
 
 def score(ends: Sequence[float], breaks: Sequence[float]) -> Score:
+    """Return the scores for the ratings of complete and cut sentences."""
     order = np.argsort(np.concatenate([breaks, ends]), kind="stable")
     ranks = np.empty(len(order))
     ranks[order] = np.arange(1, len(order) + 1)
@@ -167,7 +175,7 @@ def score(ends: Sequence[float], breaks: Sequence[float]) -> Score:
 
 
 def held_out(draws: int) -> dict[str, list[str]]:
-    """The held-out sentences among so many random ones of each category; no sentence twice.
+    """Return the held-out sentences among `draws` random ones of each category, without repeats.
 
     A category with few different sentences may have none.
     """
@@ -175,19 +183,19 @@ def held_out(draws: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for category, make in makers.items():
         rng = Random(f"held-out/{category}")
-        texts = dict.fromkeys(spoken(make(rng)) for _ in range(draws))
+        texts = dict.fromkeys(spoken_form(make(rng)) for _ in range(draws))
         found[category] = [text for text in texts if is_held_out(text)]
     return {category: texts for category, texts in found.items() if texts}
 
 
 def evaluate(model: TurnModel, draws: int = 6000) -> dict[str, Score]:
-    """Scores by category, of the held-out sentences among `draws` random ones of each, and of all together."""
+    """Return scores by category and of all, over the held-out sentences among `draws` of each."""
     ends: dict[str, list[float]] = {}
     breaks: dict[str, list[float]] = {}
     for category, texts in held_out(draws).items():
         for text in texts:
             words = words_of(text)
-            rated = [model.finished(" ".join(words[: n + 1])) for n in range(len(words))]
+            rated = [model.end_probability(" ".join(words[: n + 1])) for n in range(len(words))]
             ends.setdefault(category, []).append(rated[-1])
             breaks.setdefault(category, []).extend(rated[:-1])
     scores = {category: score(ends[category], breaks[category]) for category in ends}
@@ -198,9 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder that the model is written to"
-    )
+    parser.add_argument("--out", type=Path, required=True, help="the model folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
     began = time.monotonic()
@@ -209,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(
         f"{sum(array.size for array in model.weights.values())} weights, {time.monotonic() - began:.0f} s"
     )
-    print(f"sees the last {LAST} words and the first {FIRST}")
+    print(f"features: the last {LAST} words and the first {FIRST}")
     print(json.dumps({name: found._asdict() for name, found in evaluate(model).items()}, indent=1))
 
 

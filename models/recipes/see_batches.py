@@ -1,4 +1,4 @@
-"""What pocket-chat's eyes and words learn from, as tensors, by training step."""
+"""Batch the training data of both pocket_see.py stages as tensors, by step."""
 
 from __future__ import annotations
 
@@ -11,104 +11,118 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chat_batches import Batch, Encoder, chunked, pad
-from chat_stream import conversation
-from see_data import CELLS, cells, sighted
+from chat_batches import Batch, ConversationEncoder, chunked, pad
+from chat_stream import training_conversation
+from recipe_error import RecipeError
+from see_data import CELLS, cell_picture, picture_conversation
 from see_recipe import Recipe
 from world_pictures import Picture
 
 
 def pixels(pictures: Sequence[Picture]) -> Tensor:
-    """`[B, 3, H, W]` from -1 to 1, as the image processor makes it of pictures of this size."""
+    """Convert pictures to `[B, 3, H, W]` from -1 to 1, as the image processor does at this size."""
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-class Patchwork(NamedTuple):
-    """Pictures `[B, 3, H, W]` and what stands in their cells `[B, CELLS]`, by number."""
+class CellBatch(NamedTuple):
+    """Hold pictures `[B, 3, H, W]` and the kind number of each cell `[B, CELLS]`."""
 
     pixels: Tensor
     kinds: Tensor
 
 
-def patchwork(recipe: Recipe, step: int) -> Patchwork:
-    """What the tower learns from in `step`; every picture is used once."""
+def cell_batch(recipe: Recipe, step: int) -> CellBatch:
+    """Return the tower's batch of `step`; each picture is used once."""
     size = recipe.tower.batch
-    made = [
-        cells(recipe.seed, index, crowded=recipe.crowded)
+    examples = [
+        cell_picture(recipe.seed, index, crowded_share=recipe.crowded_share)
         for index in range(step * size, (step + 1) * size)
     ]
-    return Patchwork(
-        pixels([one.picture for one in made]),
-        torch.from_numpy(np.stack([one.kinds for one in made])),
+    return CellBatch(
+        pixels([one.picture for one in examples]),
+        torch.from_numpy(np.stack([one.kinds for one in examples])),
     )
 
 
-class Shown(NamedTuple):
-    """Rows and the pictures that stand in them, `[B, 3, H, W]` in order; None if there are none."""
+class PictureBatch(NamedTuple):
+    """Hold token rows and their pictures `[B, 3, H, W]` in order; None without pictures."""
 
     batch: Batch
     pixels: Tensor | None
 
 
 class Row(NamedTuple):
+    """Hold the token ids, loss weights and pictures of a conversation."""
+
     ids: list[int]
     weights: list[float]
     pictures: tuple[Picture, ...]
 
 
 class Stream:
-    """Conversations with pictures and without, by step."""
+    """Serve conversations with and without pictures, by step."""
 
     def __init__(
         self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, placeholder: int
     ) -> None:
         self.recipe, self.placeholder, self.pad = recipe, placeholder, tokenizer.pad_token_id
-        self.encoder = Encoder(tokenizer, recipe.prompt_weight)
+        self.encoder = ConversationEncoder(tokenizer, recipe.prompt_weight)
 
     def row(self, index: int) -> Row:
-        """The conversation number `index`: the first ones of every step are about pictures."""
+        """Return conversation `index`; the first ones of every step have pictures."""
         recipe = self.recipe
-        if index % recipe.talk.batch >= round(recipe.shown * recipe.talk.batch):
-            return Row(*self.encoder.encode(conversation(recipe.seed, index, mix=recipe.words)), ())
-        found = sighted(recipe.seed, index, mix=recipe.looking(index // recipe.talk.batch))
-        ids, weights = self.encoder.encode(found.made)
-        if ids.count(self.placeholder) != len(found.pictures):
-            raise ValueError(
-                f"conversation {index} shows {ids.count(self.placeholder)} of {len(found.pictures)}"
+        if index % recipe.talk.batch >= round(recipe.picture_share * recipe.talk.batch):
+            return Row(
+                *self.encoder.encode(
+                    training_conversation(recipe.seed, index, mix=recipe.text_mix)
+                ),
+                (),
             )
-        spread: Row = Row([], [], found.pictures)
+        example = picture_conversation(
+            recipe.seed, index, mix=recipe.viewing_mix(index // recipe.talk.batch)
+        )
+        ids, weights = self.encoder.encode(example.conversation)
+        if ids.count(self.placeholder) != len(example.pictures):
+            raise RecipeError(
+                f"conversation {index} renders {ids.count(self.placeholder)} image tokens for"
+                f" {len(example.pictures)} pictures: check the chat template",
+                param="tokenizer",
+            )
+        expanded: Row = Row([], [], example.pictures)
         for token, weight in zip(ids, weights, strict=True):
             is_picture = token == self.placeholder
-            spread.ids.extend([token] * (CELLS if is_picture else 1))
-            spread.weights.extend([0.0] * CELLS if is_picture else [weight])
-        return spread
+            expanded.ids.extend([token] * (CELLS if is_picture else 1))
+            expanded.weights.extend([0.0] * CELLS if is_picture else [weight])
+        return expanded
 
-    def batches(self, step: int) -> list[Shown]:
-        """The micro-batches of `step`: rows of similar length, those with pictures apart."""
+    def batches(self, step: int) -> list[PictureBatch]:
+        """Return the micro-batches of `step`: rows of similar length, those with pictures apart."""
         size = self.recipe.talk.batch
         rows = sorted(
             (self.row(index) for index in range(step * size, (step + 1) * size)),
             key=lambda row: len(row.ids),
         )
-        apart = ([row for row in rows if bool(row.pictures) == shown] for shown in (False, True))
+        groups = (
+            [row for row in rows if bool(row.pictures) == pictured] for pictured in (False, True)
+        )
         return [
-            self._shown(chunk)
-            for some in apart
-            for chunk in chunked(some, lambda row: len(row.ids))
+            self._picture_batch(chunk)
+            for group in groups
+            for chunk in chunked(group, lambda row: len(row.ids))
             if chunk
         ]
 
-    def _shown(self, rows: list[Row]) -> Shown:
+    def _picture_batch(self, rows: list[Row]) -> PictureBatch:
         pictures = [picture for row in rows for picture in row.pictures]
-        return Shown(
+        return PictureBatch(
             pad([(row.ids, row.weights) for row in rows], self.pad),
             pixels(pictures) if pictures else None,
         )
 
-    def ahead(self, start: int, stop: int) -> Iterator[list[Shown]]:
-        """The batches of steps `start` to `stop`, made one step ahead in a thread."""
+    def prefetch(self, start: int, stop: int) -> Iterator[list[PictureBatch]]:
+        """Yield the batches of steps `start` to `stop`, each computed one step ahead in a thread."""
         with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self.batches, start)
+            pending = pool.submit(self.batches, start)
             for step in range(start, stop):
-                ready, coming = coming.result(), pool.submit(self.batches, step + 1)
+                ready, pending = pending.result(), pool.submit(self.batches, step + 1)
                 yield ready

@@ -1,6 +1,7 @@
-"""What the seeing pocket-chat learns from: pictures cell by cell, and conversations about pictures.
+"""Make pocket_see.py's examples: pictures with their cells, and conversations about pictures.
 
-Everything is a function of (seed, index). Scenes are held out by what a picture of them shows, whatever the seed.
+Everything is a function of (seed, index). A scene is held out by what a picture of it shows,
+whatever the seed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import chat_tools as tools
-from chat_data import Conversation, Writer, assistant, casual, user, weighted
+from chat_data import Conversation, ConversationWriter, assistant, casual, user, weighted_choice
 from chat_mix import Mix
-from chat_stream import HELD_OUT_SEEDS, blocked
+from chat_stream import held_out_digests
 from draw_data import is_held_out
-from see_mix import LOOKING
-from see_questions import VISUAL_ASKERS, as_seen
+from held_out_seeds import HELD_OUT_SEEDS, check_training_seed
+from see_mix import VIEWING
+from see_questions import VISUAL_QUESTION_MAKERS, in_reading_order
 from world import (
     COLOURS,
     GRID,
@@ -40,7 +42,7 @@ from world_pictures import SIZE, Picture, draw, draw_things
 
 PER_CATEGORY = 200
 CELLS = GRID * GRID
-# Whatever may stand in a cell, by its number; 0 is nothing.
+# All kinds that a cell may have; number 0 is an empty cell.
 KINDS = (
     None,
     *(
@@ -52,52 +54,52 @@ KINDS = (
 )
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
-_PLACED = (
+_POSITION_CATEGORIES = (
     "relation-horizontal",
     "relation-vertical",
     "where",
-)  # what an instruction in words leaves open
+)  # categories that need positions, which an edit in words does not define
 
 
-class Sighted(NamedTuple):
-    """A conversation and its pictures, in the order in which they stand in it."""
+class PictureConversation(NamedTuple):
+    """Hold a conversation and its pictures, in the order of their image tokens."""
 
-    made: Conversation
+    conversation: Conversation
     pictures: tuple[Picture, ...]
 
 
 # ---------------------------------------------------------------------------------------------------------- pictures
-class Cells(NamedTuple):
-    """A picture and what stands in each cell, row after row: its number in KINDS."""
+class CellPicture(NamedTuple):
+    """Hold a picture and the number in KINDS of each cell, row by row."""
 
     picture: Picture
     kinds: NDArray[np.int64]
 
 
-def cells(seed: int, index: int, *, crowded: float) -> Cells:
-    """A picture for the tower; a share `crowded` of them has things in any number of cells."""
-    rng = _training(f"cells/{seed}", seed, index)
-    if rng.random() < crowded:
+def cell_picture(seed: int, index: int, *, crowded_share: float) -> CellPicture:
+    """Return a picture for the tower; `crowded_share` of them have things in any number of cells."""
+    rng = _training_rng(f"cells/{seed}", seed, index)
+    if rng.random() < crowded_share:
         share = rng.uniform(0.1, 0.8)
-        spots = [
+        cells = [
             (column, row) for row in range(GRID) for column in range(GRID) if rng.random() < share
         ]
-        things = tuple(place(sample_kind(rng, sized=2 / 3), *spot) for spot in spots)
+        things = tuple(place(sample_kind(rng, sized=2 / 3), *cell) for cell in cells)
     else:
         things = _scene(rng).things
-    return Cells(photograph(things, rng), contents(things))
+    return CellPicture(augmented_picture(things, rng), cell_kinds(things))
 
 
-def contents(things: tuple[Thing, ...]) -> NDArray[np.int64]:
-    """The number of what stands in each cell, row after row."""
+def cell_kinds(things: tuple[Thing, ...]) -> NDArray[np.int64]:
+    """Return the number in KINDS of each cell, row by row; 0 is empty."""
     found = np.zeros(CELLS, np.int64)
     for thing in things:
         found[thing.row * GRID + thing.column] = _NUMBERS[thing.kind]
     return found
 
 
-def photograph(things: tuple[Thing, ...], rng: Random) -> Picture:
-    """A picture as clients send them: at times from another size, a pixel or two aside, with noise, as a JPEG file."""
+def augmented_picture(things: tuple[Thing, ...], rng: Random) -> Picture:
+    """Draw a picture as clients send it: resized, shifted, noisy or JPEG-compressed at times."""
     picture = (
         draw_things(things, rng, size=2 * SIZE) if rng.random() < 0.1 else draw_things(things, rng)
     )
@@ -106,206 +108,224 @@ def photograph(things: tuple[Thing, ...], rng: Random) -> Picture:
             Image.fromarray(picture).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         )
     if rng.random() < 0.3:
-        picture = _moved(picture, rng.randint(-2, 2), rng.randint(-2, 2))
+        picture = _shifted(picture, rng.randint(-2, 2), rng.randint(-2, 2))
     if rng.random() < 0.3:
         noise = np.random.default_rng(rng.getrandbits(32)).normal(
             0.0, rng.uniform(1.0, 10.0), picture.shape
         )
         picture = np.rint(np.clip(picture + noise, 0, 255)).astype(np.uint8)
-    return _squeezed(picture, rng.randint(70, 95)) if rng.random() < 0.1 else picture
+    return _jpeg_compressed(picture, rng.randint(70, 95)) if rng.random() < 0.1 else picture
 
 
-def _moved(picture: Picture, right: int, down: int) -> Picture:
-    """With the picture's first grey where nothing is known."""
+def _shifted(picture: Picture, right: int, down: int) -> Picture:
+    """Shift a picture by up to two pixels; the edge repeats."""
     wide = np.pad(picture, ((2, 2), (2, 2), (0, 0)), mode="edge")
     return np.ascontiguousarray(wide[2 - down : 2 - down + SIZE, 2 - right : 2 - right + SIZE])
 
 
-def _squeezed(picture: Picture, quality: int) -> Picture:
+def _jpeg_compressed(picture: Picture, quality: int) -> Picture:
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "JPEG", quality=quality)
     return np.asarray(Image.open(file))
 
 
-def _training(name: str, seed: int, index: int) -> Random:
-    if seed in HELD_OUT_SEEDS:
-        raise ValueError(
-            f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
-        )
+def _training_rng(name: str, seed: int, index: int) -> Random:
+    check_training_seed(seed)
     return Random(f"see/{name}/{index}")
 
 
-def held_back(scene: Scene) -> bool:
-    """Whether pictures of this scene are kept from training."""
-    return is_held_out(as_seen(scene))
+def is_held_out_scene(scene: Scene) -> bool:
+    """Return True if training excludes pictures of this scene."""
+    return is_held_out(in_reading_order(scene))
 
 
 def _scene(rng: Random) -> Scene:
-    """A scene to learn from; one in fifty is empty."""
+    """Return a training scene; one in fifty is empty."""
     if rng.random() < 0.02:
         return Scene(things=())
-    while held_back(scene := sample_scene(rng)):
+    while is_held_out_scene(scene := sample_scene(rng)):
         pass
     return scene
 
 
 # ----------------------------------------------------------------------------------------------------- conversations
-class Viewer(Writer):
-    """Writes a conversation in which scenes are shown instead of told."""
+class PictureWriter(ConversationWriter):
+    """Write a conversation in which scenes are shown in pictures."""
 
     def __init__(self, rng: Random, mix: Mix, *, plain: bool = False) -> None:
         super().__init__(rng, mix, plain=plain)
         self.pictures: list[Picture] = []
-        self.coming = False  # whether the next user turn begins or ends with a picture
-        self.changed = False  # whether words have changed the scene since
-        self.held = False  # whether a scene of it is kept from training
+        self.picture_pending = False  # the next user turn gets the last picture
+        self.scene_edited = False  # by an instruction, after the last picture
+        self.has_held_out_scene = False  # training excludes this conversation
 
     def set_scene(self, scene: Scene) -> None:
+        """Set the scene, and note whether training excludes it."""
         super().set_scene(scene)
-        self.held = self.held or held_back(scene)
+        self.has_held_out_scene = self.has_held_out_scene or is_held_out_scene(scene)
 
     def show(self, scene: Scene, picture: Picture) -> None:
-        """The next user turn has this picture."""
-        self.set_scene(as_seen(scene))
+        """Attach a picture to the next user turn."""
+        self.set_scene(in_reading_order(scene))
         self.pictures.append(picture)
-        self.coming, self.changed = True, False
+        self.picture_pending, self.scene_edited = True, False
 
     def exchange(self, text: str, answer: str) -> None:
+        """Add a user turn, with the pending picture, and its answer."""
         super().exchange(text, answer)
-        if self.coming:
-            self.messages[-2]["content"] = with_picture(self.messages[-2]["content"], self.rng)
-            self.coming = False
+        if self.picture_pending:
+            self.messages[-2]["content"] = picture_content(self.messages[-2]["content"], self.rng)
+            self.picture_pending = False
 
     def ask(self, category: str) -> bool:
+        """Add one exchange about the scene; return False if the scene does not allow the category."""
         assert self.scene is not None
         if category == "instruction":
-            self.changed = super().ask(category) or self.changed
-            return self.changed
-        if self.changed and category in _PLACED:
+            self.scene_edited = super().ask(category) or self.scene_edited
+            return self.scene_edited
+        if self.scene_edited and category in _POSITION_CATEGORIES:
             return False
-        question = VISUAL_ASKERS[category](self.scene, self.rng)
+        question = VISUAL_QUESTION_MAKERS[category](self.scene, self.rng)
         if question is None:
             return False
         self.exchange(question.text, question.answer)
         return True
 
-    def sighted(
+    def finish_with_pictures(
         self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()
-    ) -> Sighted:
-        return Sighted(self.done(category, declared), tuple(self.pictures))
+    ) -> PictureConversation:
+        """Return the conversation and its pictures."""
+        return PictureConversation(self.finish(category, declared), tuple(self.pictures))
 
 
-def with_picture(text: str, rng: Random) -> list[dict[str, str]]:
-    """A user's content of a picture and a text, mostly in this order."""
+def picture_content(text: str, rng: Random) -> list[dict[str, str]]:
+    """Return user content of a picture and a text, mostly in this order."""
     parts = [{"type": "image"}, {"type": "text", "text": text}]
     return parts if rng.random() < 0.75 else parts[::-1]
 
 
-def look_talk(rng: Random, mix: Mix) -> Sighted | None:
-    """Questions about a picture, other turns between them, now and then another picture."""
-    viewer = Viewer(rng, mix)
-    viewer.system()
+def viewing_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
+    """Write questions about a picture, among other turns and further pictures.
+
+    Returns None if a scene is held out.
+    """
+    writer = PictureWriter(rng, mix)
+    writer.system()
     scene = _scene(rng)
-    viewer.show(scene, photograph(scene.things, rng))
+    writer.show(scene, augmented_picture(scene.things, rng))
     if rng.random() < 0.05:
-        viewer.exchange("Look at this.", "I see.")
+        writer.exchange("Look at this.", "I see.")
     for _ in range(rng.choice((4, 6, 8, 10))):
-        viewer.ask(weighted(rng, mix.scene))
+        writer.ask(weighted_choice(rng, mix.scene))
         draw = rng.random()
-        if draw < 0.04 and not viewer.coming:
-            viewer.talk(weighted(rng, mix.talk))
-        elif draw < 0.16 and not viewer.coming:
+        if draw < 0.04 and not writer.picture_pending:
+            writer.talk(weighted_choice(rng, mix.talk))
+        elif draw < 0.16 and not writer.picture_pending:
             scene = _scene(rng)
-            viewer.show(scene, photograph(scene.things, rng))
-        elif draw < 0.18 and not viewer.coming:  # told, after something was shown
-            told = sample_scene(rng)
-            viewer.set_scene(told)
-            viewer.exchange(describe(told, rng), "I see.")
-            viewer.changed = True
-    if viewer.coming:
-        viewer.ask("description")
-    return None if viewer.held else viewer.sighted()
+            writer.show(scene, augmented_picture(scene.things, rng))
+        elif (
+            draw < 0.18 and not writer.picture_pending
+        ):  # a scene described in words after a picture
+            described = sample_scene(rng)
+            writer.set_scene(described)
+            writer.exchange(describe(described, rng), "I see.")
+            writer.scene_edited = True
+    if writer.picture_pending:
+        writer.ask("description")
+    return None if writer.has_held_out_scene else writer.finish_with_pictures()
 
 
-def drawn_talk(rng: Random, mix: Mix) -> Sighted | None:
-    """The tool draws; its answer has the picture, or the user's next turn; questions about it follow."""
-    viewer = Viewer(rng, mix)
-    viewer.system()
+def drawn_picture_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
+    """Write a tool call that draws, its picture, and questions about it.
+
+    The picture is in the tool message or in the next user turn. Returns None if the scene is empty
+    or held out.
+    """
+    writer = PictureWriter(rng, mix)
+    writer.system()
     scene = _scene(rng)
     if not scene.things:
         return None
     what = inventory(scene)
-    viewer.messages += [user(casual(tools.ask_to_draw(what, rng), rng))]
-    if what not in viewer.messages[-1]["content"]:
+    writer.messages += [user(casual(tools.drawing_request(what, rng), rng))]
+    if what not in writer.messages[-1]["content"]:
         what = what.replace(",", "")
-    viewer.messages += [tools.call(what)]
+    writer.messages += [tools.draw_call(what)]
     content: str | list[dict[str, str]] = rng.choice(
         ("ok", "done", "Image created.", "The image is shown to the user.")
     )
-    picture = photograph(scene.things, rng)
-    if shown := rng.random() < 0.6:
-        content = rng.choice(([{"type": "image"}], with_picture(str(content), rng)))
-        viewer.set_scene(as_seen(scene))
-        viewer.pictures.append(picture)
-    viewer.messages += [
+    picture = augmented_picture(scene.things, rng)
+    if in_tool_result := rng.random() < 0.6:
+        content = rng.choice(([{"type": "image"}], picture_content(str(content), rng)))
+        writer.set_scene(in_reading_order(scene))
+        writer.pictures.append(picture)
+    writer.messages += [
         {"role": "tool", "name": "draw", "content": content},
         assistant(f"Here is {what}."),
     ]
-    if not shown:
-        viewer.show(scene, picture)
-    viewer.ask("description")
+    if not in_tool_result:
+        writer.show(scene, picture)
+    writer.ask("description")
     for _ in range(rng.randint(1, 6)):
-        viewer.ask(weighted(rng, mix.scene))
-    return None if viewer.held else viewer.sighted(declared=(tools.draw_tool(rng),))
+        writer.ask(weighted_choice(rng, mix.scene))
+    return (
+        None
+        if writer.has_held_out_scene
+        else writer.finish_with_pictures(declared=(tools.draw_tool(rng),))
+    )
 
 
-_MAKERS: dict[str, Callable[[Random, Mix], Sighted | None]] = {
-    "look": look_talk,
-    "drawn": drawn_talk,
+_MAKERS: dict[str, Callable[[Random, Mix], PictureConversation | None]] = {
+    "look": viewing_conversation,
+    "drawn": drawn_picture_conversation,
 }
 
 
-def sighted(seed: int, index: int, *, mix: Mix = LOOKING) -> Sighted:
-    """The training conversation number `index` of `seed`; ValueError for a held-out seed."""
-    rng = _training(f"talk/{seed}", seed, index)
+def picture_conversation(seed: int, index: int, *, mix: Mix = VIEWING) -> PictureConversation:
+    """Return training conversation `index` of `seed`. Raises RecipeError for a held-out seed."""
+    rng = _training_rng(f"talk/{seed}", seed, index)
     while True:
-        found = _MAKERS[weighted(rng, mix.kinds)](rng, mix)
+        found = _MAKERS[weighted_choice(rng, mix.kinds)](rng, mix)
         if (
             found
-            and not found.made.keys & blocked()
-            and any(m["role"] == "assistant" for m in found.made.messages)
+            and not found.conversation.keys & held_out_digests()
+            and any(m["role"] == "assistant" for m in found.conversation.messages)
         ):
             return found
 
 
 # ---------------------------------------------------------------------------------------------------------- held out
-class Glance(NamedTuple):
-    """One question about a picture that no training has seen; the last message is the right answer."""
+class HeldOutQuestion(NamedTuple):
+    """Hold one question about a held-out picture; the last message is the expected answer."""
 
     scene: Scene
-    sighted: Sighted
+    example: PictureConversation
 
 
-def _candidate(category: str, rng: Random) -> Glance | None:
-    scene = sample_scene(rng, least=2)
-    if not held_back(scene):
+def _candidate(category: str, rng: Random) -> HeldOutQuestion | None:
+    scene = sample_scene(rng, min_things=2)
+    if not is_held_out_scene(scene):
         return None
-    viewer = Viewer(rng, LOOKING)
-    viewer.system()
-    viewer.show(scene, draw(scene, rng))
-    return Glance(as_seen(scene), viewer.sighted(category)) if viewer.ask(category) else None
+    writer = PictureWriter(rng, VIEWING)
+    writer.system()
+    writer.show(scene, draw(scene, rng))
+    return (
+        HeldOutQuestion(in_reading_order(scene), writer.finish_with_pictures(category))
+        if writer.ask(category)
+        else None
+    )
 
 
-def _held_out(category: str, count: int) -> Iterator[Glance]:
+def _held_out(category: str, count: int) -> Iterator[HeldOutQuestion]:
     for seed in HELD_OUT_SEEDS:
-        if made := _candidate(category, Random(f"see/{seed}/{category}")):
-            yield made
+        if question := _candidate(category, Random(f"see/{seed}/{category}")):
+            yield question
             count -= 1
         if not count:
             return
 
 
 @cache
-def glances(count: int = PER_CATEGORY) -> dict[str, tuple[Glance, ...]]:
-    """Held-out questions by category, `count` of each."""
-    return {category: tuple(_held_out(category, count)) for category in VISUAL_ASKERS}
+def held_out_questions(count: int = PER_CATEGORY) -> dict[str, tuple[HeldOutQuestion, ...]]:
+    """Return `count` held-out questions of each category."""
+    return {category: tuple(_held_out(category, count)) for category in VISUAL_QUESTION_MAKERS}

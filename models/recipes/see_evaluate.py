@@ -1,8 +1,9 @@
-"""Score what pocket-chat sees on held-out pictures: `python models/recipes/see_evaluate.py models/pocket-chat`.
+"""Score pocket-chat on held-out pictures: `python models/recipes/see_evaluate.py FOLDER`.
 
-Every question has one right answer; the model decodes greedily, and an answer counts when it is the right text exactly.
-`--draw FOLDER` scores it on pictures that pocket-draw makes of held-out prompts: there an answer is right if it is what
-`draw_check` finds on the picture. The score of words alone is `evaluate.py`'s.
+Every question has one expected answer; the model decodes greedily, and an answer counts if it
+matches exactly. `--draw FOLDER` scores it on pictures that pocket-draw generates from held-out
+prompts; the expected answer is then what `draw_check` detects. `evaluate.py` scores text-only
+questions.
 """
 
 from __future__ import annotations
@@ -19,38 +20,39 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedModel
 
-from draw_check import MOST_MISFIT, MOST_SPOTS, look
-from evaluate import MAX_NEW_TOKENS, expected, prompt, same, table
-from see_data import PER_CATEGORY, Sighted, Viewer, glances
-from see_mix import LOOKING
-from see_questions import VISUAL_ASKERS, as_seen
+from draw_check import MAX_MISFIT, MAX_SPECKLE, detect_things
+from evaluate import MAX_NEW_TOKENS, expected, matches, prompt, table
+from see_data import PER_CATEGORY, PictureConversation, PictureWriter, held_out_questions
+from see_mix import VIEWING
+from see_questions import VISUAL_QUESTION_MAKERS, in_reading_order
 from world import GRID, MAX_THINGS, Scene, place
 from world_pictures import CELL, Picture
 
 
-class Verdict(NamedTuple):
-    """What the model said of a picture."""
+class PictureAnswer(NamedTuple):
+    """Hold the model's answer to a question about a picture."""
 
-    item: Sighted
-    said: str
-    due: str
+    item: PictureConversation
+    text: str
+    expected_text: str
 
     @property
-    def right(self) -> bool:
-        return same(self.said, self.due)
+    def correct(self) -> bool:
+        """Return True if the answer matches."""
+        return matches(self.text, self.expected_text)
 
 
 def load(folder: Path) -> tuple[PreTrainedModel, Any]:
-    """The checkpoint in float32, and transformers' processor of it."""
+    """Load the checkpoint in float32, and its processor."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     return model, AutoProcessor.from_pretrained(folder)
 
 
 @torch.inference_mode()
-def decode(model: Any, processor: Any, items: Sequence[Sighted]) -> list[str]:
-    """Greedy answers to a batch of conversations, padded on the left."""
+def decode(model: Any, processor: Any, items: Sequence[PictureConversation]) -> list[str]:
+    """Decode a batch of conversations greedily, padded on the left."""
     inputs = processor(
-        text=[prompt(item.made, processor.tokenizer) for item in items],
+        text=[prompt(item.conversation, processor.tokenizer) for item in items],
         images=[[Image.fromarray(picture) for picture in item.pictures] for item in items],
         padding=True,
         padding_side="left",
@@ -62,68 +64,73 @@ def decode(model: Any, processor: Any, items: Sequence[Sighted]) -> list[str]:
     return [text.split("<|im_end|>")[0] for text in texts]
 
 
-def judge(
-    model: Any, processor: Any, items: Sequence[Sighted], *, batch: int = 50
-) -> Iterator[Verdict]:
-    """Answers to `items`, whose last messages are the right ones."""
+def answer_questions(
+    model: Any, processor: Any, items: Sequence[PictureConversation], *, batch: int = 50
+) -> Iterator[PictureAnswer]:
+    """Answer `items`, whose last messages are the expected answers."""
     for start in range(0, len(items), batch):
         chunk = items[start : start + batch]
-        for item, said in zip(chunk, decode(model, processor, chunk), strict=True):
-            yield Verdict(item, said, expected(item.made, processor.tokenizer))
+        for item, text in zip(chunk, decode(model, processor, chunk), strict=True):
+            yield PictureAnswer(item, text, expected(item.conversation, processor.tokenizer))
 
 
 def score(
-    folder: Path, questions: Mapping[str, Sequence[Sighted]], *, show: int = 0
+    folder: Path, questions: Mapping[str, Sequence[PictureConversation]], *, show: int = 0
 ) -> dict[str, float]:
-    """The share of right answers per category; prints `show` wrong ones of each."""
+    """Return the accuracy by category; print `show` wrong answers of each."""
     model, processor = load(folder)
     accuracy: dict[str, float] = {}
     for category, items in questions.items():
-        verdicts = list(judge(model, processor, items))
-        accuracy[category] = sum(verdict.right for verdict in verdicts) / len(verdicts)
-        for verdict in [verdict for verdict in verdicts if not verdict.right][:show]:
-            asked = verdict.item.made.messages[-2]["content"]
-            print(f"  {category}: {asked!r} → {verdict.said!r}, not {verdict.due!r}")
+        answers = list(answer_questions(model, processor, items))
+        accuracy[category] = sum(answer.correct for answer in answers) / len(answers)
+        for answer in [answer for answer in answers if not answer.correct][:show]:
+            question = answer.item.conversation.messages[-2]["content"]
+            print(f"  {category}: {question!r} → {answer.text!r}, not {answer.expected_text!r}")
     return accuracy
 
 
-# ------------------------------------------------------------------------------------------- pictures that a model made
-def found_scene(picture: Picture) -> Scene | None:
-    """What the checker sees as a scene; None where it is not sure, or things are not where scenes have them."""
-    seen = look(picture)
-    if seen.spots > MOST_SPOTS or not 1 <= len(seen.things) <= MAX_THINGS:
+# ------------------------------------------------------------------------------------------------ generated pictures
+def detected_scene(picture: Picture) -> Scene | None:
+    """Return the detected scene; None if the detection is uncertain or fits no grid."""
+    detection = detect_things(picture)
+    if detection.speckle > MAX_SPECKLE or not 1 <= len(detection.things) <= MAX_THINGS:
         return None
-    if any(one.misfit > MOST_MISFIT for one in seen.things):
+    if any(one.misfit > MAX_MISFIT for one in detection.things):
         return None
-    spots = [
-        (min(int(one.x / CELL), GRID - 1), min(int(one.y / CELL), GRID - 1)) for one in seen.things
+    cells = [
+        (min(int(one.x / CELL), GRID - 1), min(int(one.y / CELL), GRID - 1))
+        for one in detection.things
     ]
-    if len(set(spots)) < len(spots):
+    if len(set(cells)) < len(cells):
         return None
-    things = tuple(place(one.kind, *spot) for one, spot in zip(seen.things, spots, strict=True))
-    return as_seen(Scene(things=things))
+    things = tuple(
+        place(one.kind, *cell) for one, cell in zip(detection.things, cells, strict=True)
+    )
+    return in_reading_order(Scene(things=things))
 
 
-def about(pictures: Sequence[Picture], *, seed: int = 0) -> dict[str, list[Sighted]]:
-    """A question of every category that is possible about each picture; the answers are what the checker finds."""
-    asked: dict[str, list[Sighted]] = defaultdict(list)
+def questions_about(
+    pictures: Sequence[Picture], *, seed: int = 0
+) -> dict[str, list[PictureConversation]]:
+    """Return a question of each possible category per picture, answered from the detection."""
+    found: dict[str, list[PictureConversation]] = defaultdict(list)
     for number, picture in enumerate(pictures):
-        scene = found_scene(picture)
-        for category in VISUAL_ASKERS if scene else ():
-            viewer = Viewer(Random(f"about/{seed}/{number}/{category}"), LOOKING)
-            viewer.show(scene, picture)  # type: ignore[arg-type]
-            if viewer.ask(category):
-                asked[category].append(viewer.sighted(category))
-    return dict(asked)
+        scene = detected_scene(picture)
+        for category in VISUAL_QUESTION_MAKERS if scene else ():
+            writer = PictureWriter(Random(f"about/{seed}/{number}/{category}"), VIEWING)
+            writer.show(scene, picture)  # type: ignore[arg-type]
+            if writer.ask(category):
+                found[category].append(writer.finish_with_pictures(category))
+    return dict(found)
 
 
 def drawn(folder: Path, count: int, steps: int = 16) -> list[Picture]:
-    """Pictures that the pipeline in `folder` makes of held-out prompts."""
+    """Generate pictures of held-out prompts with the pipeline in `folder`."""
     import draw_evaluate
     from draw_data import held_out
 
     pipeline = draw_evaluate.load(folder)
-    return draw_evaluate.paint(pipeline, [said for said, _ in held_out(count)], steps=steps)
+    return draw_evaluate.generate(pipeline, [prompt for prompt, _ in held_out(count)], steps=steps)
 
 
 def main() -> None:
@@ -134,26 +141,24 @@ def main() -> None:
     parser.add_argument(
         "--per-category", type=int, default=PER_CATEGORY, help="questions of each category"
     )
+    parser.add_argument("--show", type=int, default=0, help="wrong answers to print per category")
     parser.add_argument(
-        "--show", type=int, default=0, help="print so many wrong answers per category"
+        "--draw", type=Path, help="folder of pocket_draw.py; asks about its pictures instead"
     )
-    parser.add_argument(
-        "--draw", type=Path, help="a folder of pocket_draw.py, whose pictures are looked at"
-    )
-    parser.add_argument("--count", type=int, default=100, help="of these pictures")
-    parser.add_argument("--json", type=Path, help="also write the scores here")
+    parser.add_argument("--count", type=int, default=100, help="pictures to generate with --draw")
+    parser.add_argument("--json", type=Path, help="file for the scores, as JSON")
     args = parser.parse_args()
-    questions: Mapping[str, Sequence[Sighted]]
+    questions: Mapping[str, Sequence[PictureConversation]]
     if args.draw:
         pictures = drawn(args.draw, args.count)
-        questions = about(pictures)
+        questions = questions_about(pictures)
         print(
-            f"the checker is sure of {sum(found_scene(picture) is not None for picture in pictures)} pictures"
+            f"draw_check detects {sum(detected_scene(picture) is not None for picture in pictures)} pictures"
         )
     else:
         questions = {
-            category: [one.sighted for one in some]
-            for category, some in glances(args.per_category).items()
+            category: [one.example for one in some]
+            for category, some in held_out_questions(args.per_category).items()
         }
     accuracy = score(args.folder, questions, show=args.show)
     print(table(accuracy, min(map(len, questions.values()))))

@@ -1,4 +1,4 @@
-"""What conversations about pictures consist of, in relative weights: one mix per phase of the recipe."""
+"""Define the relative weights of conversations about pictures, one mix per training phase."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from chat_mix import Mix
 
-LOOKING = Mix(
+VIEWING = Mix(
     kinds={"look": 0.9, "drawn": 0.1},
     scene={
         "count": 1.4,
@@ -22,20 +22,18 @@ LOOKING = Mix(
     },
     talk={"small-talk": 1.0, "arithmetic": 2.0, "refusal": 1.0},
 )
-PLACING = (
-    replace(  # more of what takes longest to learn: where things stand, and all of them in order
-        LOOKING,
-        scene={
-            "count": 1.6,
-            "colour": 0.6,
-            "shape": 0.4,
-            "size": 0.6,
-            "existence": 0.8,
-            "relation-horizontal": 2.6,
-            "relation-vertical": 2.4,
-            "description": 2.6,
-            "where": 2.0,
-            "instruction": 0.25,
-        },
-    )
+LOCATING = replace(  # more of the slowest tasks to learn: positions and orders
+    VIEWING,
+    scene={
+        "count": 1.6,
+        "colour": 0.6,
+        "shape": 0.4,
+        "size": 0.6,
+        "existence": 0.8,
+        "relation-horizontal": 2.6,
+        "relation-vertical": 2.4,
+        "description": 2.6,
+        "where": 2.0,
+        "instruction": 0.25,
+    },
 )

@@ -1,6 +1,7 @@
-"""Questions about a picture: those about a scene in words, and where things stand, which only a picture tells.
+"""Make questions about a picture: those about described scenes, and positions in the picture.
 
-What a picture shows has no order of mention: `as_seen` gives it one, from left to right and from top to bottom.
+A picture has no order of mention: `in_reading_order` gives it one, from left to right and from top
+to bottom.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from world import GRID, Question, Scene, Thing, name
-from world_questions import ASKERS, Asker, ask_horizontal, ask_vertical
+from world import GRID, Question, Scene, Thing, definite_phrase
+from world_questions import QUESTION_MAKERS, QuestionMaker, ask_horizontal, ask_vertical
 
-_TRIES = 12
+_ATTEMPTS = 12
 
 
-def as_seen(scene: Scene) -> Scene:
-    """The scene as its picture is told: row after row from the left, in columns from the top; equal things together."""
+def in_reading_order(scene: Scene) -> Scene:
+    """Order things row by row, in columns from the top; equal things stay together."""
     things = sorted(scene.things, key=lambda thing: (thing.row, thing.column))
-    seen = Scene(things=tuple(things))
-    if seen.arrangement != "scatter":
-        return seen
+    ordered = Scene(things=tuple(things))
+    if ordered.arrangement != "scatter":
+        return ordered
     kinds = [thing.kind for thing in things]
     return Scene(things=tuple(sorted(things, key=lambda thing: kinds.index(thing.kind))))
 
 
 def ask_where(scene: Scene, rng: Random) -> Question | None:
-    """ "Where is the star?" "At the top left." """
+    """Ask for the quadrant of a thing: "Where is the star?" "At the top left"."""
     singles = [thing for thing in scene.things if len(scene.find(thing.kind)) == 1]
     if not singles:
         return None
@@ -36,28 +37,30 @@ def ask_where(scene: Scene, rng: Random) -> Question | None:
         "Where do you see {0}?",
         "Where in the picture is {0}?",
     )
-    return Question("where", rng.choice(forms).format(name(thing, scene, rng)), corner(thing))
+    return Question(
+        "where", rng.choice(forms).format(definite_phrase(thing, scene, rng)), quadrant(thing)
+    )
 
 
-def corner(thing: Thing) -> str:
-    """The quarter of the picture that a thing stands in, as a sentence."""
+def quadrant(thing: Thing) -> str:
+    """Return the quadrant of the picture that a thing is in, as a sentence."""
     upright = "top" if thing.row < GRID // 2 else "bottom"
     aside = "left" if thing.column < GRID // 2 else "right"
     return f"At the {upright} {aside}."
 
 
-def ask_sideways(scene: Scene, rng: Random) -> Question | None:
-    """Left and right, in rows and of scattered things."""
-    return _ask_place(_flat(scene, "row"), rng, ask_horizontal)
+def ask_left_right(scene: Scene, rng: Random) -> Question | None:
+    """Ask about left and right, in rows and scattered scenes."""
+    return _ask_order(_projected(scene, "row"), rng, ask_horizontal)
 
 
-def ask_upright(scene: Scene, rng: Random) -> Question | None:
-    """Above and below, in columns and of scattered things."""
-    return _ask_place(_flat(scene, "column"), rng, ask_vertical)
+def ask_above_below(scene: Scene, rng: Random) -> Question | None:
+    """Ask about above and below, in columns and scattered scenes."""
+    return _ask_order(_projected(scene, "column"), rng, ask_vertical)
 
 
-def _flat(scene: Scene, kept: str) -> Scene | None:
-    """Scattered things pushed into one row or column, in order; None where two stand at one place of it."""
+def _projected(scene: Scene, kept: str) -> Scene | None:
+    """Project scattered things onto one row or column, in order; None if two coincide."""
     if len(scene.things) < 2 or scene.arrangement != "scatter":
         return scene
     in_row = kept == "row"
@@ -69,18 +72,18 @@ def _flat(scene: Scene, kept: str) -> Scene | None:
     return Scene(things=tuple(sorted(pushed, key=lambda thing: (thing.row, thing.column))))
 
 
-def _ask_place(scene: Scene | None, rng: Random, asker: Asker) -> Question | None:
-    """A question about the order of things; where one stands, `ask_where` asks."""
-    for _ in range(_TRIES):
-        question = asker(scene, rng) if scene else None
+def _ask_order(scene: Scene | None, rng: Random, make_question: QuestionMaker) -> Question | None:
+    """Ask about the order of things; positions are left to `ask_where`."""
+    for _ in range(_ATTEMPTS):
+        question = make_question(scene, rng) if scene else None
         if question is None or not question.text.startswith("Where"):
             return question
     return None
 
 
-VISUAL_ASKERS: dict[str, Asker] = {
-    **ASKERS,
-    "relation-horizontal": ask_sideways,
-    "relation-vertical": ask_upright,
+VISUAL_QUESTION_MAKERS: dict[str, QuestionMaker] = {
+    **QUESTION_MAKERS,
+    "relation-horizontal": ask_left_right,
+    "relation-vertical": ask_above_below,
     "where": ask_where,
 }

@@ -1,6 +1,7 @@
-"""espeak-ng in this process: text to speech with the times of its words and phonemes, hundreds of times real time.
+"""Synthesize speech in process with espeak-ng, with the times of words and phonemes.
 
-The library and its data come from the package `espeakng-loader`. It is one global machine: one thread at a time.
+The library and its data come from the package `espeakng-loader`. Its state is global: use it from
+one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 import espeakng_loader
 import numpy as np
 from numpy.typing import NDArray
+
+from recipe_error import RecipeError
 
 SYNCHRONOUS, PHONEME_EVENTS, DONT_EXIT = 2, 0x0001, 0x8000
 UTF8, BY_CHARACTER = 1, 1
@@ -44,7 +47,10 @@ _CALLBACK = ctypes.CFUNCTYPE(
 
 @dataclass(frozen=True, kw_only=True)
 class Voice:
-    """How to speak: an accent with a variant ("en-us+f2"), words per minute, pitch and its range (0 to 100)."""
+    """Define how to speak.
+
+    name: accent and variant ("en-us+f2"). rate: words per minute. pitch, range: 0 to 100.
+    """
 
     name: str = "en-us"
     rate: int = 175
@@ -52,8 +58,8 @@ class Voice:
     range: int = 50
 
 
-class Mark(NamedTuple):
-    """Something that starts at `second`: a word (at a character of the text) or a phoneme (by its espeak name)."""
+class SpeechMark(NamedTuple):
+    """Hold the start, in seconds, of a word (by its character) or a phoneme (by its espeak name)."""
 
     second: float
     character: int = -1
@@ -62,20 +68,21 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """Mono samples in -1 to 1, and what starts when, in order."""
+    """Hold mono samples from -1 to 1, and the marks of words and phonemes in order."""
 
     samples: NDArray[np.float32]
     rate: int
-    words: tuple[Mark, ...]
-    phonemes: tuple[Mark, ...]
+    words: tuple[SpeechMark, ...]
+    phonemes: tuple[SpeechMark, ...]
 
     @property
     def seconds(self) -> float:
+        """Return the duration."""
         return len(self.samples) / self.rate
 
 
-class _Library:
-    """The library as freshly loaded: its oscillators, flutter and randomness go on from sentence to sentence."""
+class _EspeakLibrary:
+    """Load the library anew, since oscillators and random numbers persist between sentences."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())
@@ -87,13 +94,13 @@ class _Library:
             raise RuntimeError(
                 f"espeak-ng did not start with the data in {path.decode()}: reinstall espeakng-loader"
             )
-        self._callback = _CALLBACK(self._receive)  # kept: the library holds only its address
+        self._callback = _CALLBACK(self._receive)  # referenced: the library holds only its address
         self.library.espeak_SetSynthCallback(self._callback)
         self.parts: list[bytes] = []
-        self.words: list[Mark] = []
-        self.phonemes: list[Mark] = []
+        self.words: list[SpeechMark] = []
+        self.phonemes: list[SpeechMark] = []
 
-    def __enter__(self) -> _Library:
+    def __enter__(self) -> _EspeakLibrary:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,18 +114,20 @@ class _Library:
         while (event := events[index]).type != END_OF_LIST:
             second = event.audio_position / 1000
             if event.type == WORD:
-                self.words.append(Mark(second, character=event.text_position - 1))
+                self.words.append(SpeechMark(second, character=event.text_position - 1))
             elif event.type == PHONEME:
                 self.phonemes.append(
-                    Mark(second, phoneme=event.id.string.decode("utf-8", "replace"))
+                    SpeechMark(second, phoneme=event.id.string.decode("utf-8", "replace"))
                 )
             index += 1
         return 0
 
     def synthesize(self, text: str, voice: Voice) -> None:
+        """Speak a text into `parts`. Raises RecipeError for an unknown voice."""
         if self.library.espeak_SetVoiceByName(voice.name.encode()) != 0:
-            raise ValueError(
-                f"voice {voice.name!r} is unknown to espeak-ng: use one like 'en-us+f2'"
+            raise RecipeError(
+                f"voice={voice.name!r} is unknown to espeak-ng: use one like 'en-us+f2'",
+                param="voice",
             )
         for parameter, value in (
             (RATE, voice.rate),
@@ -127,16 +136,17 @@ class _Library:
             (RANGE, voice.range),
         ):
             self.library.espeak_SetParameter(parameter, value, 0)
-        said = text.encode()
-        self.library.espeak_Synth(said, len(said) + 1, 0, BY_CHARACTER, 0, UTF8, None, None)
+        encoded = text.encode()
+        self.library.espeak_Synth(encoded, len(encoded) + 1, 0, BY_CHARACTER, 0, UTF8, None, None)
 
 
 def speak(text: str, voice: Voice) -> Speech:
-    """Speak `text`: a function of its arguments. Raises ValueError for an unknown voice.
+    """Speak `text`; the result depends on the arguments alone.
 
-    The library is unloaded after each sentence, since nothing else resets it; that costs four milliseconds.
+    Raises RecipeError for an unknown voice. The library is unloaded after each sentence, since
+    nothing else resets it; that costs four milliseconds.
     """
-    with _Library() as made:
+    with _EspeakLibrary() as made:
         made.synthesize(text, voice)
         samples = np.frombuffer(b"".join(made.parts), np.int16).astype(np.float32) / np.float32(
             32768

@@ -1,6 +1,6 @@
-"""General English sentences by a small grammar over the word lists: grammatical, rarely sensible, never from a text.
+"""Generate general English sentences by a small grammar over the word lists.
 
-What a sentence says is chosen word by word, so that a model cannot guess a word from the words around it.
+Words are chosen independently of their meaning, so that a model cannot guess one from its context.
 """
 
 from __future__ import annotations
@@ -62,21 +62,22 @@ ASIDES = (
 )
 
 
-class Speaker:
-    """Makes sentences from one source of randomness."""
+class SentenceGrammar:
+    """Generate sentences from one source of randomness."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
 
     def word(self, *sections: str) -> str:
-        """A word of one of the sections, each section as likely as the others."""
+        """Return a word of one of the sections, each equally likely."""
         return self.rng.choice(words(self.rng.choice(sections)))
 
     def maybe(self, text: str, share: float = 0.3) -> str:
+        """Return the text in `share` of the cases, else nothing."""
         return text if self.rng.random() < share else ""
 
     def noun(self, *sections: str) -> str:
-        """A noun, sometimes with an adjective or another noun before it."""
+        """Return a noun, sometimes with an adjective or another noun before it."""
         draw = self.rng.random()
         noun = self.word(*(sections or THINGS))
         if draw < 0.42:
@@ -84,11 +85,12 @@ class Speaker:
         return f"{self.word('thing', 'food', 'abstract')} {noun}" if draw < 0.47 else noun
 
     def nouns(self) -> str:
+        """Return a noun in the plural."""
         *before, last = self.noun().split()
         return " ".join([*before, plural(last)])
 
     def phrase(self, *sections: str) -> tuple[str, int]:
-        """A noun phrase and its person: 1 for I, 2 for plurals and you, 3 for the third person singular."""
+        """Return a noun phrase and its verb form: 1 as for I, 2 for you and plurals, 3 for he."""
         draw = self.rng.random()
         if draw < 0.14 and not sections:
             return self.word("name"), 3
@@ -111,12 +113,15 @@ class Speaker:
         return (article(noun) if draw < 0.7 else f"{self.rng.choice(DETERMINERS)} {noun}"), 3
 
     def subject(self) -> tuple[str, int]:
+        """Return a subject and its verb form."""
         return self.rng.choice(SUBJECTS) if self.rng.random() < 0.4 else self.phrase()
 
     def object(self) -> str:
+        """Return an object."""
         return self.rng.choice(OBJECTS) if self.rng.random() < 0.12 else self.phrase()[0]
 
     def place(self) -> str:
+        """Return a phrase of place."""
         draw = self.rng.random()
         if draw < 0.25:
             return f"in {self.word('city', 'land')}"
@@ -125,6 +130,7 @@ class Speaker:
         return f"{self.rng.choice(PLACED)} {self.rng.choice(('the', 'the', 'a', 'my', 'our'))} {self.word('place')}"
 
     def time(self) -> str:
+        """Return a phrase of time."""
         draw, rng = self.rng.random(), self.rng
         if draw < 0.25:
             return self.word("when")
@@ -139,35 +145,35 @@ class Speaker:
         return f"{rng.choice(('every', 'last', 'next', 'this', 'one'))} {self.word('period')}"
 
     def verb(self) -> tuple[Verb, bool]:
-        """A verb, and whether an object follows it."""
+        """Return a verb, and whether it takes an object."""
         kind = self.rng.choice(("transitive", "transitive", "intransitive", "irregular"))
         return self.rng.choice(verbs(kind)), kind != "intransitive"
 
     def action(self, person: int) -> str:
-        """A verb phrase in some tense that agrees with its subject."""
+        """Return a verb phrase in a random tense that agrees with its subject."""
         verb, takes = self.verb()
         draw, third = self.rng.random(), person == 3
         be = {1: "am", 2: "are", 3: "is"}[person]
         if draw < 0.36:
-            said = verb.past
+            phrase = verb.past
         elif draw < 0.54:
-            said = verb.third if third else verb.base
+            phrase = verb.third if third else verb.base
         elif draw < 0.66:
-            said = f"{self.rng.choice(MODALS)} {verb.base}"
+            phrase = f"{self.rng.choice(MODALS)} {verb.base}"
         elif draw < 0.75:
-            said = f"{be if draw < 0.72 else 'was' if person != 2 else 'were'} {verb.gerund}"
+            phrase = f"{be if draw < 0.72 else 'was' if person != 2 else 'were'} {verb.gerund}"
         elif draw < 0.84:
-            said = f"{'has' if third else 'have'} {self.maybe('never ')}{verb.participle}"
+            phrase = f"{'has' if third else 'have'} {self.maybe('never ')}{verb.participle}"
         elif draw < 0.93:
-            said = f"{self.rng.choice(('does not', 'did not') if third else ('do not', 'did not'))} {verb.base}"
+            phrase = f"{self.rng.choice(('does not', 'did not') if third else ('do not', 'did not'))} {verb.base}"
         else:
-            said = (
+            phrase = (
                 f"{self.rng.choice(('wanted', 'decided', 'tried', 'hoped', 'used'))} to {verb.base}"
             )
-        return f"{said} {self.object()}" if takes else said
+        return f"{phrase} {self.object()}" if takes else phrase
 
     def state(self, person: int) -> str:
-        """A form of "to be" and what somebody or something is."""
+        """Return a form of "to be" with its complement."""
         be = self.rng.choice(
             ({1: "am", 2: "are", 3: "is"}[person], "were" if person == 2 else "was")
         )
@@ -182,9 +188,9 @@ class Speaker:
         )
 
     def clause(self) -> str:
-        """Subject, verb phrase and perhaps manner, place or time."""
+        """Return a subject, a verb phrase and perhaps manner, place or time."""
         who, person = self.subject()
-        said = self.state(person) if self.rng.random() < 0.25 else self.action(person)
+        phrase = self.state(person) if self.rng.random() < 0.25 else self.action(person)
         draw = self.rng.random()
         extra = ""
         if draw < 0.16:
@@ -193,9 +199,10 @@ class Speaker:
             extra = " " + self.place()
         elif draw < 0.5:
             extra = " " + self.time()
-        return f"{who} {said}{extra}"
+        return f"{who} {phrase}{extra}"
 
     def question(self) -> str:
+        """Return a question."""
         who, person = self.subject()
         verb, takes = self.verb()
         what = f" {self.object()}" if takes else ""
@@ -217,6 +224,7 @@ class Speaker:
         return self.rng.choice(forms) + "?"
 
     def order(self) -> str:
+        """Return an imperative sentence."""
         verb, takes = self.verb()
         what = f" {self.object()}" if takes else f" {self.word('manner')}"
         tail = self.maybe(" " + self.rng.choice((self.time(), self.place())), 0.3)
@@ -224,7 +232,7 @@ class Speaker:
         return f"{lead}{verb.base}{what}{tail}."
 
     def numbers(self) -> str:
-        """Prices, years, dates and distances in words."""
+        """Return a sentence with a price, year, date or distance in words."""
         rng, value = (
             self.rng,
             number(self.rng.choice((self.rng.randint(2, 100), self.rng.randint(2, 3000)))),
@@ -243,7 +251,7 @@ class Speaker:
         return rng.choice(forms)
 
     def listed(self) -> str:
-        """Words without any grammar."""
+        """Return a list of words without grammar."""
         count = self.rng.randint(2, 6)
         sections = (
             "adjective",
@@ -259,7 +267,7 @@ class Speaker:
         return ", ".join(self.word(*sections) for _ in range(count)) + "."
 
     def sentence(self) -> str:
-        """One sentence of two to about twenty words, with capital and full stop."""
+        """Return a sentence of two to about twenty words, capitalized and punctuated."""
         draw = self.rng.random()
         if draw < 0.38:
             text = f"{self.maybe(self.word('sentiment') + ', ', 0.12)}{self.clause()}."
@@ -284,5 +292,5 @@ class Speaker:
 
 
 def general(rng: Random) -> str:
-    """A random sentence of general English."""
-    return Speaker(rng).sentence()
+    """Return a random sentence of general English."""
+    return SentenceGrammar(rng).sentence()

@@ -1,4 +1,4 @@
-"""The words of `speech_words.txt` and their forms: plurals, verb forms, comparatives, numbers in words."""
+"""Inflect the words of `speech_words.txt`: plurals, verb forms, numbers in words."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from recipe_error import RecipeError
 from world import NUMBERS
 
 VOWELS = "aeiou"
@@ -67,7 +68,7 @@ DOUBLED = frozenset("prefer regret begin control forget cancel travel label quit
 
 
 class Verb(NamedTuple):
-    """walk, walks, walking, walked, walked."""
+    """Hold the forms of a verb: walk, walks, walking, walked, walked."""
 
     base: str
     third: str
@@ -78,7 +79,7 @@ class Verb(NamedTuple):
 
 @cache
 def sections() -> dict[str, tuple[str, ...]]:
-    """The word lists by name, as they stand in the file; the entries of [irregular] are three words each."""
+    """Return the word lists by name; entries of [irregular] are three words each."""
     found: dict[str, list[str]] = {}
     current: list[str] = []
     for line in (
@@ -98,13 +99,13 @@ def sections() -> dict[str, tuple[str, ...]]:
 
 @cache
 def words(*names: str) -> tuple[str, ...]:
-    """The entries of one or more sections, each word once."""
+    """Return the entries of one or more sections, without duplicates."""
     return tuple(dict.fromkeys(word for name in names for word in sections()[name]))
 
 
 @cache
 def verbs(kind: str) -> tuple[Verb, ...]:
-    """The verbs of a section in all forms."""
+    """Return the verbs of a section in all forms."""
     if kind == "irregular":
         return tuple(_irregular(*entry.split()) for entry in sections()[kind])
     return tuple(Verb(v, third_person(v), gerund(v), _past(v), _past(v)) for v in sections()[kind])
@@ -116,17 +117,19 @@ def _irregular(base: str, past: str, participle: str) -> Verb:
 
 
 def plural(noun: str) -> str:
+    """Return the plural of a noun."""
     return IRREGULAR_PLURALS.get(noun) or third_person(noun)
 
 
 def third_person(word: str) -> str:
-    """The ending -s of verbs and nouns."""
+    """Add the ending -s of verbs and nouns."""
     if word.endswith(("s", "x", "z", "ch", "sh")):
         return word + "es"
     return _ies(word) + "es" if _ies(word) != word else word + "s"
 
 
 def gerund(verb: str) -> str:
+    """Return the -ing form of a verb."""
     if verb.endswith("ie"):
         return verb[:-2] + "ying"
     if verb.endswith("e") and not verb.endswith(("ee", "oe", "ye")):
@@ -141,12 +144,12 @@ def _past(verb: str) -> str:
 
 
 def _ies(word: str) -> str:
-    """A final y after a consonant becomes i."""
+    """Replace a final y after a consonant by i."""
     return word[:-1] + "i" if word.endswith("y") and word[-2] not in VOWELS else word
 
 
 def _doubled(verb: str) -> str:
-    """The last consonant twice after a single short stressed vowel: stop, prefer, begin, control."""
+    """Double the last consonant after a short stressed vowel: stop, prefer, begin, control."""
     if verb in DOUBLED:
         return verb + verb[-1]
     groups = sum(here in VOWELS and after not in VOWELS for here, after in pairwise(verb))
@@ -160,16 +163,16 @@ def _doubled(verb: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """ "an" before a vowel sound, else "a"."""
+    """Prefix "an" before a vowel sound, else "a"."""
     silent = phrase.startswith(("hour", "honest", "honour", "heir"))
     hard = phrase.startswith(("uni", "use", "usu", "euro", "one", "once", "ewe", "urin", "ute"))
     return ("an " if silent or (phrase[0] in VOWELS and not hard) else "a ") + phrase
 
 
 def number(value: int) -> str:
-    """0 to 999,999 in words: "three hundred and forty-two"; raises ValueError beyond."""
+    """Return 0 to 999,999 in words, as "three hundred and forty-two". Raises RecipeError beyond."""
     if not 0 <= value < 1_000_000:
-        raise ValueError(f"number {value} has no words here: use 0 to 999999")
+        raise RecipeError(f"value={value} is out of range: use 0 to 999999", param="value")
     if value >= 1000:
         rest = value % 1000
         joint = " and " if 0 < rest < 100 else " "

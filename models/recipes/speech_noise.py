@@ -1,4 +1,4 @@
-"""What happens to speech between mouth and model: rooms, noise, telephones, gain, clipping, silence around it."""
+"""Simulate recording conditions: rooms, noise, telephones, gain, clipping, silence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATE = 16_000
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """How often each thing happens to a clip (0 to 1), and within which bounds."""
+    """Define the probability of each effect on a clip (0 to 1), and its bounds."""
 
     room: float = 0.35
     noise: float = 0.65
@@ -37,11 +37,11 @@ CLEAN = Conditions(
 
 
 def resample(samples: Wave, source: int, target: int = RATE) -> Wave:
-    """The whole clip at another rate, by its spectrum."""
+    """Resample a whole clip by its spectrum."""
     if source == target:
         return samples
     common = gcd(source, target)
-    blocks = smooth(-(-len(samples) * common // source))
+    blocks = smooth_length(-(-len(samples) * common // source))
     size = blocks * target // common
     spectrum = np.fft.rfft(samples, blocks * source // common)
     kept = np.zeros(size // 2 + 1, complex)
@@ -51,8 +51,8 @@ def resample(samples: Wave, source: int, target: int = RATE) -> Wave:
     return (wave * (target / source)).astype(np.float32)
 
 
-def smooth(count: int) -> int:
-    """The next number with no prime factor above 5: spectra of such lengths are quick to compute."""
+def smooth_length(count: int) -> int:
+    """Return the next 5-smooth number, a length whose FFT is fast."""
     while True:
         rest = count
         for prime in (2, 3, 5):
@@ -64,8 +64,8 @@ def smooth(count: int) -> int:
 
 
 def coloured(rng: Generator, count: int, slope: float) -> Wave:
-    """Noise of unit power whose spectrum falls by `slope` times 3 dB per octave: 0 white, 1 pink, 2 brown."""
-    size = smooth(count)
+    """Return unit-power noise that falls by `slope` times 3 dB/octave: 0 white, 1 pink, 2 brown."""
+    size = smooth_length(count)
     spectrum = np.fft.rfft(rng.standard_normal(size, np.float32))
     spectrum[1:] /= np.arange(1, len(spectrum)) ** (slope / 2)
     spectrum[0] = 0
@@ -73,7 +73,7 @@ def coloured(rng: Generator, count: int, slope: float) -> Wave:
 
 
 def hum(rng: Generator, count: int) -> Wave:
-    """Mains hum: 50 or 60 Hz and its harmonics."""
+    """Return mains hum: 50 or 60 Hz and its harmonics."""
     time, base = np.arange(count) / RATE, rng.choice((50.0, 60.0))
     tones = [np.sin(2 * np.pi * (base * k * time + rng.random())) / k for k in range(1, 8)]
     return _unit(np.sum(tones, axis=0))
@@ -84,8 +84,8 @@ def _unit(samples: NDArray[np.floating]) -> Wave:
 
 
 @cache
-def crowd() -> tuple[Wave, ...]:
-    """Voices to make babble of, the same in every process."""
+def babble_voices() -> tuple[Wave, ...]:
+    """Return the voices that babble mixes, the same ones in every process."""
     from random import Random
 
     from speech_espeak import speak
@@ -93,21 +93,21 @@ def crowd() -> tuple[Wave, ...]:
     from speech_voices import draw_voice
 
     rng = Random("crowd")
-    said = (speak(general(rng), draw_voice(rng)) for _ in range(40))
-    return tuple(_unit(resample(speech.samples, speech.rate)) for speech in said)
+    samples = (speak(general(rng), draw_voice(rng)) for _ in range(40))
+    return tuple(_unit(resample(speech.samples, speech.rate)) for speech in samples)
 
 
 def babble(rng: Generator, count: int) -> Wave:
-    """Three to six people talking at once, of unit power."""
+    """Return three to six people talking at once, of unit power."""
     total = np.zeros(count, np.float32)
     for _ in range(int(rng.integers(3, 7))):
-        voice = crowd()[int(rng.integers(len(crowd())))]
+        voice = babble_voices()[int(rng.integers(len(babble_voices())))]
         total += np.resize(np.roll(voice, int(rng.integers(len(voice)))), count)
     return _unit(total)
 
 
 def background(rng: Generator, count: int) -> Wave:
-    """Noise of a random kind and unit power, sometimes coming and going."""
+    """Return noise of a random kind and unit power, sometimes with a varying level."""
     kind = rng.random()
     if kind < 0.65:
         noise = coloured(rng, count, float(rng.uniform(0, 2.2)))
@@ -119,8 +119,8 @@ def background(rng: Generator, count: int) -> Wave:
     return noise
 
 
-def room(rng: Generator, samples: Wave) -> Wave:
-    """The clip in a room of up to 0.7 s reverberation time: an impulse and a decaying noise tail."""
+def reverberate(rng: Generator, samples: Wave) -> Wave:
+    """Convolve a clip with a room response: an impulse and a noise tail of up to 0.7 s."""
     seconds = float(rng.uniform(0.08, 0.7))
     tail = np.arange(int(seconds * RATE)) / RATE
     response = (
@@ -130,14 +130,14 @@ def room(rng: Generator, samples: Wave) -> Wave:
     )
     response *= rng.uniform(0.15, 0.9) / (np.sqrt(np.sum(response**2)) + 1e-9)
     response[0] = 1.0
-    size = smooth(len(samples) + len(response) - 1)
+    size = smooth_length(len(samples) + len(response) - 1)
     wet = np.fft.irfft(np.fft.rfft(samples, size) * np.fft.rfft(response, size), size)
     return wet[: len(samples)].astype(np.float32)
 
 
-def telephone(samples: Wave) -> Wave:
-    """300 to 3,400 Hz and mu-law."""
-    size = smooth(len(samples))
+def telephone_band(samples: Wave) -> Wave:
+    """Limit a clip to 300 to 3,400 Hz and quantize it by mu-law."""
+    size = smooth_length(len(samples))
     spectrum = np.fft.rfft(samples, size)
     hertz = np.fft.rfftfreq(size, 1 / RATE)
     spectrum[(hertz < 300) | (hertz > 3400)] = 0
@@ -148,19 +148,21 @@ def telephone(samples: Wave) -> Wave:
     return (scale * np.sign(law) * np.expm1(np.abs(law) * np.log(256)) / 255).astype(np.float32)
 
 
-def expose(speech: Speech, rng: Generator, conditions: Conditions = NORMAL) -> tuple[Wave, float]:
-    """The speech at 16 kHz as a microphone might give it, and the second at which it starts in the clip."""
-    said = resample(speech.samples, speech.rate)
+def apply_conditions(
+    speech: Speech, rng: Generator, conditions: Conditions = NORMAL
+) -> tuple[Wave, float]:
+    """Return speech as recorded at 16 kHz, and the second at which it starts."""
+    samples = resample(speech.samples, speech.rate)
     before = float(rng.uniform(*conditions.before))
     after = float(rng.uniform(*conditions.after))
-    clip = np.pad(_unit(said), (int(before * RATE), int(after * RATE)))
+    clip = np.pad(_unit(samples), (int(before * RATE), int(after * RATE)))
     if rng.random() < conditions.room:
-        clip = room(rng, clip)
+        clip = reverberate(rng, clip)
     if rng.random() < conditions.noise:
         level = 10 ** (-float(rng.uniform(*conditions.snr)) / 20)
         clip = clip + level * background(rng, len(clip))
     if rng.random() < conditions.telephone:
-        clip = telephone(clip)
+        clip = telephone_band(clip)
     clip = clip / (np.max(np.abs(clip)) + 1e-9)
     if rng.random() < conditions.clipping:
         clip = np.clip(clip * rng.uniform(1.5, 5.0), -1, 1)
@@ -169,7 +171,7 @@ def expose(speech: Speech, rng: Generator, conditions: Conditions = NORMAL) -> t
 
 
 def no_speech(rng: Generator) -> Wave:
-    """Noise or silence without anybody speaking to the microphone, one to six seconds."""
+    """Return one to six seconds of noise or silence."""
     count = int(rng.uniform(1.0, 6.0) * RATE)
     kind, level = rng.random(), 10 ** (float(rng.uniform(-60, -12)) / 20)
     if kind < 0.25:

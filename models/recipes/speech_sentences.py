@@ -1,54 +1,53 @@
-"""What is said to the speech models: sentences of the micro-world and of general English, and their held-out share.
+"""Draw sentences for the speech models: of the micro-world, of general English, held out.
 
-A sentence is written the way it is spoken: numbers and signs in words. Whether a sentence may be trained on is a
-property of its text alone, so that no seed can bring a held-out one back.
+A sentence is written the way it is spoken: numbers and signs in words. Whether it is held out
+depends on its text alone, so that no seed can bring a held-out one into training.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from hashlib import blake2b
 from random import Random
 from typing import NamedTuple
 
 import chat_talk
 import chat_tools
 from chat_edits import instruct
+from held_out_seeds import in_held_out_share
+from recipe_error import RecipeError
 from speech_general import general
 from speech_lexicon import number
 from world import describe, questions, sample_scene
 
-HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
-HELD_OUT_SHARE = 32  # one sentence in so many is held out
+HELD_OUT_SHARE = 32  # one sentence in HELD_OUT_SHARE is held out
 SIGNS = {"+": "plus", "-": "minus", "*": "times", "x": "times", "/": "divided by", "=": "equals"}
 
 
-class Said(NamedTuple):
-    """One sentence and what kind of sentence it is."""
+class Utterance(NamedTuple):
+    """Hold a sentence and its category."""
 
     category: str
     text: str
 
 
-def spoken(text: str) -> str:
-    """Digits and signs of sums in words: "What is 3+4?" reads "What is three plus four?"; one spelling."""
+def spoken_form(text: str) -> str:
+    """Write digits and signs in words: "What is 3+4?" reads "What is three plus four?"."""
     text = re.sub(r"(?<=\d)\s*([-+*/x=])(?=\s*\d|\s*$)", lambda m: f" {SIGNS[m[1]]} ", text)
     text = re.sub(r"\d+", lambda m: number(int(m[0])), text).replace("color", "colour")
     text = " ".join(text.split())
     return text[:1].upper() + text[1:]
 
 
-def plain(text: str) -> str:
-    """Lower case, words and apostrophes only: what word error rates compare and what splits the sentences."""
+def normalize_words(text: str) -> str:
+    """Keep lower-case words and apostrophes, for word error rates and held-out hashes."""
     return " ".join(re.findall(r"[a-z']+", text.lower()))
 
 
 def is_held_out(text: str) -> bool:
-    """Whether training never hears this sentence. Sentences of one or two words are too few to be split."""
-    words = plain(text)
-    key = int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "big")
-    return words.count(" ") > 1 and key % HELD_OUT_SHARE == 0
+    """Return True if training excludes this sentence; never for one or two words."""
+    words = normalize_words(text)
+    return words.count(" ") > 1 and in_held_out_share(words, HELD_OUT_SHARE)
 
 
 def _describe(rng: Random) -> str:
@@ -69,12 +68,12 @@ def _instruct(rng: Random) -> str:
 
 
 def _draw(rng: Random) -> str:
-    return chat_tools.ask_to_draw(chat_tools.drawable(rng), rng)
+    return chat_tools.drawing_request(chat_tools.drawing_prompt(rng), rng)
 
 
 def _talk(rng: Random) -> str:
-    said = chat_talk.small_talk(rng)
-    return said.answer if rng.random() < 0.2 else said.text
+    sentence = chat_talk.small_talk(rng)
+    return sentence.answer if rng.random() < 0.2 else sentence.text
 
 
 def _sums(rng: Random) -> str:
@@ -85,8 +84,8 @@ def _sums(rng: Random) -> str:
 
 
 def _refuse(rng: Random) -> str:
-    said = chat_talk.refusal(rng, held_out=rng.random() < 0.12)
-    return said.answer if rng.random() < 0.05 else said.text
+    sentence = chat_talk.refusal(rng, held_out=rng.random() < 0.12)
+    return sentence.answer if rng.random() < 0.05 else sentence.text
 
 
 WORLD: dict[str, tuple[float, Callable[[Random], str]]] = {
@@ -102,22 +101,25 @@ WORLD: dict[str, tuple[float, Callable[[Random], str]]] = {
 CATEGORIES = (*WORLD, "general")
 
 
-def say(rng: Random, category: str, *, held_out: bool = False) -> str:
-    """A sentence of a category; either one that is held out or one that training may hear."""
+def sample_sentence(rng: Random, category: str, *, held_out: bool = False) -> str:
+    """Return a sentence of a category, held out or not. Raises RecipeError if unknown."""
     if category != "general" and category not in WORLD:
-        raise ValueError(f"category {category!r} is unknown: use {', '.join(CATEGORIES)}")
+        raise RecipeError(
+            f"category={category!r} is unknown: use one of {', '.join(CATEGORIES)}",
+            param="category",
+        )
     make = general if category == "general" else WORLD[category][1]
     while True:
-        text = spoken(make(rng))
+        text = spoken_form(make(rng))
         if is_held_out(text) == held_out and len(text) > 1:
             return text
 
 
-def utterance(rng: Random, *, general_share: float, long_share: float = 0.0) -> Said:
-    """A training sentence; a `long_share` of them are two sentences in one breath."""
+def training_utterance(rng: Random, *, general_share: float, long_share: float = 0.0) -> Utterance:
+    """Return a training sentence; a `long_share` of them join two sentences."""
     weights = [weight for weight, _ in WORLD.values()]
     kind = "general" if rng.random() < general_share else rng.choices(list(WORLD), weights)[0]
-    text = say(rng, kind)
+    text = sample_sentence(rng, kind)
     while rng.random() < long_share and len(text) < 60:
-        text = f"{text if text[-1] in '.?!' else text + '.'} {say(rng, kind)}"
-    return Said(kind, text)
+        text = f"{text if text[-1] in '.?!' else text + '.'} {sample_sentence(rng, kind)}"
+    return Utterance(kind, text)

@@ -1,4 +1,4 @@
-"""Voices to train on and voices that training never draws: accents, variants, speeds and pitches of espeak-ng."""
+"""Draw espeak-ng voices for training and for evaluation: accent, variant, speed, pitch."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ HELD_OUT_VARIANTS = (
 
 
 def draw_voice(rng: Random, *, held_out: bool = False) -> Voice:
-    """A random voice; a held-out one has a variant (a "person") that training never draws, and a pitch of its own.
+    """Return a random voice; held-out ones have separate variants and pitches.
 
-    Training pitches are even and held-out ones odd, so that no setting is shared even where variants resemble.
+    Training pitches are even and held-out ones odd, so that no setting is shared even where
+    variants resemble each other.
     """
     variant = rng.choice(HELD_OUT_VARIANTS if held_out else VARIANTS)
     accent = rng.choice(ACCENTS)

@@ -1,6 +1,6 @@
-"""What every training does: rates that follow a schedule, updates, a state on the disk, and the loop around them.
+"""Train by a schedule: learning rates, updates, saved state, and the loop around them.
 
-What is learnt, from which batches and by which losses, is its recipe's.
+Each recipe defines the model, its batches and its losses.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from muon import Muon
+from recipe_error import RecipeError
 
 Batch = TypeVar("Batch")
 Report = TypeVar("Report")
@@ -26,10 +27,10 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Warmup, a stable stretch, then a linear decay to zero over the last `decay` share of `steps`.
+    """Define the learning rate's course: warmup, constant, then linear decay to zero.
 
-    With `restarts` (step, rate) this is the course up to the first of them; from each, the rates go from `rate` down to
-    zero at the next.
+    decay: share of `steps`. restarts: (step, factor); the course above ends at the first, and from
+    each the factor decays linearly to zero at the next.
     """
 
     steps: int
@@ -39,10 +40,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}: pass --steps")
+            raise RecipeError(f"steps={self.steps}: pass 1 or more with --steps", param="steps")
 
-    def at(self, step: int) -> float:
-        """The factor on every learning rate at `step`, counted from 0."""
+    def factor(self, step: int) -> float:
+        """Return the factor on every learning rate at `step`, counted from 0."""
         start, rate, decay = max(
             ((s, rate, 1.0) for s, rate in self.restarts if s <= step), default=(0, 1.0, self.decay)
         )
@@ -53,7 +54,10 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One of several trainings of a model: its length, batch and rates; without a `matrix_lr`, AdamW does it all."""
+    """Define one of several stages of a training.
+
+    matrix_lr: None trains all parameters with AdamW.
+    """
 
     steps: int
     batch: int
@@ -63,14 +67,14 @@ class Stage:
     decay: float = 0.4
 
     def schedule(self, steps: int = 0) -> Schedule:
-        """Its course, over other `steps` if they are given."""
+        """Return its schedule, over `steps` if given."""
         return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
 
 
 def optimizers(
     model: nn.Module, *, matrix_lr: float | None, other_lr: float
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the weights inside layers, if they have a rate; AdamW for the (tied) embeddings and the norms."""
+    """Return Muon for the layers' matrices, if they have a rate, and AdamW for the rest."""
     adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
     if matrix_lr is None:
         return [adam(model.parameters())]
@@ -83,51 +87,52 @@ def optimizers(
 
 
 class Training(ABC, Generic[Batch, Report]):
-    """One run: what is learnt, its optimizers and the step, saved together and restored together."""
+    """Run a training: a module, its optimizers and the step, saved and restored together."""
 
-    saved_as = "model"  # the name of what is learnt in a saved state
+    saved_as = "model"  # key of the module in a saved state
     half = False  # whether the optimizers compute in bfloat16
-    leads = True  # of several processes that share a run, one writes the log and the state
+    is_leader = True  # writes the log and the state, if several processes share a run
 
     def __init__(
-        self, learnt: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float
+        self, module: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float
     ) -> None:
-        self.learnt, self.schedule, self.step = learnt, schedule, 0
-        self.optimizers = optimizers(learnt, matrix_lr=matrix_lr, other_lr=other_lr)
+        self.module, self.schedule, self.step = module, schedule, 0
+        self.optimizers = optimizers(module, matrix_lr=matrix_lr, other_lr=other_lr)
         self.peaks = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
 
     @abstractmethod
     def batches(self) -> Iterable[Batch]:
-        """What is learnt from, from `step` to the end of the schedule."""
+        """Yield the batches from `step` to the end of the schedule."""
 
     @abstractmethod
     def train_step(self, batch: Batch) -> Report:
-        """One update: losses, their gradients, `update`."""
+        """Compute losses and gradients, and call `update`."""
 
     @abstractmethod
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
-        """A log line about the last steps and the time that they took."""
+        """Format a log line about the last steps, which took `seconds`."""
 
     def update(self, *, rate: float = 1.0) -> None:
-        """Move the weights along their gradients, at the schedule's rates times `rate`; that is a step."""
-        torch.nn.utils.clip_grad_norm_(self.learnt.parameters(), 1.0)
-        factor = self.schedule.at(self.step) * rate
+        """Apply the gradients at the schedule's rates times `rate`, and count the step."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        factor = self.schedule.factor(self.step) * rate
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
             with torch.autocast(
                 "cpu", torch.bfloat16, enabled=self.half
-            ):  # Muon's products are half of a step else
+            ):  # else Muon takes half of a step's time
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
 
     def run(self, state: Path, *, every: float = 120.0, log: int = 50) -> list[Report]:
-        """Train to the end of the schedule, or for one more step if a file `stop` lies beside `state`.
+        """Train to the end of the schedule; stop after a step if a file `stop` is beside `state`.
 
-        The state is saved every `every` seconds, and however the run ends. Returns what each step said.
+        The state is saved every `every` seconds, and however the run ends. Returns the steps'
+        reports.
         """
         reports: list[Report] = []
         since = saved = time.monotonic()
@@ -135,40 +140,42 @@ class Training(ABC, Generic[Batch, Report]):
             for batch in self.batches():
                 reports.append(self.train_step(batch))
                 now = time.monotonic()
-                if self.leads and self.step % log == 0:
+                if self.is_leader and self.step % log == 0:
                     print(self.progress(reports[-log:], now - since), flush=True)
                     since = now
-                if self.leads and now - saved > every:
+                if self.is_leader and now - saved > every:
                     self.save_state(state)
                     saved = now
                 if self.stopped(state.parent / "stop"):
                     break
         finally:
-            if self.leads:
+            if self.is_leader:
                 self.save_state(state)
         return reports
 
     def stopped(self, stop: Path) -> bool:
-        """Whether the run shall end here."""
+        """Return True if the run must end here."""
         return stop.exists()
 
     def save_state(self, path: Path) -> None:
-        state = {"step": self.step, self.saved_as: self.learnt.state_dict()}
+        """Save the step, the module and the optimizers atomically."""
+        state = {"step": self.step, self.saved_as: self.module.state_dict()}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
 
     def load_state(self, path: Path) -> None:
+        """Restore a saved state."""
         state = torch.load(path, weights_only=True)
         self.step = state["step"]
-        self.learnt.load_state_dict(state[self.saved_as])
+        self.module.load_state_dict(state[self.saved_as])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
 
-def end_on_sigterm() -> None:
-    """Have SIGTERM unwind the process, so that a run saves its state."""
+def exit_on_sigterm() -> None:
+    """Raise SystemExit on SIGTERM, so that a run saves its state."""
 
     def interrupted(*_: object) -> None:
         raise SystemExit(143)
@@ -176,7 +183,7 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupted)
 
 
-def readable(folder: Path) -> None:
-    """Let everybody read a checkpoint: the weights come out private, which a container's user could not read."""
+def make_readable(folder: Path) -> None:
+    """Make a checkpoint's files readable for all users, such as a container's."""
     for path in folder.iterdir():
         path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""What the reader and the speaker learn from, ready for their losses, and the order in which they meet it."""
+"""Convert examples to training data of the phonemizer and the frame generator; order batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from motet_tts.pocket.codec import SpeechCodec
 from motet_tts.pocket.config import PocketConfig
-from motet_tts.pocket.speaker import Pointer
+from motet_tts.pocket.frame_generator import Pointer
 from tts_data import Example, pointers
 
 POOL = 20  # batches whose sentences are sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passage:
-    """For the reader: a text and, word by word, where its letters begin and what it sounds like."""
+class PhonemizerExample:
+    """Hold a text and, word by word, its first character and phonemes."""
 
     text: str
     voice: int
@@ -29,12 +29,16 @@ class Passage:
     words: tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
+        """Return the number of characters."""
         return len(self.text)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
-    """For the speaker: a sentence as it would have said it itself."""
+class GeneratorExample:
+    """Hold the teacher-forced inputs and targets of a sentence.
+
+    Shapes: P phonemes, N code frames, K codebooks, F input columns.
+    """
 
     voice: int
     rate: float
@@ -44,15 +48,17 @@ class Walk:
     steps: Tensor  # [N]: how many phonemes each frame passes
 
     def __len__(self) -> int:
+        """Return the number of positions."""
         return len(self.phonemes) + len(self.codes)
 
 
-def passage(config: PocketConfig, one: Example) -> Passage:
+def phonemizer_example(config: PocketConfig, one: Example) -> PhonemizerExample:
+    """Split an example's phonemes by word."""
     words = [
-        (begin, [s.name for s in sounds])
-        for begin, sounds in groupby(one.sounds, lambda s: s.character)
+        (begin, [phoneme.name for phoneme in group])
+        for begin, group in groupby(one.phonemes, lambda phoneme: phoneme.character)
     ]
-    return Passage(
+    return PhonemizerExample(
         text=one.text,
         voice=one.voice,
         begins=(0, *(begin for begin, _ in words[1:])),
@@ -61,36 +67,37 @@ def passage(config: PocketConfig, one: Example) -> Passage:
 
 
 @torch.no_grad()
-def walk(config: PocketConfig, codec: SpeechCodec, one: Example) -> Walk:
-    """The sentence in codes of `codec`."""
+def generator_example(config: PocketConfig, codec: SpeechCodec, one: Example) -> GeneratorExample:
+    """Encode an example with `codec`."""
     codes = codec.quantizer(codec.encoder(one.features[None]))[0][0]
-    phonemes = [config.phonemes.index(sound.name) for sound in one.sounds]
-    places = pointers(config, [sound.second for sound in one.sounds], len(codes))
+    phonemes = [config.phonemes.index(phoneme.name) for phoneme in one.phonemes]
+    places = pointers(config, [phoneme.second for phoneme in one.phonemes], len(codes))
     pointer, end = Pointer(phonemes), len(config.phonemes)
     rows = [pointer.columns(end)]
     for before, after in pairwise(places):
         pointer.move(after - before)
         rows.append(pointer.columns(end))
-    heard = torch.cat([torch.full((1, codes.shape[1]), -1), codes[:-1]])
-    return Walk(
+    previous_codes = torch.cat([torch.full((1, codes.shape[1]), -1), codes[:-1]])
+    return GeneratorExample(
         voice=one.voice,
         rate=one.rate,
         phonemes=torch.tensor(phonemes),
-        inputs=torch.cat([heard, torch.tensor(rows[:-1])], dim=1),
+        inputs=torch.cat([previous_codes, torch.tensor(rows[:-1])], dim=1),
         codes=codes,
         steps=torch.tensor(places).diff(),
     )
 
 
-class Order:
-    """Batches of numbers by step: every epoch in another order, sentences of like length together."""
+class BatchOrder:
+    """Order examples by step: shuffled in every epoch, similar lengths together."""
 
     def __init__(self, lengths: Sequence[int], size: int, seed: int) -> None:
         self.lengths, self.size, self.seed = lengths, min(size, len(lengths)), seed
         self.per_epoch = len(lengths) // self.size
         self._epoch = lru_cache(maxsize=1)(self._shuffled)
 
-    def at(self, step: int) -> list[int]:
+    def batch(self, step: int) -> list[int]:
+        """Return the example numbers of `step`."""
         epoch, place = divmod(step, self.per_epoch)
         return self._epoch(epoch)[place]
 

@@ -1,4 +1,4 @@
-"""The codes of pocket-tts: principal components of what is heard, and codebooks by k-means."""
+"""Fit the codec's codes: principal components of the features, and codebooks by k-means."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from motet_tts.pocket.codec import SpeechCodec, nearest
+from recipe_error import RecipeError
 
 ROUNDS = 15
 
 
 @torch.no_grad()
 def fit(codec: SpeechCodec, features: Sequence[Tensor], generator: torch.Generator) -> float:
-    """Set the encoder and the codebooks of `codec` for sentences `[frames, bands + 2]`; returns the error's share."""
+    """Fit encoder and codebooks to sentences `[frames, bands + 2]`; return the error's share."""
     encoder = codec.encoder
     stacked = torch.cat([encoder.stack(one[None])[0] for one in features])
     encoder.mean.copy_(stacked.mean(0))
@@ -30,10 +31,14 @@ def fit(codec: SpeechCodec, features: Sequence[Tensor], generator: torch.Generat
 
 
 def k_means(latents_ND: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Centres `[count, D]`; those that lose all their latents begin anew where a latent is."""
+    """Return centres `[count, D]`; empty ones restart at random latents.
+
+    Raises RecipeError for fewer latents than centres.
+    """
     if len(latents_ND) < count:
-        raise ValueError(
-            f"{len(latents_ND)} code frames are too few for {count} codes: fit on more sentences"
+        raise RecipeError(
+            f"latents_ND has {len(latents_ND)} code frames for {count} codes: fit on more sentences",
+            param="latents_ND",
         )
 
     def draw(some: int) -> Tensor:

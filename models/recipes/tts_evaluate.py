@@ -1,8 +1,8 @@
-"""Let pocket-asr hear what pocket-tts says: `tts_evaluate.py models/pocket-tts models/pocket-asr`.
+"""Score pocket-tts by transcribing it: `tts_evaluate.py models/pocket-tts models/pocket-asr`.
 
-Held-out sentences, each in one voice after another. The score is the word error rate of the whole loop, text to speech
-to text; what the same sentences score as espeak-ng speaks them, and as the codec repeats that, stands beside it. The
-reader by itself is scored by phonemes.
+The score is the word error rate of pocket-asr on held-out sentences, spoken by each voice in turn.
+The same sentences as espeak-ng speaks them, and as the codec resynthesizes that, are the baselines.
+The phonemizer is scored by phoneme errors.
 """
 
 from __future__ import annotations
@@ -18,97 +18,101 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 import asr_evaluate
 from motet_tts.pocket.model import PocketSpeech
 from speech_noise import RATE, Wave, resample
-from speech_sentences import CATEGORIES, plain
-from tts_data import example, held_out_text, line
+from speech_sentences import CATEGORIES, normalize_words
+from tts_data import example, held_out_text, record
 from tts_recipe import Recipe
 
 SILENCE = np.zeros(RATE // 5, np.float32)
 
 
-def say(model: PocketSpeech, text: str, voice: str) -> Wave:
-    """The sentence at 16 kHz with a little silence around it."""
-    frames = [spoken.samples for spoken in model.stream(text, voice)]
+def synthesize(model: PocketSpeech, text: str, voice: str) -> Wave:
+    """Speak a sentence with the model, at 16 kHz between short silences."""
+    frames = [frame.samples for frame in model.stream(text, voice)]
     samples = torch.cat(frames).numpy() if frames else np.zeros(0, np.float32)
     return np.concatenate([SILENCE, resample(samples, model.config.sample_rate), SILENCE])
 
 
-def reference(recipe: Recipe, text: str, voice: int) -> Wave:
-    """The same by espeak-ng."""
-    speech = line(recipe, text, voice, 1.0).speech
+def synthesize_with_espeak(recipe: Recipe, text: str, voice: int) -> Wave:
+    """Speak a sentence with espeak-ng, at 16 kHz between short silences."""
+    speech = record(recipe, text, voice, 1.0).speech
     return np.concatenate([SILENCE, resample(speech.samples, speech.rate), SILENCE])
 
 
 @torch.inference_mode()
-def repeat(model: PocketSpeech, recipe: Recipe, text: str, voice: int) -> Wave:
-    """What espeak-ng says, through the codec."""
-    features = example(model.config, line(recipe, text, voice, 1.0)).features
+def resynthesize(model: PocketSpeech, recipe: Recipe, text: str, voice: int) -> Wave:
+    """Pass espeak-ng's speech through the codec."""
+    features = example(model.config, record(recipe, text, voice, 1.0)).features
     codes = model.codec.quantizer(model.codec.encoder(features[None]))[0]
     samples = model.codec.decode([model.codec.begin()], codes)[0].numpy()
     return np.concatenate([SILENCE, resample(samples, model.config.sample_rate), SILENCE])
 
 
-def misread(model: PocketSpeech, recipe: Recipe, *, count: int) -> float:
-    """The reader's phoneme errors per phoneme, over all categories."""
+def phoneme_error_rate(model: PocketSpeech, recipe: Recipe, *, count: int) -> float:
+    """Return the phonemizer's errors per phoneme, over all categories."""
     wrong = total = 0
     for category in CATEGORIES:
         for index in range(count):
             text, voice = held_out_text(category, index), index % len(model.config.voices)
-            wanted = [sound.name for sound in line(recipe, text, voice, 1.0).sounds]
+            reference = [phoneme.name for phoneme in record(recipe, text, voice, 1.0).phonemes]
             read = model.read(text, model.config.voices[voice]).phonemes
-            wrong += asr_evaluate.distance(
-                wanted, [model.config.phonemes[number] for number in read]
+            wrong += asr_evaluate.edit_distance(
+                reference, [model.config.phonemes[number] for number in read]
             )
-            total += len(wanted)
+            total += len(reference)
     return wrong / total
 
 
-def listen(
+def transcribe(
     model: WhisperForConditionalGeneration,
     processor: WhisperProcessor,
     waves: Sequence[Wave],
     *,
     batch: int = 25,
 ) -> list[str]:
-    """Transcripts, a batch of waves at a time."""
+    """Transcribe recordings in batches."""
     chunks = (waves[start : start + batch] for start in range(0, len(waves), batch))
     return [text for chunk in chunks for text in asr_evaluate.transcribe(model, processor, chunk)]
 
 
-def errors(texts: Sequence[str], heard: Sequence[str]) -> tuple[int, int]:
-    """Word errors and words."""
+def errors(texts: Sequence[str], transcripts: Sequence[str]) -> tuple[int, int]:
+    """Count word errors and words."""
     pairs = [
-        (plain(text).split(), plain(other).split())
-        for text, other in zip(texts, heard, strict=True)
+        (normalize_words(text).split(), normalize_words(other).split())
+        for text, other in zip(texts, transcripts, strict=True)
     ]
-    return sum(asr_evaluate.distance(*pair) for pair in pairs), sum(len(said) for said, _ in pairs)
+    return sum(asr_evaluate.edit_distance(*pair) for pair in pairs), sum(
+        len(words) for words, _ in pairs
+    )
 
 
 def score(tts: Path, asr: Path, *, count: int, show: int = 0) -> dict[str, list[float]]:
-    """Word error rates of pocket-tts, its codec and espeak-ng, per category and of the whole micro-world."""
+    """Return word error rates of pocket-tts, its codec and espeak-ng, by category."""
     speech, recipe = PocketSpeech.load(tts), Recipe()
     model, processor = asr_evaluate.load(asr)
     totals: dict[str, list[tuple[int, int]]] = {}
     for category in CATEGORIES:
         many = count * 4 if category == "general" else count
-        said = [
+        sentences = [
             (held_out_text(category, index), index % len(speech.config.voices))
             for index in range(many)
         ]
-        spoken = (
-            [say(speech, text, speech.config.voices[voice]) for text, voice in said],
-            [repeat(speech, recipe, text, voice) for text, voice in said],
-            [reference(recipe, text, voice) for text, voice in said],
+        waves = (
+            [synthesize(speech, text, speech.config.voices[voice]) for text, voice in sentences],
+            [resynthesize(speech, recipe, text, voice) for text, voice in sentences],
+            [synthesize_with_espeak(recipe, text, voice) for text, voice in sentences],
         )
-        texts, heard = (
-            [text for text, _ in said],
-            [listen(model, processor, waves) for waves in spoken],
+        texts, transcripts = (
+            [text for text, _ in sentences],
+            [transcribe(model, processor, some) for some in waves],
         )
         wrong = [
-            pair for pair in zip(texts, heard[0], strict=True) if plain(pair[0]) != plain(pair[1])
+            pair
+            for pair in zip(texts, transcripts[0], strict=True)
+            if normalize_words(pair[0]) != normalize_words(pair[1])
         ]
-        for text, written in wrong[:show]:
-            print(f"  {category}: {text!r} → {written!r}")
-        found = [errors(texts, written) for written in heard]
+        for text, transcript in wrong[:show]:
+            print(f"  {category}: {text!r} → {transcript!r}")
+        found = [errors(texts, some) for some in transcripts]
         for name in (category,) if category == "general" else (category, "micro-world"):
             before = totals.get(name, [(0, 0)] * len(found))
             totals[name] = [(a + c, b + d) for (a, b), (c, d) in zip(before, found, strict=True)]
@@ -132,7 +136,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     print(
-        f"reader: {misread(PocketSpeech.load(args.tts), Recipe(), count=args.count):.2%} of the phonemes"
+        f"reader: {phoneme_error_rate(PocketSpeech.load(args.tts), Recipe(), count=args.count):.2%} of the phonemes"
     )
     print("| category | pocket-tts | its codec | espeak-ng |\n|---|---|---|---|")
     for category, rates in score(args.tts, args.asr, count=args.count, show=args.show).items():

@@ -1,4 +1,4 @@
-"""What the codec of pocket-tts listens to: log-mel bands, and the pitch by autocorrelation, every ten milliseconds."""
+"""Compute the codec's features every 10 ms: log-mel bands, and pitch by autocorrelation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from motet_tts.pocket.synth import to_mel
 
 Wave = NDArray[np.float32]
-WINDOW = 960  # samples that the bands are computed from
-TWO_PERIODS = 1320  # samples that the pitch is computed from
-BRIEF = 3  # frames: what is voiced for less is not
+WINDOW = 960  # samples per band frame
+TWO_PERIODS = 1320  # samples per pitch frame
+BRIEF = 3  # frames; shorter voiced runs count as unvoiced
 LOWEST, HIGHEST = 60.0, 420.0  # Hz
 CANDIDATES = 5
 
 
 @cache
 def filters(rate: int, size: int, bands: int) -> Tensor:
-    """Triangles `[size // 2 + 1, bands]`, equally wide on the mel scale."""
+    """Return triangular filters `[size // 2 + 1, bands]`, equally wide on the mel scale."""
     edges = torch.linspace(0, float(to_mel(torch.tensor(rate / 2))), bands + 2)
     place = to_mel(torch.linspace(0, rate / 2, size // 2 + 1))[:, None]
     rising = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
@@ -30,7 +30,7 @@ def filters(rate: int, size: int, bands: int) -> Tensor:
 
 
 def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
-    """Natural log of the band energies `[…, frames, count]` of samples `[…, L]`, a frame per hop, centred on it."""
+    """Return log band energies `[…, frames, count]` of samples `[…, L]`, a frame per hop."""
     size = 1024
     spectrum = torch.stft(
         samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True
@@ -40,7 +40,7 @@ def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
 
 
 def pitch(samples: Wave, rate: int, hop: int) -> Wave:
-    """Hz per frame, 0 where nothing is voiced: the path through autocorrelation peaks that jumps least."""
+    """Return Hz per frame, 0 where unvoiced: the smoothest path through autocorrelation peaks."""
     count, size = len(samples) // hop, 2048
     padded, taper = np.pad(samples, TWO_PERIODS // 2), np.hanning(TWO_PERIODS).astype(np.float32)
     frames = np.lib.stride_tricks.sliding_window_view(padded, TWO_PERIODS)[::hop][:count] * taper
@@ -48,13 +48,15 @@ def pitch(samples: Wave, rate: int, hop: int) -> Wave:
     lags = np.arange(int(rate / HIGHEST), int(rate / LOWEST) + 1)
     energy = shape[:, 0]
     curve = shape[:, lags] / (energy[:, None] + 1e-9) * (window[0] / window[lags])
-    score = curve - 0.08 * np.log2(lags / lags[0])  # an octave too low is as periodic
+    score = curve - 0.08 * np.log2(
+        lags / lags[0]
+    )  # penalizes lower octaves, which correlate equally
     voiced = (curve.max(1) > 0.55) & (energy > 1e-3 * energy.max())
     return _path(score, lags, _lasting(voiced), rate)
 
 
 def _autocorrelation(frames: Wave, size: int) -> Wave:
-    """Of the last axis, by a transform of `size`."""
+    """Return the autocorrelation of the last axis, by an FFT of `size`."""
     found: Wave = torch.fft.irfft(
         torch.fft.rfft(torch.from_numpy(frames), size).abs().square()
     ).numpy()
@@ -62,7 +64,7 @@ def _autocorrelation(frames: Wave, size: int) -> Wave:
 
 
 def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Without runs of voiced frames that are too brief to be a voice."""
+    """Drop runs of voiced frames shorter than BRIEF."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], voiced, [False]))))
     kept = np.zeros_like(voiced)
     for start, end in zip(edges[::2], edges[1::2], strict=True):
@@ -73,7 +75,7 @@ def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _path(
     score: NDArray[np.float32], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int
 ) -> Wave:
-    """Viterbi over a few peaks per frame."""
+    """Choose among a few peaks per frame by the Viterbi algorithm."""
     peaks = np.zeros_like(score, bool)
     peaks[:, 1:-1] = (score[:, 1:-1] >= score[:, :-2]) & (score[:, 1:-1] > score[:, 2:])
     ranked = np.where(peaks, score, score - 10.0)

@@ -1,4 +1,4 @@
-"""Everything that decides the weights of pocket-tts."""
+"""Define every number that decides the weights of pocket-tts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from speech_espeak import Voice
 from training import Stage
 
-WORDS_PER_MINUTE = 165  # the ordinary speed
+WORDS_PER_MINUTE = 165  # at rate 1
 
 
 def _voices() -> dict[str, Voice]:
@@ -21,7 +21,7 @@ def _voices() -> dict[str, Voice]:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Voices, sentences and stages. Sizes are those of `PocketConfig`."""
+    """Define voices, sentences and training stages; `PocketConfig` has the sizes."""
 
     seed: int = 40
     voices: dict[str, Voice] = field(default_factory=_voices)
@@ -29,9 +29,9 @@ class Recipe:
     general_share: float = 0.65
     shard: int = 500  # sentences per file
     shards: int = 24
-    sounding: int = 6  # files with samples, which the codec learns from
-    segment: int = 32  # code frames that the codec trains on at a time
-    fitted_on: int = 800  # sentences that the codebooks are found from
+    codec_shards: int = 6  # files with samples, for the codec's training
+    segment: int = 32  # code frames per example of the codec's batches
+    codebook_sentences: int = 800  # for fitting the codebooks
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=2e-3)
     codec: Stage = Stage(steps=700, batch=12, matrix_lr=None, other_lr=2e-3)
     speaker: Stage = Stage(steps=2000, batch=32, matrix_lr=0.01, other_lr=2e-3)

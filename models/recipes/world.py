@@ -1,7 +1,7 @@
-"""The micro-world of coloured shapes: the one definition that every recipe shares.
+"""Define the micro-world of coloured shapes that every recipe shares.
 
-A scene is up to four things on a small grid. This module samples scenes, puts them into words and asks
-questions that have exactly one right answer. Conversations around a scene belong to the `chat_*` modules.
+A scene is up to four things on a small grid. This module samples scenes, describes them, and makes
+questions with exactly one answer. Conversations around a scene belong to the `chat_*` modules.
 
 Directions: column 0 is the leftmost, row 0 the topmost. A thing without a size is of ordinary size.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Literal, NamedTuple
+
+from recipe_error import RecipeError
 
 SHAPES = ("circle", "square", "triangle", "star")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "black")
@@ -42,14 +44,14 @@ ARRANGEMENTS: tuple[Arrangement, ...] = ("row", "column", "scatter")
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What a thing looks like; None leaves a property open (no shape reads as "thing")."""
+    """Describe what a thing looks like; None leaves a property open."""
 
     shape: str | None = None
     colour: str | None = None
     size: str | None = None
 
     def matches(self, other: Kind) -> bool:
-        """Whether `other` has every property that this kind names."""
+        """Return True if `other` has every property that this kind names."""
         return (
             self.shape in (None, other.shape)
             and self.colour in (None, other.colour)
@@ -57,14 +59,16 @@ class Kind:
         )
 
     def phrase(self, *, plural: bool = False, anything: str = "thing") -> str:
-        """The noun phrase without article: "small red circle", "red things"; `anything` stands for an open shape."""
+        """Return the noun phrase without article, as "small red circle"; `anything` is an open
+        shape.
+        """
         noun = (self.shape or anything) + ("s" if plural else "")
         return " ".join(word for word in (self.size, self.colour, noun) if word)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thing:
-    """One shape on the grid. Source of truth for words and, later, for pixels."""
+    """Hold one shape on the grid. Raises RecipeError for a property outside the micro-world."""
 
     shape: str
     colour: str
@@ -77,36 +81,38 @@ class Thing:
         _check("colour", self.colour, COLOURS)
         if self.size is not None:
             _check("size", self.size, SIZES)
-        if not (0 <= self.column < GRID and 0 <= self.row < GRID):
-            raise ValueError(
-                f"cell ({self.column}, {self.row}) is off the grid: use 0..{GRID - 1} for column and row"
-            )
+        for param, value in (("column", self.column), ("row", self.row)):
+            if not 0 <= value < GRID:
+                raise RecipeError(f"{param}={value}: use 0 to {GRID - 1}", param=param)
 
     @property
     def kind(self) -> Kind:
+        """Return its kind."""
         return Kind(shape=self.shape, colour=self.colour, size=self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Up to four things in distinct cells, in order of mention (rows: left to right, columns: top to bottom).
+    """Hold up to four things in distinct cells, in order of mention.
 
-    Sampled scattered scenes share neither row nor column between things, so no part of one is a row or column.
+    Rows are ordered from left to right, columns from top to bottom. Sampled scattered scenes share
+    neither row nor column between things, so that no part of one is a row or column.
     """
 
     things: tuple[Thing, ...]
 
     def __post_init__(self) -> None:
         if len(self.things) > MAX_THINGS:
-            raise ValueError(
-                f"a scene holds at most {MAX_THINGS} things, got {len(self.things)}: drop some"
+            raise RecipeError(
+                f"things: {len(self.things)} given; a scene has at most {MAX_THINGS}",
+                param="things",
             )
         if len({(thing.column, thing.row) for thing in self.things}) < len(self.things):
-            raise ValueError("two things share a cell: give every thing a cell of its own")
+            raise RecipeError("things: two share a cell; give each its own", param="things")
 
     @property
     def arrangement(self) -> Arrangement:
-        """A "row" or "column" has two or more things in reading order; everything else is "scatter"."""
+        """Return "row" or "column" for two or more things in reading order, else "scatter"."""
         columns = [thing.column for thing in self.things]
         rows = [thing.row for thing in self.things]
         if len(self.things) > 1 and len(set(rows)) == 1 and columns == sorted(columns):
@@ -116,18 +122,19 @@ class Scene:
         return "scatter"
 
     def find(self, kind: Kind) -> list[Thing]:
+        """Return the things of a kind."""
         return [thing for thing in self.things if kind.matches(thing.kind)]
 
     def groups(self) -> list[tuple[int, Kind]]:
-        """Equal kinds counted together, in order of first mention."""
+        """Count equal kinds together, in order of first mention."""
         counts: dict[Kind, int] = {}
         for thing in self.things:
             counts[thing.kind] = counts.get(thing.kind, 0) + 1
         return [(count, kind) for kind, count in counts.items()]
 
 
-def holds(relation: str, thing: Thing, other: Thing) -> bool:
-    """Whether `thing` is `relation` (left of, right of, above, below) `other`."""
+def relation_holds(relation: str, thing: Thing, other: Thing) -> bool:
+    """Return True if `thing` is `relation` (left of, right of, above, below) `other`."""
     _check("relation", relation, RELATIONS)
     return {
         "left of": thing.column < other.column,
@@ -137,24 +144,26 @@ def holds(relation: str, thing: Thing, other: Thing) -> bool:
     }[relation]
 
 
-def _check(field: str, value: str, allowed: Sequence[str]) -> None:
+def _check(param: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"{field} {value!r} is not of this world: use one of {', '.join(allowed)}")
+        raise RecipeError(f"{param}={value!r}: use one of {', '.join(allowed)}", param=param)
 
 
 # Sampling
 
 
 def sample_kind(rng: Random, *, sized: float = 0.35) -> Kind:
-    """A full kind (shape and colour); with probability `sized` it has a size."""
+    """Draw a full kind (shape and colour); with probability `sized` it has a size."""
     size = rng.choice(SIZES) if rng.random() < sized else None
     return Kind(shape=rng.choice(SHAPES), colour=rng.choice(COLOURS), size=size)
 
 
 def place(kind: Kind, column: int, row: int) -> Thing:
-    """Put a full kind into a cell."""
+    """Put a full kind into a cell. Raises RecipeError for an open kind."""
     if kind.shape is None or kind.colour is None:
-        raise ValueError(f"cannot place {kind.phrase()!r}: a thing needs a shape and a colour")
+        raise RecipeError(
+            f"kind={kind.phrase()!r}: a thing needs a shape and a colour", param="kind"
+        )
     return Thing(shape=kind.shape, colour=kind.colour, size=kind.size, column=column, row=row)
 
 
@@ -162,18 +171,18 @@ def sample_scene(
     rng: Random,
     *,
     arrangement: Arrangement | None = None,
-    least: int = 1,
-    most: int = MAX_THINGS,
+    min_things: int = 1,
+    max_things: int = MAX_THINGS,
     sized: float | None = None,
 ) -> Scene:
-    """A random scene; rows and columns hold distinct kinds, scattered scenes often repeat one.
+    """Draw a scene; rows and columns have distinct kinds, scattered ones often repeat one.
 
-    `sized` is the share of things with a size; by default that differs from scene to scene.
+    sized: share of things with a size; None draws it per scene.
     """
     layout: Arrangement = rng.choice(ARRANGEMENTS) if arrangement is None else arrangement
-    count = rng.randint(max(least, 1 if layout == "scatter" else 2), max(most, 2))
+    count = rng.randint(max(min_things, 1 if layout == "scatter" else 2), max(max_things, 2))
     if layout == "scatter":
-        count = min(count, most)
+        count = min(count, max_things)
     kinds: list[Kind] = []
     sized = rng.choice((0.0, 0.3, 0.8)) if sized is None else sized
     while len(kinds) < count:
@@ -183,7 +192,7 @@ def sample_scene(
             kinds.append(kind)
     kinds = sorted(
         kinds, key=kinds.index
-    )  # equal kinds side by side, so that order of mention is order of things
+    )  # equal kinds side by side, so that things are in order of mention
     cells = _cells(rng, layout, count)
     return Scene(things=tuple(place(kind, *cell) for kind, cell in zip(kinds, cells, strict=True)))
 
@@ -201,30 +210,31 @@ def _cells(rng: Random, arrangement: Arrangement, count: int) -> list[tuple[int,
 
 
 def with_article(phrase: str) -> str:
+    """Prefix "a" or "an"."""
     return ("an " if phrase[0] in "aeiou" else "a ") + phrase
 
 
 def counted(count: int, kind: Kind, *, digits: bool = False) -> str:
-    """ "a red circle", "two red circles"; with `digits` "1 red circle", "2 red circles"."""
+    """Return "a red circle", "two red circles"; with `digits`, "1 red circle"."""
     if count == 1:
         return f"1 {kind.phrase()}" if digits else with_article(kind.phrase())
     return f"{count if digits else NUMBERS[count]} {kind.phrase(plural=True)}"
 
 
 def listing(phrases: Sequence[str], *, last: str = " and ") -> str:
-    """ "a, b and c"; an empty list reads "nothing"."""
+    """Join phrases as "a, b and c"; none gives "nothing"."""
     if not phrases:
         return "nothing"
     return last.join([", ".join(phrases[:-1]), phrases[-1]] if len(phrases) > 1 else phrases)
 
 
 def inventory(scene: Scene, *, digits: bool = False) -> str:
-    """What there is, without positions: "two red circles and a blue square"."""
+    """List the things without positions: "two red circles and a blue square"."""
     return listing([counted(count, kind, digits=digits) for count, kind in scene.groups()])
 
 
 def canonical(scene: Scene) -> str:
-    """The one sentence that answers "describe the scene"; rows and columns are told in order."""
+    """Return the one answer to "describe the scene"; rows and columns in order."""
     each = listing([with_article(thing.kind.phrase()) for thing in scene.things])
     if scene.arrangement == "row":
         return f"From left to right: {each}."
@@ -234,11 +244,12 @@ def canonical(scene: Scene) -> str:
 
 
 def sentence(text: str, end: str = ".") -> str:
+    """Capitalize a text and end it."""
     return text[:1].upper() + text[1:] + end
 
 
 def describe(scene: Scene, rng: Random) -> str:
-    """The scene in one of many phrasings. Rows and columns tell all positions, scattered scenes none."""
+    """Describe the scene in one of many ways; rows and columns with positions, scattered without."""
     if scene.arrangement == "scatter":
         return _describe_scattered(scene, rng)
     each = [with_article(thing.kind.phrase()) for thing in scene.things]
@@ -281,7 +292,7 @@ def _describe_scattered(scene: Scene, rng: Random) -> str:
 
 
 def _pairwise(scene: Scene, rng: Random) -> Iterator[str]:
-    """Neighbours related one sentence at a time: "A red circle is left of a blue square." """
+    """Relate neighbours in one sentence each: "A red circle is left of a blue square"."""
     forward, backward = RELATIONS[:2] if scene.arrangement == "row" else RELATIONS[2:]
     known: set[Thing] = set()
     for first, second in pairwise(scene.things):
@@ -296,10 +307,10 @@ def _pairwise(scene: Scene, rng: Random) -> Iterator[str]:
         yield sentence(f"{words[0]} is {relation} {words[1]}")
 
 
-def name(thing: Thing, scene: Scene, rng: Random) -> str:
-    """A definite phrase that fits this thing alone: "the star", "the red thing", "the small red circle".
+def definite_phrase(thing: Thing, scene: Scene, rng: Random) -> str:
+    """Return a phrase for this thing alone: "the star", "the small red circle".
 
-    Raises ValueError if the scene holds two things of this kind.
+    Raises RecipeError if the scene has two things of this kind.
     """
     options = [
         kind
@@ -314,14 +325,15 @@ def name(thing: Thing, scene: Scene, rng: Random) -> str:
         if len(scene.find(kind)) == 1
     ]
     if not options:
-        raise ValueError(
-            f"the scene has several of {thing.kind.phrase()!r}: no phrase names just one"
+        raise RecipeError(
+            f"thing: the scene has several of {thing.kind.phrase()!r}; no phrase names just one",
+            param="thing",
         )
     return "the " + rng.choice(options).phrase()
 
 
 class Question(NamedTuple):
-    """A question whose only right answer is `answer`, as a full sentence of the smallest size."""
+    """Hold a question whose only correct answer is `answer`, as the shortest full sentence."""
 
     category: str
     text: str
@@ -329,8 +341,8 @@ class Question(NamedTuple):
 
 
 def questions(scene: Scene, rng: Random) -> list[Question]:
-    """One question of each category that this scene allows (see `world_questions.ASKERS`)."""
-    from world_questions import ASKERS  # the askers build on this module
+    """Return one question of each category that this scene allows."""
+    from world_questions import QUESTION_MAKERS  # it imports this module
 
-    asked = [asker(scene, rng) for asker in ASKERS.values()]
-    return [question for question in asked if question]
+    found = [make_question(scene, rng) for make_question in QUESTION_MAKERS.values()]
+    return [question for question in found if question]

@@ -1,7 +1,8 @@
-"""Scenes as pictures: the one way in which the micro-world's shapes are drawn, in plain NumPy.
+"""Draw scenes as pictures, in NumPy.
 
-A picture is square, on a light ground; a thing stands near the middle of its cell of the grid. Colours are mixed at the
-edges by how much of a pixel a shape covers. Lengths are in units of a picture of 64 pixels; `size` scales them.
+A picture is square, on a light ground; a thing is near the middle of its cell of the grid. Edges
+mix colours by the share of a pixel that a shape covers. Lengths are in units of a picture of 64
+pixels; `size` scales them.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ PALETTE = {
     "purple": (135, 40, 165),
     "black": (20, 20, 20),
 }
-RADII = {"small": 3.2, None: 4.8, "large": 6.4}  # of the circle that has a shape's area, about
-JITTER = 0.75  # how far from the middle of its cell a thing may stand
+RADII = {"small": 3.2, None: 4.8, "large": 6.4}  # about the radius of a circle of the same area
+JITTER = 0.75  # largest offset of a thing from the middle of its cell
 GROUND = (236, 252)  # grey of the ground
-FURTHEST = 1.6  # of the radius: no shape reaches further
+FURTHEST = 1.6  # in radii: the extent of any shape
 SAMPLES = 6  # per pixel and direction
 
 
 def _star() -> list[tuple[float, float]]:
-    """Five tips, the first one up."""
+    """Return the corners of a star of five tips, the first one up."""
     turns = np.arange(10) * np.pi / 5
     reach = np.where(np.arange(10) % 2 == 0, 1.55, 0.68)
     return [
@@ -54,19 +55,19 @@ _CORNERS: dict[str, list[tuple[float, float]]] = {
 
 
 def covers(shape: str, x: Floats, y: Floats) -> NDArray[np.bool_]:
-    """Whether points (of any shape) lie within a shape of radius 1 around the origin."""
+    """Return whether points (of any shape) are inside a shape of radius 1 around the origin."""
     if shape == "circle":
         return x * x + y * y <= 1.0
     inside = np.zeros(np.broadcast(x, y).shape, bool)
     corners = _CORNERS[shape]
     for (x0, y0), (x1, y1) in zip(corners, corners[1:] + corners[:1], strict=True):
-        if y0 != y1:  # each edge that a ray to the left meets takes a point out or in
+        if y0 != y1:  # even-odd rule with a ray to the left
             inside ^= ((y0 > y) != (y1 > y)) & (x > (x1 - x0) * (y - y0) / (y1 - y0) + x0)
     return inside
 
 
 def area(shape: str) -> float:
-    """Of a shape of radius 1."""
+    """Return the area of a shape of radius 1."""
     if shape == "circle":
         return float(np.pi)
     corners = np.array(_CORNERS[shape])
@@ -75,7 +76,7 @@ def area(shape: str) -> float:
 
 
 def coverage(shape: str, x: float, y: float, radius: float, size: int = SIZE) -> Floats:
-    """(size, size): the share of every pixel that a shape covers; its place and radius are in pixels."""
+    """Return (size, size): the share of each pixel that a shape covers; lengths in pixels."""
     share = np.zeros((size, size))
     (left, right), (top, bottom) = _reach(x, radius, size), _reach(y, radius, size)
     columns, rows = _samples(left, right), _samples(top, bottom)
@@ -87,7 +88,7 @@ def coverage(shape: str, x: float, y: float, radius: float, size: int = SIZE) ->
 
 
 def _reach(middle: float, radius: float, size: int) -> tuple[int, int]:
-    """From which pixel to which a shape may extend."""
+    """Return the pixel range that a shape may cover."""
     low, high = int(np.floor(middle - FURTHEST * radius)), int(np.ceil(middle + FURTHEST * radius))
     return min(max(low, 0), size), min(max(high, 0), size)
 
@@ -97,12 +98,12 @@ def _samples(first: int, end: int) -> Floats:
 
 
 def draw(scene: Scene, rng: Random, *, size: int = SIZE) -> Picture:
-    """A picture of a scene: the ground's grey, and where exactly things stand, are `rng`'s."""
+    """Draw a scene; `rng` decides the ground's grey and the exact positions."""
     return draw_things(scene.things, rng, size=size)
 
 
 def draw_things(things: Iterable[Thing], rng: Random, *, size: int = SIZE) -> Picture:
-    """The same of any number of things; later ones cover earlier ones."""
+    """Draw any number of things; later ones cover earlier ones."""
     scale = size / SIZE
     canvas = np.full((size, size, 3), float(rng.randint(*GROUND)))
     for thing in things:

@@ -1,7 +1,7 @@
-"""Questions about a scene, one asker per category; each returns None where the scene has no single right answer.
+"""Make questions about a scene, by category; None if the scene has no single answer.
 
-Every answer can be told from the words of `world.describe` alone. Relations are therefore asked only of rows
-and columns, and only between things that a phrase can single out.
+Every answer follows from the words of `world.describe` alone. Relations are therefore asked only of
+rows and columns, and only between things that a phrase can single out.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from world import (
     Scene,
     Thing,
     canonical,
-    holds,
+    definite_phrase,
     listing,
-    name,
+    relation_holds,
     sentence,
     with_article,
 )
@@ -30,7 +30,7 @@ ANYTHING = ("thing", "thing", "shape", "object")
 
 
 def _some_kind(scene: Scene, rng: Random, *, present: float) -> Kind:
-    """A partial kind to ask about; with probability `present` one that fits something in the scene."""
+    """Draw a partial kind to ask about; with probability `present`, of a thing in the scene."""
     keys = rng.choice(
         (
             ("shape",),
@@ -45,7 +45,7 @@ def _some_kind(scene: Scene, rng: Random, *, present: float) -> Kind:
         source = rng.choice(scene.things).kind
     else:
         source = Kind(shape=rng.choice(SHAPES), colour=rng.choice(COLOURS), size=rng.choice(SIZES))
-        if scene.things and rng.random() < 0.5:  # a near miss: right in one property
+        if scene.things and rng.random() < 0.5:  # share one property with a thing in the scene
             near = rng.choice(scene.things).kind
             source = Kind(shape=near.shape, colour=source.colour, size=source.size)
     return Kind(**{key: getattr(source, key) for key in keys})
@@ -56,7 +56,7 @@ def _unique(scene: Scene) -> list[Thing]:
 
 
 def ask_count(scene: Scene, rng: Random) -> Question:
-    """ "How many circles are there?" "Two." """
+    """Ask for a number: "How many circles are there?" "Two"."""
     kind = Kind() if rng.random() < 0.2 else _some_kind(scene, rng, present=0.75)
     forms = (
         "How many {0} are there?",
@@ -71,7 +71,10 @@ def ask_count(scene: Scene, rng: Random) -> Question:
 
 
 def ask_colour(scene: Scene, rng: Random) -> Question | None:
-    """ "What colour is the circle?" "Red."; for an absent shape "There is no circle." """
+    """Ask for a colour: "What colour is the circle?" "Red."
+
+    A shape that is absent is answered by "There is no circle".
+    """
     colour = rng.choice(("colour", "colour", "color"))
     forms = (
         "What {0} is {1}?",
@@ -101,7 +104,7 @@ def ask_colour(scene: Scene, rng: Random) -> Question | None:
 
 
 def ask_shape(scene: Scene, rng: Random) -> Question | None:
-    """ "What shape is the red thing?" "A circle." """
+    """Ask for a shape: "What shape is the red thing?" "A circle"."""
     options = [
         (kind, thing)
         for thing in scene.things
@@ -125,7 +128,7 @@ def ask_shape(scene: Scene, rng: Random) -> Question | None:
 
 
 def ask_size(scene: Scene, rng: Random) -> Question | None:
-    """ "How big is the star?" "Large."; "Is the star small?" "No."; "Which thing is small?" "The red star." """
+    """Ask about sizes: "How big is the star?" "Large."; "Is the star small?" "No"."""
     sized = [thing for thing in _unique(scene) if thing.size]
     if not sized:
         return None
@@ -159,7 +162,7 @@ def ask_size(scene: Scene, rng: Random) -> Question | None:
 
 
 def ask_existence(scene: Scene, rng: Random) -> Question:
-    """ "Is there a red circle?" "Yes." """
+    """Ask for existence: "Is there a red circle?" "Yes"."""
     kind = _some_kind(scene, rng, present=0.5)
     noun = rng.choice(ANYTHING)
     one, many = with_article(kind.phrase(anything=noun)), kind.phrase(plural=True, anything=noun)
@@ -177,12 +180,12 @@ def ask_existence(scene: Scene, rng: Random) -> Question:
 
 
 def ask_horizontal(scene: Scene, rng: Random) -> Question | None:
-    """Left and right, in rows."""
+    """Ask about left and right, in rows."""
     return _ask_relation(scene, rng, "relation-horizontal") if scene.arrangement == "row" else None
 
 
 def ask_vertical(scene: Scene, rng: Random) -> Question | None:
-    """Above and below, in columns."""
+    """Ask about above and below, in columns."""
     return _ask_relation(scene, rng, "relation-vertical") if scene.arrangement == "column" else None
 
 
@@ -208,8 +211,12 @@ def _ask_relation(scene: Scene, rng: Random, category: str) -> Question | None:
     draw = rng.random()
     if draw < 0.4:
         forms = ("Is {0} {1} {2}?", "Is {0} {1} {2}?", "Is it true that {0} is {1} {2}?")
-        text = rng.choice(forms).format(name(first, scene, rng), relation, name(second, scene, rng))
-        return Question(category, text, "Yes." if holds(relation, first, second) else "No.")
+        text = rng.choice(forms).format(
+            definite_phrase(first, scene, rng), relation, definite_phrase(second, scene, rng)
+        )
+        return Question(
+            category, text, "Yes." if relation_holds(relation, first, second) else "No."
+        )
     if draw < 0.55:
         side = rng.randrange(2)
         text = rng.choice(("What is {0}?", "Which thing is {0}?")).format(
@@ -217,21 +224,21 @@ def _ask_relation(scene: Scene, rng: Random, category: str) -> Question | None:
         )
         return Question(category, text, f"The {scene.things[-side].kind.phrase()}.")
     if draw < 0.7 and len(singles) == 2:
-        true = next(r for r in relations if holds(r, first, second))
+        true = next(r for r in relations if relation_holds(r, first, second))
         text = rng.choice(("Where is {0}?", "Where is {0}?", "Where do you see {0}?")).format(
-            name(first, scene, rng)
+            definite_phrase(first, scene, rng)
         )
         return Question(category, text, sentence(f"{true} the {second.kind.phrase()}"))
-    found = [thing for thing in scene.things if holds(relation, thing, second)]
+    found = [thing for thing in scene.things if relation_holds(relation, thing, second)]
     if len(found) > 1:
         return _ask_relation(scene, rng, category)
     text = rng.choice(("What is {0} {1}?", "Which thing is {0} {1}?", "What do you see {0} {1}?"))
     answer = f"The {found[0].kind.phrase()}." if found else "Nothing."
-    return Question(category, text.format(relation, name(second, scene, rng)), answer)
+    return Question(category, text.format(relation, definite_phrase(second, scene, rng)), answer)
 
 
 def ask_description(scene: Scene, rng: Random) -> Question:
-    """ "Describe the scene." "Two red circles and a blue square."; also lists of colours and shapes."""
+    """Ask for a description, or for a list of colours or shapes."""
     draw = rng.random()
     if draw < 0.25 and scene.things:
         what = "colour" if draw < 0.12 else "shape"
@@ -251,8 +258,8 @@ def ask_description(scene: Scene, rng: Random) -> Question:
     return Question("description", rng.choice(forms), canonical(scene))
 
 
-Asker = Callable[[Scene, Random], Question | None]
-ASKERS: dict[str, Asker] = {
+QuestionMaker = Callable[[Scene, Random], Question | None]
+QUESTION_MAKERS: dict[str, QuestionMaker] = {
     "count": ask_count,
     "colour": ask_colour,
     "shape": ask_shape,

@@ -45,21 +45,24 @@ _UNUSABLE = (
 
 
 def load_engine(config: EngineConfig) -> Engine:
-    """Load a checkpoint. Raises ConfigError that names what is wrong."""
+    """Load the engine of a checkpoint folder.
+
+    Raises ConfigError that names what is wrong with the folder or a setting.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device, ConfigError)
     folder = Path(config.model)
     check_checkpoint(folder)
-    described = _load(folder, "config.json", AutoConfig)
+    model_config = _load(folder, "config.json", AutoConfig)
     dtype, kind = (
-        find_dtype(config.dtype, described.dtype, device, ConfigError),
-        described.model_type,
+        find_dtype(config.dtype, model_config.dtype, device, ConfigError),
+        model_config.model_type,
     )
     check_float16("weights", config.weights, device, ConfigError)
     if kind not in _CLASSES:
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}"
+            f"model={config.model!r}: model_type {kind!r} is no speech recognizer; give one of {', '.join(_CLASSES)}"
         )
     if config.weights != "auto" and kind != "whisper":
         raise ConfigError(
@@ -72,7 +75,8 @@ def load_engine(config: EngineConfig) -> Engine:
     tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
     if extractor.sampling_rate != SAMPLE_RATE:
         raise ConfigError(
-            f"model={config.model!r}: it listens at {extractor.sampling_rate} Hz, not {SAMPLE_RATE}"
+            f"model={config.model!r}: its features are computed at {extractor.sampling_rate} Hz; "
+            f"give a model for {SAMPLE_RATE} Hz"
         )
     if kind == "parakeet_ctc":
         return CtcEngine(config, Parakeet(config, model, extractor, tokenizer))
@@ -80,11 +84,11 @@ def load_engine(config: EngineConfig) -> Engine:
     return SlotEngine(config, family)
 
 
-def _load(folder: Path, what: str, kind: Any, **options: Any) -> Any:
+def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:
     try:
         return kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **options
         )
     except _UNUSABLE as error:
         first = str(error).strip().split("\n")[0]
-        raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error
+        raise ConfigError(f"model={str(folder)!r}: {subject} cannot be read: {first}") from error

@@ -13,13 +13,13 @@ from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "torch", "float32", "bfloat16", "float16", "int8")
-_DECODED = 64_000  # bytes per second of decoded audio
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's reference decoder, tried in turn
+_DECODED_BYTES_PER_SECOND = 64_000  # float32 at 16 kHz
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # Whisper's fallback temperatures, tried in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine.
+    """Hold settings of one engine.
 
     model: folder of a checkpoint (config.json and safetensors).
     name: model name for clients; empty: the folder's name.
@@ -88,12 +88,16 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsrConfig(ProcessConfig):
-    """Flags of `python -m motet_asr`. `EngineConfig` documents the engine's own settings."""
+    """Transcribe speech: one process serves one recognizer.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
@@ -101,53 +105,59 @@ class AsrConfig(ProcessConfig):
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )
     dtype: str = setting(
-        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+        "type of weights and activations: auto, float32, bfloat16 or float16", default="auto"
     )
     weights: str = setting(
-        "of Whisper's matrices: auto, torch, float32, bfloat16, float16 or int8", default="auto"
+        "format of Whisper's matrices: auto, torch, float32, bfloat16, float16 or int8",
+        default="auto",
     )
-    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    threads: int = setting("CPU threads that compute; 0: torch's choice", default=0, min=0)
     max_rows: int = setting("most windows decoded at a time", default=16, min=1)
     max_waiting: int = setting(
         "most windows in the queue; further ones are refused", default=256, min=1
     )
     encode_batch: int = setting("most windows encoded between two decoder steps", default=4, min=1)
     window: Duration = setting(
-        "audio given to the model at a time; 0: what it was made for", default=0.0, min=0
+        "audio given to the model at a time; 0: the model's native window", default=0.0, min=0
     )
     padding: float = setting(
         "seconds of silence that Whisper's encoder reads; -1: as trained", default=-1.0, min=-1
     )
-    fallback: bool = setting("hear what looks wrong again at a higher temperature", default=True)
+    fallback: bool = setting(
+        "decode text that looks wrong again at a higher temperature", default=True
+    )
     timestamps: bool = setting(
-        "have a model that can tell when segments begin and end", default=True
+        "have the model predict when segments begin and end, if it can", default=True
     )
     max_files: int = setting(
         "most files and live streams at a time; further ones are refused", default=64, min=1
     )
-    parallel: int = setting("windows of one file that are heard side by side", default=4, min=1)
+    parallel: int = setting(
+        "windows of one file that are transcribed in parallel", default=4, min=1
+    )
     max_audio: Duration = setting("longest file or live stream", default=4 * 3600.0, min=1)
     audio_memory: Bytes = setting(
-        "decoded files at a time; an hour takes 220 MB", default=2 << 30, min=1 << 20
+        "memory for decoded files; an hour of audio takes 220 MB", default=2 << 30, min=1 << 20
     )
     live: bool = setting(
-        "offer to hear live streams, again and again while they last", default=True
+        "accept live streams, which are transcribed again and again while they last", default=True
     )
     partial_every: Duration = setting(
-        "new audio after which a live stream is heard again", default=0.4, min=0.05
+        "new audio after which a live stream is transcribed again", default=0.4, min=0.05
     )
     step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+        "seconds after which a step counts as hung and the process exits", default=120.0, min=1
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_audio * _DECODED > self.audio_memory:
+        if self.max_audio * _DECODED_BYTES_PER_SECOND > self.audio_memory:
             message = (
                 f"max_audio: {self.max_audio:g} s do not fit into audio_memory={self.audio_memory}"
             )
             raise ConfigError(f"{message}; raise that too", param="max_audio")
 
     def engine(self) -> EngineConfig:
+        """Return the engine's own settings."""
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
         return EngineConfig(**{name: getattr(self, name) for name in shared})

@@ -15,11 +15,11 @@ from typing import Any
 
 from motet_asr.engine.engine import SAMPLE_RATE
 from motet_asr.engine.recognizer import Recognizer
-from motet_asr.engine.request import Options, Piece, Word
+from motet_asr.engine.request import TimedSegment, TranscriptionOptions, Word
 from motet_asr.transcription.audio_memory import AudioMemory
-from motet_asr.transcription.live import Live
-from motet_asr.transcription.transcription import Settled, Transcription
-from motet_asr.transcription.windows import loud, spoken
+from motet_asr.transcription.live import LiveTranscription
+from motet_asr.transcription.transcription import FinalWindow, Transcription
+from motet_asr.transcription.windows import mark_by_level, mark_spans
 from motet_kernels.runtime import native
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
@@ -81,6 +81,7 @@ class Asr(Actor):
 
     @property
     def recognizer(self) -> Recognizer:
+        """Return the recognizer. Raises RuntimeError before `warm` has loaded it."""
         if self._recognizer is None:
             raise RuntimeError("the model is not loaded yet")
         return self._recognizer
@@ -95,14 +96,14 @@ class Asr(Actor):
             options, task=request.task, temperature=request.temperature, seed=_seed(request)
         )
         self.recognizer.family.check(options)
-        speech = loud if request.speech is None else spoken(request.speech)
+        speech = mark_by_level if request.speech is None else mark_spans(request.speech)
         resume = request.resume or TranscriptionResume(window=0, segment=0, skip=0)
         if resume.language:
             options = replace(options, language=resume.language)
         data = await self._store.get(request.audio)
         async with self._memory.reading(data, self.config.max_audio) as audio:
             del data
-            hearing = Transcription(
+            transcription = Transcription(
                 self.recognizer,
                 audio,
                 options,
@@ -110,11 +111,13 @@ class Asr(Actor):
                 first=resume.window,
                 speech=speech,
             )
-            answer = _Answer(call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words)
-            async with aclosing(hearing.settled()) as windows:
-                async for settled in windows:
-                    await answer.take(settled)
-            await answer.finish()
+            writer = _TranscriptWriter(
+                call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words
+            )
+            async with aclosing(transcription.final_windows()) as windows:
+                async for window in windows:
+                    await writer.write(window)
+            await writer.finish()
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:
@@ -122,7 +125,7 @@ class Asr(Actor):
         self.check_served(request.model)
         options = replace(self._options(request.language, request.prompt, True), timestamps=False)
         self.recognizer.family.check(options)
-        live = Live(
+        live = LiveTranscription(
             self.recognizer,
             options,
             request.sample_rate,
@@ -130,23 +133,25 @@ class Asr(Actor):
             self.config.max_audio,
         )
 
-        def show(stable: str, tail: str) -> None:
+        def push_partial(stable: str, tail: str) -> None:
             if (
                 call.credit_left > 1
             ):  # reserve one credit for the segment; late partials are dropped
                 call.push(Partial(stable, tail))
 
-        words = await live.run(call.received(), show)
+        words = await live.run(call.received(), push_partial)
         text = "".join(word.text for word in words)
         start, end = (words[0].start, words[-1].end) if words else (0.0, live.seconds)
         await call.send(
-            Segment(0, 0, start, end, text, words=_wire(words) if request.words else [])
+            Segment(0, 0, start, end, text, words=_word_times(words) if request.words else [])
         )
         call.finish("stop", Usage())
 
-    def _options(self, language: str, prompt: str, words: bool) -> Options:
+    def _options(self, language: str, prompt: str, words: bool) -> TranscriptionOptions:
         code = self.recognizer.family.code(language)
-        return Options(language=code, prompt=prompt, words=words, timestamps=self.config.timestamps)
+        return TranscriptionOptions(
+            language=code, prompt=prompt, words=words, timestamps=self.config.timestamps
+        )
 
     # --------------------------------------------------------------------------------------- health
     def load(self) -> dict[str, float]:
@@ -182,14 +187,14 @@ class Asr(Actor):
         engine = self.recognizer.thread.engine
         engine.check_integrity()
         if not self.bus.calls.active and engine.has_work:
-            raise RuntimeError("nobody asks for anything, but the engine has work")
+            raise RuntimeError("no call is active, but the engine has work")
         if not self.bus.calls.active and self._memory.held:
             raise RuntimeError(
-                f"nobody asks for anything, but {self._memory.held} bytes of sound are held"
+                f"no call is active, but {self._memory.held} bytes of decoded audio are held"
             )
 
 
-class _Answer:
+class _TranscriptWriter:
     """Send the items of one file, skipping those that the client already has."""
 
     def __init__(
@@ -204,52 +209,54 @@ class _Answer:
         self._recognizer, self._words = recognizer, words
         self._next = resume.segment
         self._skip = resume.skip
-        self._told = resume.window > 0 or resume.skip > 0
+        self._recording_sent = resume.window > 0 or resume.skip > 0
         self._tokens = 0
         self._latest = 0.0  # start of the last segment; segment starts never decrease
 
-    async def take(self, settled: Settled) -> None:
-        if not settled.pieces:
+    async def write(self, window: FinalWindow) -> None:
+        """Send the segments of a window that the client does not have yet."""
+        if not window.segments:
             return
-        await self._tell(settled.language)
-        for piece in settled.pieces:
-            self._tokens += len(piece.tokens)
+        await self._send_recording(window.language)
+        for segment in window.segments:
+            self._tokens += len(segment.tokens)
             if self._skip:
                 self._skip -= 1
             else:
-                await self._call.send(self._segment(piece, settled))
+                await self._call.send(self._segment(segment, window))
             self._next += 1
 
-    def _segment(self, piece: Piece, settled: Settled) -> Segment:
-        self._latest = start = max(self._latest, piece.start)
+    def _segment(self, segment: TimedSegment, window: FinalWindow) -> Segment:
+        self._latest = start = max(self._latest, segment.start)
         return Segment(
             self._next,
-            settled.window.index,
+            window.window.index,
             round(start, 3),
-            round(max(start, piece.end), 3),
-            piece.text,
-            piece.tokens,
-            _wire(piece.words) if self._words else [],
-            piece.avg_logprob,
-            piece.no_speech_prob,
-            piece.temperature,
-            piece.compression_ratio,
-            settled.window.start,
+            round(max(start, segment.end), 3),
+            segment.text,
+            segment.tokens,
+            _word_times(segment.words) if self._words else [],
+            segment.avg_logprob,
+            segment.no_speech_prob,
+            segment.temperature,
+            segment.compression_ratio,
+            window.window.start,
         )
 
-    async def _tell(self, language: str) -> None:
+    async def _send_recording(self, language: str) -> None:
         """Send the `Recording` once, before the first segment."""
-        if not self._told:
-            self._told = True
+        if not self._recording_sent:
+            self._recording_sent = True
             name = self._recognizer.family.language_name(language)
             await self._call.send(Recording(self._duration, language, name))
 
     async def finish(self) -> None:
-        await self._tell("")
+        """Send the `Recording` if no segment did, and end the call."""
+        await self._send_recording("")
         self._call.finish("stop", Usage(completion_tokens=self._tokens))
 
 
-def _wire(words: list[Word]) -> list[tuple[str, float, float]]:
+def _word_times(words: list[Word]) -> list[tuple[str, float, float]]:
     return [(word.text, round(word.start, 3), round(word.end, 3)) for word in words]
 
 

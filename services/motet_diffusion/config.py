@@ -13,7 +13,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one `Engine`.
+    """Hold settings of one `Engine`.
 
     model: folder that diffusers loads (model_index.json). name: what clients call it; empty: the
     folder's name. dtype: of weights and activations. device: "cpu", "cuda", …; threads: CPU threads
@@ -68,12 +68,16 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(ProcessConfig):
-    """Flags of `python -m motet_diffusion`. `EngineConfig` documents the engine's own settings."""
+    """Generate pictures from text: one process serves one diffusion model.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the model to serve, as diffusers saves it")
     name: str = setting("model name in requests (default: the name of the folder)", default="")
@@ -126,5 +130,6 @@ class DiffusionConfig(ProcessConfig):
     )
 
     def engine(self) -> EngineConfig:
+        """Return the engine's own settings."""
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
         return EngineConfig(**{name: getattr(self, name) for name in shared})

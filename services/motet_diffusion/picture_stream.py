@@ -7,7 +7,7 @@ import asyncio
 from PIL.Image import Image
 from torch import Tensor
 
-from motet_diffusion.engine.request import Drawing, Event, Step
+from motet_diffusion.engine.request import Event, PictureRequest, StepDone
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_media.pictures import to_file
 from motet_shared.blobs.store import BlobStore
@@ -21,17 +21,22 @@ _STORE_WAIT = 5.0  # seconds that a finished picture waits for space in the blob
 
 
 class PictureStream:
-    """Send the items of one call: a stroke per step, then the picture."""
+    """Send the items of one call: progress per step, then the picture."""
 
     def __init__(
-        self, call: Call, request: Draw, drawing: Drawing, rgb_preview: RGBPreview, store: BlobStore
+        self,
+        call: Call,
+        request: Draw,
+        drawing: PictureRequest,
+        rgb_preview: RGBPreview,
+        store: BlobStore,
     ):
         self._call, self._request, self._drawing = call, request, drawing
         self._rgb_preview, self._store = rgb_preview, store
 
     async def send_event(self, event: Event) -> bool:
         """Send an event. Return True if it was the last; raise the error of a failed picture."""
-        if isinstance(event, Step):
+        if isinstance(event, StepDone):
             await self._step(event)
             return False
         if event.error is not None:
@@ -40,8 +45,8 @@ class PictureStream:
             await self._send_picture(event.picture, event.steps)
         return True
 
-    async def _step(self, step: Step) -> None:
-        """Send a stroke, but keep one credit for the picture.
+    async def _step(self, step: StepDone) -> None:
+        """Send the progress, but keep one credit for the picture.
 
         Without credit it is dropped, as it would be late.
         """
@@ -63,7 +68,7 @@ class PictureStream:
             )
         )
 
-    async def _checkpoint(self, step: Step) -> Checkpoint | None:
+    async def _checkpoint(self, step: StepDone) -> Checkpoint | None:
         if len(step.checkpoint) <= _MAX_INLINE:
             return Checkpoint(step.step, step.checkpoint)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from PIL.Image import Image
 
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Drawing, Event, Key, Lora
+from motet_diffusion.engine.request import Event, Key, Lora, PictureRequest
 from motet_diffusion.engine.thread import EngineThread
 from motet_kernels.runtime import native
 from motet_media.pictures import open_mask, open_picture
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Diffusion(Actor):
-    """Serve one model."""
+    """Serve one diffusion model."""
 
     role = "diffusion"
     config: DiffusionConfig
@@ -70,6 +70,7 @@ class Diffusion(Actor):
 
     @property
     def thread(self) -> EngineThread:
+        """Return the engine's thread. Raises RuntimeError before `warm` has loaded the model."""
         if self._thread is None:
             raise RuntimeError("the model is not loaded yet")
         return self._thread
@@ -98,7 +99,7 @@ class Diffusion(Actor):
                 self.thread.cancel(call.id)
         call.finish("stop")
 
-    async def _drawing(self, request: Draw) -> Drawing:
+    async def _drawing(self, request: Draw) -> PictureRequest:
         """Return the engine's request.
 
         Everything that can be checked is, before any blob is fetched.
@@ -108,9 +109,9 @@ class Diffusion(Actor):
             raise PayloadTooLarge(message, param="prompt")
         if request.mask is not None and request.image is None:
             raise BadRequest(
-                "mask: there is no image that it belongs to; send `image` too", param="image"
+                "mask: has no image that it belongs to; send `image` too", param="mask"
             )
-        drawing = Drawing(
+        drawing = PictureRequest(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
             width=request.width,
@@ -131,7 +132,9 @@ class Diffusion(Actor):
         drawing = self.thread.engine.factory.rules.completed(drawing)
         return replace(drawing, **await self._resumed(request))
 
-    async def _with_images(self, drawing: Drawing, image: BlobRef, mask: BlobRef | None) -> Drawing:
+    async def _with_images(
+        self, drawing: PictureRequest, image: BlobRef, mask: BlobRef | None
+    ) -> PictureRequest:
         picture = await self._picture(image, open_picture)
         if mask is None:
             return replace(drawing, image=picture)
@@ -171,6 +174,8 @@ class Diffusion(Actor):
         """Check an idle actor; the engine is checked on this thread."""
         super().check_integrity()
         if not self.bus.calls.active and self.events:
-            raise RuntimeError(f"no call is active, but {len(self.events)} pictures are waited for")
+            raise RuntimeError(
+                f"no call is active, but {len(self.events)} pictures have event queues"
+            )
         self.thread.engine.check_integrity()
         self._store.check_integrity()

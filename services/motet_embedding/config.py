@@ -19,7 +19,7 @@ NORMALIZE = ("auto", "always", "never")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one engine.
+    """Hold settings of one engine.
 
     model: folder of a sentence encoder, as sentence-transformers or transformers saves it.
     name: model name for clients; empty: the folder's name.
@@ -71,12 +71,16 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(ProcessConfig):
-    """Flags of `python -m motet_embedding`. `EngineConfig` documents the engine's own settings."""
+    """Embed texts as vectors: one process serves one sentence encoder.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the sentence encoder to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
@@ -84,9 +88,9 @@ class EmbeddingConfig(ProcessConfig):
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )
     dtype: str = setting(
-        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+        "type of weights and activations: auto, float32, bfloat16 or float16", default="auto"
     )
-    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    threads: int = setting("CPU threads that compute; 0: torch's choice", default=0, min=0)
     pooling: str = setting(f"auto (what the folder says) or {', '.join(MODES)}", default="auto")
     normalize: str = setting(
         "vectors of unit length: auto (what the folder says), always or never", default="auto"
@@ -102,9 +106,10 @@ class EmbeddingConfig(ProcessConfig):
         "most requests at a time; further ones are refused", default=256, min=1
     )
     step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+        "seconds after which a step counts as hung and the process exits", default=120.0, min=1
     )
 
     def engine(self) -> EngineConfig:
+        """Return the engine's own settings."""
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
         return EngineConfig(**{name: getattr(self, name) for name in shared})

@@ -40,7 +40,10 @@ _UNUSABLE = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError
 
 
 class Encoder:
-    """Compute vectors of texts. `packed`: whether without any padding."""
+    """Compute vectors of texts.
+
+    packed: whether texts are computed in one row, without padding.
+    """
 
     def __init__(self, model: PreTrainedModel, folder: Folder, config: EngineConfig):
         self._model = model
@@ -120,7 +123,8 @@ def _transformer(folder: Path, wanted: str, device: torch.device) -> PreTrainedM
         ) from error
     if kind is AutoModel and getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
-            f"model={str(folder)!r}: {config.model_type!r} has a decoder behind its encoder: not served"
+            f"model={str(folder)!r}: {config.model_type!r} has a decoder after its encoder, "
+            "which is not supported; give an encoder or a decoder"
         )
     # Some encoders have a pooler that is not used here, and many checkpoints lack its weights.
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
@@ -133,14 +137,14 @@ def _transformer(folder: Path, wanted: str, device: torch.device) -> PreTrainedM
 def _limit(model: PreTrainedModel, folder: Folder, config: EngineConfig) -> int:
     places = getattr(model.config, "max_position_embeddings", None)
     limits = [*folder.limits, *([places - first_position(model)] if places else [])]
-    most = min(limits, default=0)
-    if config.max_length and most and config.max_length > most:
+    max_length = min(limits, default=0)
+    if config.max_length and max_length and config.max_length > max_length:
         raise ConfigError(
-            f"max_length={config.max_length}: the checkpoint allows {most} tokens at most"
+            f"max_length={config.max_length}: the checkpoint allows {max_length} tokens at most"
         )
-    if not (limit := config.max_length or most):
+    if not (limit := config.max_length or max_length):
         raise ConfigError(
-            f"max_length: {config.model!r} does not say how long a text may be; give a number of tokens"
+            f"max_length: {config.model!r} has no limit in its files; give the most tokens of a text"
         )
     return limit
 
@@ -154,18 +158,20 @@ def _pooling(model: PreTrainedModel, folder: Folder, config: EngineConfig) -> Po
 
 def _dense(path: Path) -> nn.Module:
     """Load `Dense` of sentence-transformers: a linear layer and an activation, always float32."""
-    said = read_json(path / "config.json") or {}
-    named = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(
-        "."
-    )[2]
-    if named not in _ACTIVATIONS:
+    config_json = read_json(path / "config.json") or {}
+    activation_name = str(
+        config_json.get("activation_function", "torch.nn.modules.activation.Tanh")
+    ).rpartition(".")[2]
+    if activation_name not in _ACTIVATIONS:
         raise ConfigError(
-            f"model={str(path)!r}: activation {named!r} is not served; there are {', '.join(_ACTIVATIONS)}"
+            f"model={str(path)!r}: activation {activation_name!r} is not supported; there are {', '.join(_ACTIVATIONS)}"
         )
     try:
         weights = load_file(path / "model.safetensors")
         layer = nn.Linear(
-            said["in_features"], said["out_features"], bias=bool(said.get("bias", True))
+            config_json["in_features"],
+            config_json["out_features"],
+            bias=bool(config_json.get("bias", True)),
         )
         layer.load_state_dict(
             {name.removeprefix("linear."): tensor for name, tensor in weights.items()}
@@ -175,4 +181,4 @@ def _dense(path: Path) -> nn.Module:
         raise ConfigError(
             f"model={str(path)!r}: the dense layer cannot be read: {first}"
         ) from error
-    return nn.Sequential(layer.float().requires_grad_(False), _ACTIVATIONS[named]())
+    return nn.Sequential(layer.float().requires_grad_(False), _ACTIVATIONS[activation_name]())

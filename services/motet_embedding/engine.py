@@ -22,15 +22,18 @@ from motet_shared.errors import InternalError, MotetError, Overloaded
 
 from .config import EngineConfig
 from .encoder import Encoder
+from .request_queues import Key, RequestQueues, cost
 from .texts import Text
-from .waiting import Key, RequestQueues, cost
 
 Vectors = NDArray[np.float32]
 
 
 @dataclass(slots=True)
-class Output:
-    """Vectors of some texts of one request (in the rows of `vectors`), or its error."""
+class StepOutput:
+    """Report vectors of some texts of one request (in the rows of `vectors`), or its error.
+
+    places: indices of these texts within the request.
+    """
 
     key: Key
     places: list[int]
@@ -42,7 +45,7 @@ NO_VECTORS: Vectors = np.empty((0, 0), np.float32)
 
 
 class Engine:
-    """Serve all requests with one encoder."""
+    """Encode the texts of all requests with one encoder."""
 
     def __init__(self, config: EngineConfig, encoder: Encoder):
         self.config = config
@@ -53,7 +56,7 @@ class Engine:
     def add(self, key: Key, texts: Sequence[Text]) -> None:
         """Queue the texts of a request, at least one. Raises Overloaded if they do not all fit."""
         if not texts or key in self._queues:
-            raise InternalError(f"request {key!r} has no texts, or is computed already")
+            raise InternalError(f"key: request {key!r} has no texts, or its key is in use")
         if len(self._queues) + len(texts) > self.config.max_waiting:
             raise Overloaded(
                 f"{len(self._queues)} texts wait and {len(texts)} more would exceed max_waiting="
@@ -67,9 +70,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Return True if `step` would do something."""
         return bool(len(self._queues))
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[StepOutput]:
         """Run one forward pass; return its vectors by request, empty without work."""
         taken = self._queues.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
@@ -86,11 +90,12 @@ class Engine:
         for row, one in enumerate(taken):
             rows.setdefault(one.key, []).append(row)
         return [
-            Output(key, [taken[row].place for row in own], vectors_BV[own])
-            for key, own in rows.items()
+            StepOutput(key, [taken[row].place for row in own_rows], vectors_BV[own_rows])
+            for key, own_rows in rows.items()
         ]
 
     def stats(self) -> dict[str, float]:
+        """Return counts since the start, and the number of waiting texts."""
         return {
             "waiting": len(self._queues),
             "steps": self._steps,

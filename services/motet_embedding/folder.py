@@ -29,13 +29,13 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """Description of a sentence encoder on disk.
+    """Describe a sentence encoder on disk.
 
     transformer: folder of its config.json, weights and tokenizer.json.
     pooling: None if the folder does not specify it.
     dense: folders of dense layers after the pooling, in order.
     normalized: whether vectors get unit length; None: not specified.
-    prompts: texts that go before a text, by name.
+    prompts: texts that precede a text, by name.
     limits: the most tokens of a text, as given in its files.
     """
 
@@ -95,7 +95,7 @@ def _modules(root: Path, modules: Any) -> tuple[Path, Pooling | None, tuple[Path
     places = [order.get(kind, -1) for kind, _ in kinds]
     if -1 in places:
         raise ConfigError(
-            f"model={str(root)!r}: modules.json has a {kinds[places.index(-1)][0]}, which is not served; "
+            f"model={str(root)!r}: modules.json has a {kinds[places.index(-1)][0]}, which is not supported; "
             f"there are {', '.join(order)}"
         )
     if places[:2] != [0, 1] or places != sorted(places) or places.count(0) + places.count(1) != 2:
@@ -108,23 +108,23 @@ def _modules(root: Path, modules: Any) -> tuple[Path, Pooling | None, tuple[Path
 
 
 def _pooling(path: Path) -> Pooling:
-    said = read_json(path / "config.json")
-    if not isinstance(said, dict):
+    config_json = read_json(path / "config.json")
+    if not isinstance(config_json, dict):
         raise ConfigError(
             f"model={str(path)!r}: no config.json there, which says how tokens are pooled"
         )
-    named = said.get("pooling_mode")
-    modes = [named] if isinstance(named, str) else list(named or [])
-    modes = modes or [mode for flag, mode in _FLAGS.items() if said.get(flag)]
+    mode_name = config_json.get("pooling_mode")
+    modes = [mode_name] if isinstance(mode_name, str) else list(mode_name or [])
+    modes = modes or [mode for flag, mode in _FLAGS.items() if config_json.get(flag)]
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ConfigError(
-            f"model={str(path)!r}: pooling {unknown[0]!r} is not served; there are {', '.join(MODES)}"
+            f"model={str(path)!r}: pooling {unknown[0]!r} is not supported; there are {', '.join(MODES)}"
         )
     if not modes:
         raise ConfigError(
             f"model={str(path)!r}: config.json chooses no pooling; set one of {', '.join(_FLAGS)}"
         )
-    return Pooling(modes=tuple(modes), include_prompt=bool(said.get("include_prompt", True)))
+    return Pooling(modes=tuple(modes), include_prompt=bool(config_json.get("include_prompt", True)))
 
 
 def _default_prompt(root: Path, prompts: dict[str, str], name: Any) -> str:

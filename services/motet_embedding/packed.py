@@ -27,9 +27,9 @@ from motet_kernels.spans import Spans
 NAME = "motet_packed"
 _PROBE = (3, 160, 7)  # tokens: longer than common sliding windows
 _TOLERANCE = {torch.float32: 1e-4}
-_COARSE = 3e-2
+_TOLERANCE_16_BITS = 3e-2
 # Keyword arguments that do not change this attention's result.
-_HARMLESS = {
+_IGNORED_ARGUMENTS = {
     "position_ids",
     "use_cache",
     "deterministic",
@@ -39,13 +39,13 @@ _HARMLESS = {
 }
 
 
-class Unpackable(Exception):
-    """Raised if the model requires an attention feature that packed attention lacks."""
+class CannotPack(Exception):
+    """Report that the model requires an attention feature that packed attention lacks."""
 
 
 @dataclass(slots=True)
-class Packed:
-    """Spans of the texts in a row, and the sliding windows that the layers requested."""
+class PackedTexts:
+    """Hold the spans of the texts in a row, and the sliding windows that the layers requested."""
 
     spans: Spans
     windows: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ def packed_attention(
     value_1KND: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed: Packed | None = None,
+    packed: PackedTexts | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -70,10 +70,12 @@ def packed_attention(
     Raises Unpackable for arguments that it does not support.
     """
     unsupported = [
-        name for name, value in others.items() if value is not None and name not in _HARMLESS
+        name
+        for name, value in others.items()
+        if value is not None and name not in _IGNORED_ARGUMENTS
     ]
     if packed is None or attention_mask is not None or unsupported:
-        raise Unpackable(
+        raise CannotPack(
             f"attention with {', '.join(unsupported) or 'a mask or without its texts'}"
         )
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
@@ -107,12 +109,12 @@ def first_position(model: PreTrainedModel) -> int:
 @torch.inference_mode()
 def forward(
     model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int
-) -> tuple[Tensor, Packed]:
+) -> tuple[Tensor, PackedTexts]:
     """Return `[N, D]`, the last hidden states of the texts one after the other.
 
     Raises any exception of a model that cannot be packed.
     """
-    packed = Packed(Spans.of(map(len, texts), model.device))
+    packed = PackedTexts(Spans.of(map(len, texts), model.device))
     ids_N = np.fromiter(chain.from_iterable(texts), dtype=np.int64, count=packed.spans.num_tokens)
     positions_N = np.concatenate([np.arange(first, first + len(text)) for text in texts])
     ids, positions = upload_all([ids_N, positions_N], model.device)
@@ -148,22 +150,24 @@ def packs(model: PreTrainedModel, limit: int, padding: int) -> bool:
     with torch.inference_mode():
         alone = torch.cat([forward_padded(model, [text], padding)[0] for text in texts])
     own = model.config._attn_implementation
-    if _agrees(model, texts, alone, limit):
+    if _matches_alone(model, texts, alone, limit):
         return True
     model.config._attn_implementation = own
     return False
 
 
-def _agrees(model: PreTrainedModel, texts: list[list[int]], alone_ND: Tensor, limit: int) -> bool:
+def _matches_alone(
+    model: PreTrainedModel, texts: list[list[int]], expected_ND: Tensor, limit: int
+) -> bool:
     AttentionInterface.register(NAME, packed_attention)
     model.config._attn_implementation = NAME
     try:
-        together_ND, packed = forward(model, texts, first_position(model))
+        packed_ND, packed = forward(model, texts, first_position(model))
     except Exception:  # any error about unexpected arguments: the model gets padded batches instead
         return False
     unseen = [window for window in packed.windows if max(map(len, texts)) <= window < limit]
-    deviation = (together_ND.float() - alone_ND.float()).norm() / alone_ND.float().norm()
-    return not unseen and bool(deviation < _TOLERANCE.get(model.dtype, _COARSE))
+    deviation = (packed_ND.float() - expected_ND.float()).norm() / expected_ND.float().norm()
+    return not unseen and bool(deviation < _TOLERANCE.get(model.dtype, _TOLERANCE_16_BITS))
 
 
 def _probe(limit: int, vocabulary: int, padding: int) -> list[list[int]]:

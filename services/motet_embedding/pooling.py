@@ -15,7 +15,7 @@ MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoke
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """Poolings to concatenate in the vector, in the order of MODES.
+    """Pool token vectors in several ways, concatenated in the order of MODES.
 
     include_prompt: whether the tokens of a prompt count, in modes that pool more than one token.
     """
@@ -26,7 +26,7 @@ class Pooling:
     def __post_init__(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
             raise ValueError(
-                f"pooling {', '.join(self.modes) or 'of no kind'}: use some of {', '.join(MODES)}"
+                f"pooling: {', '.join(self.modes) or 'nothing'} is no mode; use some of {', '.join(MODES)}"
             )
 
     def pool(self, tokens_TD: Tensor, prompt: int = 0) -> Tensor:

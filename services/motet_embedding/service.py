@@ -24,11 +24,13 @@ from .thread import EmbeddingSessions
 
 log = logging.getLogger(__name__)
 
-_ITEM = 256 * 1024  # most bytes of vectors in one item: a message stays far below `max_payload`
+_MAX_ITEM_BYTES = (
+    256 * 1024
+)  # most bytes of vectors in one item: a message stays far below `max_payload`
 
 
 class Embedding(Actor):
-    """Serve one embedding model."""
+    """Serve one embedding model: texts in, vectors out."""
 
     role = "embedding"
     config: EmbeddingConfig
@@ -65,6 +67,7 @@ class Embedding(Actor):
 
     @property
     def sessions(self) -> EmbeddingSessions:
+        """Return the sessions. Raises RuntimeError before `warm` has loaded the model."""
         if self._sessions is None:
             raise RuntimeError("the model is not loaded yet")
         return self._sessions
@@ -77,14 +80,14 @@ class Embedding(Actor):
         texts = await self._read(request)
         done = 0
         async with (
-            self.sessions.submitting(texts) as answer,
-            aclosing(answer.read(max(1, _ITEM // (4 * size)))) as vectors,
+            self.sessions.submitting(texts) as pending,
+            aclosing(pending.read(max(1, _MAX_ITEM_BYTES // (4 * size)))) as vectors,
         ):
-            async for some in vectors:
-                tokens = sum(len(text) for text in texts[done : done + len(some)])
-                done += len(some)
+            async for rows in vectors:
+                tokens = sum(len(text) for text in texts[done : done + len(rows)])
+                done += len(rows)
                 await call.send(
-                    Vectors(_truncate(some, size).astype("<f4").tobytes(), len(some), tokens)
+                    Vectors(_truncate(rows, size).astype("<f4").tobytes(), len(rows), tokens)
                 )
         call.finish("stop", Usage(prompt_tokens=sum(map(len, texts))))
 
@@ -92,16 +95,18 @@ class Embedding(Actor):
         """Return the requested vector size; 0 requests all. Raises BadRequest if out of bounds."""
         whole = self.sessions.thread.engine.encoder.size
         if not 0 <= dimensions <= whole:
-            message = f"dimensions: {dimensions} cannot be had, this model's vectors have {whole}; give 1 to {whole}"
+            message = (
+                f"dimensions: {dimensions}; this model's vectors have {whole}, give 1 to {whole}"
+            )
             raise BadRequest(message, param="dimensions")
         return dimensions or whole
 
     async def _read(self, request: Embed) -> list[Text]:
         if self._texts is None:
             raise RuntimeError("the model is not loaded yet")
-        if not 1 <= len(request.input) <= (most := self.config.max_waiting):
+        if not 1 <= len(request.input) <= (max_texts := self.config.max_waiting):
             raise BadRequest(
-                f"input: has {len(request.input)} texts; give 1 to {most}", param="input"
+                f"input: has {len(request.input)} texts; give 1 to {max_texts}", param="input"
             )
         return await asyncio.to_thread(
             self._texts.read, request.input, request.prompt, request.first

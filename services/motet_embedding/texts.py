@@ -14,7 +14,7 @@ from .folder import Folder
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids of one text, special tokens included; the first `prompt` ids are a prompt's."""
+    """Hold the token ids of one text, special tokens included; the first `prompt` are a prompt's."""
 
     ids: list[int]
     prompt: int = 0

@@ -13,24 +13,24 @@ import numpy as np
 from motet_shared.errors import InternalError, MotetError
 from motet_shared.process import engine_thread
 
-from .engine import NO_VECTORS, Engine, Output, Vectors
+from .engine import NO_VECTORS, Engine, StepOutput, Vectors
+from .request_queues import Key
 from .texts import Text
-from .waiting import Key
 
 
-class EngineThread(engine_thread.EngineThread[Engine, Output]):
-    """Step the engine; outputs are vectors."""
+class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
+    """Step the engine; its outputs are vectors."""
 
     name = "motet-embedding"
 
     def submit(self, key: Key, texts: Sequence[Text]) -> None:
-        """Call `Engine.add` on the engine's thread; a refusal arrives as `Output.error`."""
+        """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
         self._submit(key, partial(self.engine.add, key, texts))
 
-    def _refusal(self, key: Key, error: MotetError) -> Output:
-        return Output(key, [], NO_VECTORS, error)
+    def _refusal(self, key: Key, error: MotetError) -> StepOutput:
+        return StepOutput(key, [], NO_VECTORS, error)
 
-    def _step(self) -> list[Output]:
+    def _step(self) -> list[StepOutput]:
         return self.engine.step()
 
 
@@ -42,14 +42,16 @@ class PendingVectors:
         self._error: MotetError | None = None
         self._news = asyncio.Event()
 
-    def put(self, output: Output) -> None:
+    def put(self, output: StepOutput) -> None:
+        """Add vectors of some texts."""
         for place, row in zip(output.places, output.vectors, strict=True):
             self._rows[place] = row
         self._error = self._error or output.error
         self._news.set()
 
     def fail(self, error: MotetError) -> None:
-        self.put(Output(None, [], NO_VECTORS, error))
+        """End with an error, which `read` raises."""
+        self.put(StepOutput(None, [], NO_VECTORS, error))
 
     async def read(self, most: int) -> AsyncGenerator[Vectors, None]:
         """Yield (some, V) in order without gaps, at most `most` rows at a time.
@@ -74,37 +76,38 @@ class PendingVectors:
 class EmbeddingSessions:
     """Submit requests to the engine's thread from one event loop.
 
-    `on_crash` gets the exception that ended the thread.
+    `on_crash` receives the exception that ended the thread.
     """
 
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
         self._on_crash = on_crash
-        self._answers: dict[Key, PendingVectors] = {}
+        self._pending: dict[Key, PendingVectors] = {}
         self._keys = itertools.count()
         self.thread = EngineThread.on_loop(engine, self._deliver, self._crashed)
 
     async def close(self) -> None:
+        """End the engine's thread."""
         await asyncio.to_thread(self.thread.stop)
 
     @asynccontextmanager
     async def submitting(self, texts: Sequence[Text]) -> AsyncIterator[PendingVectors]:
         """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)
-        answer = self._answers[key] = PendingVectors(len(texts))
+        pending = self._pending[key] = PendingVectors(len(texts))
         self.thread.submit(key, texts)
         try:
-            yield answer
+            yield pending
         finally:
-            del self._answers[key]
+            del self._pending[key]
             self.thread.cancel(key)
 
-    def _deliver(self, outputs: list[Output]) -> None:
+    def _deliver(self, outputs: list[StepOutput]) -> None:
         """Pass outputs to their answers; those of cancelled requests are dropped."""
         for output in outputs:
-            if (answer := self._answers.get(output.key)) is not None:
-                answer.put(output)
+            if (pending := self._pending.get(output.key)) is not None:
+                pending.put(output)
 
     def _crashed(self, error: BaseException) -> None:
-        for answer in self._answers.values():
-            answer.fail(InternalError(f"the engine ended: {error}"))
+        for pending in self._pending.values():
+            pending.fail(InternalError(f"the engine ended: {error}"))
         self._on_crash(error)

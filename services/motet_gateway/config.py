@@ -126,6 +126,12 @@ class GatewayConfig(ProcessConfig):
         "time without progress after which a job is given to another gateway", default=15.0, min=1.0
     )
     jobs: int = setting("most image jobs that this gateway runs at a time", default=2, min=0)
+    response_ttl: Duration = setting(
+        "time that responses of /v1/responses are stored", default=2_592_000.0, min=1.0
+    )
+    background_responses: int = setting(
+        "most responses that this gateway runs in the background at a time", default=4, min=0
+    )
     drain_timeout: Duration = setting(
         "time for running replies to end after SIGTERM", default=30.0, min=0.0
     )

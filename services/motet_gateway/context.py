@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
 
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
 from motet_gateway.images.jobs import ImageJobs
-from motet_gateway.images.store import JetStreamStore
+from motet_gateway.images.store import ImageStore
 from motet_gateway.openai.aliases import CHAT, model_of
 from motet_gateway.operations.heartbeat_history import HeartbeatHistory
 from motet_gateway.operations.metrics import GatewayMetrics
 from motet_gateway.operations.readiness import Readiness
 from motet_gateway.realtime.sessions import Sessions
+from motet_gateway.responses.store import ResponseStore
+from motet_gateway.storage.documents import JetStreamDocuments
+from motet_gateway.storage.jetstream import connect
+from motet_gateway.storage.quota import Stored
+from motet_gateway.storage.work_queue import WorkQueue
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
+from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenants_file import TenantsFile
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Draining
 from motet_shared.process.telemetry import Metrics
 from motet_shared.tenants import Tenants
+from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 
 from .config import GatewayConfig
@@ -61,8 +70,11 @@ class GatewayContext:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
-        self.store: JetStreamStore | None = None  # set if NATS has JetStream
+        self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
+        self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
+        self.responses: ResponseStore | None = None
+        self.response_queue: WorkQueue | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -113,18 +125,26 @@ class GatewayContext:
         return await asyncio.shield(self._uploads)
 
     async def open_store(self) -> None:
-        """Open the store of images, and run image jobs, if NATS has JetStream."""
+        """Open the stores, and run jobs, if NATS has JetStream."""
+        client = await connect(self.bus)
+        if client is None:
+            return
         config = self.config
-        self.store = await JetStreamStore.open(
-            self.bus,
-            config.picture_ttl,
-            config.job_ttl,
-            config.job_patience,
-            lambda owner: self.authenticator.limits_of(owner).stored_bytes,
+        self.store = await ImageStore.open(
+            client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
-        if self.store is not None:
-            self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
-            self.jobs.start(config.jobs)
+        self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
+        self.jobs.start(config.jobs)
+        documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
+        self.responses = ResponseStore(documents, self.stored)
+        self.response_queue = await WorkQueue.open(
+            client,
+            "motet_response_jobs",
+            subjects.jobs("respond"),
+            consumer="respond",
+            ttl=config.response_ttl,
+            patience=config.job_patience,
+        )
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""
@@ -138,3 +158,18 @@ class GatewayContext:
             await asyncio.wait([self._uploads])
             if self._uploads.exception() is None:
                 await self._uploads.result().close()
+
+
+async def _service_of(request: Request) -> GatewayContext:
+    service: GatewayContext = request.app.state.service
+    return service
+
+
+async def _tenant_of(request: Request) -> Tenant:
+    tenant: Tenant = request.state.tenant
+    return tenant
+
+
+# Parameters of FastAPI endpoints. A public endpoint has no caller.
+Service = Annotated[GatewayContext, Depends(_service_of)]
+CallingTenant = Annotated[Tenant, Depends(_tenant_of)]

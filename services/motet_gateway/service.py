@@ -19,6 +19,7 @@ from motet_gateway.http.connections.open_files import room_for
 from motet_gateway.http.connections.tls_entry import TlsEntry
 from motet_gateway.http.tls import check_tls
 from motet_gateway.http.websocket import BurstProtocol
+from motet_gateway.responses.background import BackgroundResponses
 from motet_shared.errors import ConfigError, InternalError
 from motet_shared.process.actor import Actor
 from motet_shared.process.telemetry import Metrics
@@ -46,6 +47,7 @@ class Gateway(Actor):
         super().__init__(config, bus)
         self.port = 0
         self.service: GatewayContext | None = None
+        self._background: BackgroundResponses | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -60,6 +62,11 @@ class Gateway(Actor):
             self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance)
         )
         await self.service.open_store()
+        if self.service.responses is not None and self.service.response_queue is not None:
+            self._background = BackgroundResponses(
+                self.service, self.service.responses, self.service.response_queue
+            )
+            self._background.start(self.config.background_responses)
         self.service.watch()
         if self.config.listen_fd is not None:
             await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # discover all instances before serving
@@ -98,6 +105,8 @@ class Gateway(Actor):
         await self.service.close()
 
     async def _drained(self, service: GatewayContext) -> None:
+        if self._background is not None:
+            await self._background.close()
         await service.sessions.close()
         await asyncio.gather(*(session.drain() for session in service.sessions))
         await service.limits.idle.wait()

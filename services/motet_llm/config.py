@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
-from motet_models.capacity import Recent
+from motet_models.capacity import SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
@@ -25,7 +25,7 @@ MOST_DRAFTED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of an engine that operators choose; the help texts are their documentation."""
+    """Hold settings of an engine that operators choose; the help texts are their documentation."""
 
     model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
@@ -64,10 +64,15 @@ class EngineSettings:
     block_size: int = setting("tokens per KV block", default=16, min=1)
     num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
     kv_memory: Bytes = setting(
-        "memory of the KV cache; 0: 256 MiB, or a GPU's gpu_share", default=0, min=0
+        "memory of the KV cache; 0: what weights and states leave of memory", default=0, min=0
     )
-    gpu_share: float = setting(
-        "share of a GPU's free memory, once weights are loaded, that the KV cache takes",
+    memory: Bytes = setting(
+        "memory of weights, states, KV cache and a step together; 0: memory_share of what is free",
+        default=0,
+        min=0,
+    )
+    memory_share: float = setting(
+        "share of the free memory of the device, before the model is loaded, that it may use",
         default=0.85,
         min=0,
     )
@@ -138,14 +143,16 @@ class EngineSettings:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(EngineSettings):
-    """Checked settings of one `Engine`. Raises ConfigError, which names the field.
+    """Hold the checked settings of one `Engine`.
 
-    static_batching, contiguous_kv and always_speculate are for comparisons in benchmarks.
+    Raises ConfigError, which names the field. static_batching, contiguous_kv and always_speculate
+    are for comparisons in benchmarks.
     """
 
     max_logprobs: int = setting("most alternatives that a request may ask for", default=20, min=0)
@@ -158,10 +165,12 @@ class EngineConfig(EngineSettings):
     always_speculate: bool = setting("draft tokens whether that pays or not", default=False)
 
     @property
-    def recent(self) -> Recent | None:
+    def sink_window(self) -> SinkWindow | None:
         """Return sinks and window of layers with full attention; None if they see all tokens."""
         return (
-            Recent(self.attention_sinks, self.attention_window) if self.attention_window else None
+            SinkWindow(self.attention_sinks, self.attention_window)
+            if self.attention_window
+            else None
         )
 
     @property
@@ -213,8 +222,10 @@ class EngineConfig(EngineSettings):
         ):
             if getattr(self, name) not in choices:
                 yield self._problem(name, f"choose one of {', '.join(choices)}")
-        if not 0 < self.gpu_share <= 1:
-            yield self._problem("gpu_share", "give a share of the free memory, above 0 and up to 1")
+        if not 0 < self.memory_share <= 1:
+            yield self._problem(
+                "memory_share", "give a share of the free memory, above 0 and up to 1"
+            )
         if (
             self.speculate not in ("off", "ngram")
             and not (Path(self.speculate) / "config.json").is_file()
@@ -288,7 +299,7 @@ class EngineConfig(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig(EngineSettings, ProcessConfig):
-    """Flags of `python -m motet_llm`, which serves one model as a decode or a prefill worker."""
+    """Generate text with one model, as a decode or a prefill worker."""
 
     image_memory: Bytes = setting(
         "memory for embeddings of images that requests hold", default=1 << 30, min=1 << 20

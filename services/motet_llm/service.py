@@ -12,7 +12,7 @@ import functools
 import time
 from typing import Any
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.cache.cache_events import CacheReporter
 from motet_llm.disaggregation.remote_placement import RemotePlacement
 from motet_llm.disaggregation.remote_prefill import RemotePrefill
@@ -115,7 +115,7 @@ class Decode(EngineActor):
         request: Generate,
         images: list[ImageEmbedding],
         grammar_state: GrammarState | None,
-        adapter: Adapter | None,
+        adapter: ResidentAdapter | None,
     ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
@@ -164,6 +164,8 @@ class Decode(EngineActor):
             call, done = running
             if output.handover is not None and self._remote is not None:
                 self._remote.on_handover(call, output.handover)
+            if output.scores is not None:
+                call.push(output.scores)
             if output.ids:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
-from motet_planner.simulated import Instance, Job
+from motet_planner.simulated import Instance, SimulatedRequest
 from motet_planner.speed import Speed
 
 SAMPLED_INSTANCES = 24  # instances, about, compared for one request if there are more
@@ -23,7 +23,7 @@ class Fleet:
         self.ready: list[Instance] = []
         self.starting: list[Instance] = []
         self.draining: list[Instance] = []
-        self.held: deque[Job] = deque()
+        self.held: deque[SimulatedRequest] = deque()
         self.unserved = 0
         self._seconds = 0.0  # instance-seconds of instances that are gone
         self._speed = speed
@@ -47,7 +47,7 @@ class Fleet:
         self.ready.append(instance)
         instance.state = "ready"
 
-    def pick(self, job: Job) -> Instance | None:
+    def pick(self, job: SimulatedRequest) -> Instance | None:
         """Return the instance for `job`; None: no instance is ready, and the job is held."""
         if not self.ready:
             self.held.append(job)
@@ -55,7 +55,7 @@ class Fleet:
         self._reply += _REPLY_WEIGHT * (job.output - self._reply)
         return min(self._candidates(), key=lambda instance: instance.seconds_ahead(self._reply))
 
-    def take_held(self) -> deque[Job]:
+    def take_held(self) -> deque[SimulatedRequest]:
         """Return and clear all held jobs, to be picked for again."""
         taken, self.held = self.held, deque()
         return taken

@@ -25,14 +25,14 @@ import msgspec
 from motet_planner.policy import RolePolicy
 from motet_shared.errors import ConfigError
 
-HELD = ("decode",)  # roles whose callers wait while no instance is ready
+HOLDING_ROLES = ("decode",)  # roles whose callers wait while no instance is ready
 _NAMES = ("role", "model", "deployment")
 _POLICY = tuple(field.name for field in fields(RolePolicy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Equal instances of one role, and of one model if it is named.
+    """Describe equal instances of one role, and of one model if it is named.
 
     deployment: what the actuator calls them.
     """
@@ -97,10 +97,10 @@ def _group(where: str, name: str, table: Any) -> Group:
     except ConfigError as error:
         raise ConfigError(f"roles: {where} {error.message}", param="roles") from None
     role = named.get("role", name)
-    if policy.min == 0 and role not in HELD:
+    if policy.min == 0 and role not in HOLDING_ROLES:
         raise ConfigError(
             f"roles: {where} min=0: requests are not held while no {role} instance runs, only for"
-            f" {', '.join(HELD)}; give at least 1",
+            f" {', '.join(HOLDING_ROLES)}; give at least 1",
             param="roles",
         )
     return Group(

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One observation of a role.
+    """Hold one observation of a role.
 
     at: seconds of any monotonic clock.
     arrivals, tokens: since the previous sample.
-    running: requests in service. waiting: requests that wait, at an instance or for one.
-    ready: instances that take work. starting: instances that do not take work yet.
+    running: requests in service.
+    waiting: requests that wait, at an instance or for one.
+    ready: instances that take work.
+    starting: instances that do not take work yet.
     cold_start: measured seconds from asking for an instance until it is ready; 0: unknown.
     """
 
@@ -28,12 +30,13 @@ class Sample:
 
     @property
     def outstanding(self) -> float:
+        """Return the requests in service or waiting."""
         return self.running + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums of all samples up to one."""
+    """Sum all samples up to one."""
 
     arrivals: int = 0
     tokens: float = 0.0
@@ -64,7 +67,7 @@ class History:
         """Add a sample. Raises ValueError for one that is not newer than the last."""
         if self._times and sample.at <= self._times[-1]:
             raise ValueError(
-                f"a sample of {sample.at:g} s after one of {self._times[-1]:g} s: time goes back"
+                f"at: a sample of {sample.at:g} s after one of {self._times[-1]:g} s; add samples in order"
             )
         self._times.append(sample.at)
         self._sums.append(self._sums[-1].with_(sample))

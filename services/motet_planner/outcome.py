@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from motet_planner.simulated import Job
+from motet_planner.simulated import SimulatedRequest
 from motet_shared.errors import ConfigError
 
 HOUR = 3600.0
@@ -13,9 +13,10 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Slo:
-    """Latency limits in seconds; infinity: no limit.
+    """Define latency limits (service level objectives) in seconds; infinity: no limit.
 
-    ttft: to the first token. itl: mean time between two tokens of a reply.
+    ttft: to the first token.
+    itl: mean time between two tokens of a reply.
     """
 
     ttft: float = math.inf
@@ -34,24 +35,27 @@ class Replicas:
         self.points: list[tuple[float, int, int]] = []
 
     def note(self, now: float, ready: int, requested: int) -> None:
+        """Record the numbers of ready and requested instances at a time."""
         if not self.points or self.points[-1][1:] != (ready, requested):
             self.points.append((now, ready, requested))
 
     @property
     def most(self) -> int:
+        """Return the largest number of requested instances."""
         return max((requested for _, _, requested in self.points), default=0)
 
 
 @dataclass
-class Outcome:
-    """Result of a simulation; `jobs` stand for `sample` requests each.
+class SimulationOutcome:
+    """Hold the result of a simulation; `jobs` stand for `sample` requests each.
 
-    seconds: of the traffic. span: until the last reply was complete.
+    seconds: of the traffic.
+    span: until the last reply was complete.
     instance_seconds: of all instances, start and end included.
     unserved: requests that found no instance in time.
     """
 
-    jobs: list[Job]
+    jobs: list[SimulatedRequest]
     seconds: float
     span: float
     instance_seconds: float
@@ -70,14 +74,17 @@ class Outcome:
 
     @property
     def requests(self) -> int:
+        """Return the number of requests, unserved ones included."""
         return len(self.jobs) * self.sample
 
     @property
     def output_tokens(self) -> int:
+        """Return the tokens of all replies."""
         return sum([job.output for job in self.jobs if job.ended >= 0]) * self.sample
 
     @property
     def prompt_tokens(self) -> int:
+        """Return the tokens of all prompts."""
         return sum([job.prompt for job in self.jobs if job.ended >= 0]) * self.sample
 
     def kept(self, slo: Slo) -> int:
@@ -100,6 +107,7 @@ class Outcome:
 
     @property
     def mean_instances(self) -> float:
+        """Return the mean number of instances over the traffic."""
         return self.instance_seconds / self.span if self.span else 0.0
 
     def busiest(self, parts: int = 20) -> float:
@@ -137,6 +145,6 @@ class Outcome:
         )  # type: ignore[return-value]
 
 
-def gap(job: Job) -> float:
+def gap(job: SimulatedRequest) -> float:
     """Return the mean seconds between two tokens of the job's reply."""
     return (job.ended - job.first) / (job.output - 1) if job.output > 1 else 0.0

@@ -19,18 +19,28 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePolicy:
-    """Scaling policy of a role, in seconds, instances and requests.
+    """Hold the scaling policy of a role, in seconds, instances and requests.
+
+    The policy is target tracking, as of Kubernetes' Horizontal Pod Autoscaler (desired = ⌈load /
+    target⌉), with a burst window, a forecast over a cold start, hysteresis and a stabilization
+    delay for scaling down:
+
+        need = max(mean outstanding(window) / target, mean outstanding(burst_window) / (target · headroom),
+                   forecast running(cold_start) / target, tokens per second(window) / tokens)
+        up:   ⌈need⌉ at once, at most step_up more
+        down: the largest need within scale_down_delay, if it fits fewer instances with `slack` to spare
 
     min, max: instances. min=0: scale to zero while there are no requests.
     target: requests that an instance is to serve at a time, waiting ones included.
     tokens: tokens per second that an instance generates at most; 0 disables token-based scaling.
-    window: over which the load is averaged. burst_window: the same for sudden load.
+    window: over which the load is averaged.
+    burst_window: the same for sudden load.
     headroom: multiple of its target that an instance may serve during a burst.
     scale_down_delay: how long an instance must not have been needed before it is removed.
     slack: share by which the load must be below the capacity of one fewer: prevents oscillation.
     cold_start: from asking for an instance until it is ready; a measured value takes precedence.
-    step_up, step_down: most instances per decision; where there are many, their number or a
-        quarter of it.
+    step_up, step_down: most instances per decision; where there are many, their number or a quarter
+        of it.
     """
 
     min: int = 1
@@ -68,8 +78,14 @@ class RolePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Instances that would just suffice, as a fraction, by criterion."""
+class InstanceDemand:
+    """Express by criterion how many instances would just suffice, as a fraction.
+
+    steady: concurrent requests, over the window.
+    burst: the same over the burst window, with headroom.
+    forecast: concurrent requests expected after a cold start.
+    present: nearly 0 while there are requests, which rounds up to one instance.
+    """
 
     steady: float  # concurrent requests, over the window
     burst: float  # the same over the burst window, with headroom
@@ -86,12 +102,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision for `target` instances, and its reason; `before`: the previous target."""
+    """Decide on `target` instances for a reason; `before`: the previous target."""
 
     target: int
     before: int
     reason: str
-    demand: Demand
+    demand: InstanceDemand
 
 
 class Policy:
@@ -129,11 +145,11 @@ class Policy:
         return there
 
     # -------------------------------------------------------------------------------------- reading
-    def _demand(self, sample: Sample) -> Demand:
+    def _demand(self, sample: Sample) -> InstanceDemand:
         settings, history = self.settings, self._history
         ahead = history.forecast_running(settings.window, self._cold_start(sample))
         generated = history.tokens(settings.window) / settings.tokens if settings.tokens else 0.0
-        return Demand(
+        return InstanceDemand(
             steady=history.outstanding(settings.window) / settings.target,
             burst=history.outstanding(settings.burst_window) / settings.target / settings.headroom,
             forecast=ahead / settings.target,

@@ -33,9 +33,11 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Price and speed of an instance.
+    """Hold the price and speed of an instance.
 
-    price: per instance and hour, in any currency. cold_start: seconds. The others: of `Speed`.
+    price: per instance and hour, in any currency.
+    cold_start: seconds.
+    The others: of `Speed`.
     """
 
     price: Annotated[float, Meta(ge=0)]

@@ -20,8 +20,8 @@ TIME_RESOLUTION = (
 )
 
 
-class Job:
-    """A simulated request.
+class SimulatedRequest:
+    """Represent a simulated request.
 
     Times are seconds since the beginning of the traffic; negative: not yet.
     """
@@ -63,11 +63,11 @@ class Instance:
     def __init__(self, speed: Speed, steps: list[float], started_at: float, ready_at: float):
         self._speed = speed
         self._steps = steps  # `speed.table()`
-        self._queue: deque[Job] = (
+        self._queue: deque[SimulatedRequest] = (
             deque()
         )  # to be prefilled; the first is in prefill if there is room
         self._left = 0.0  # tokens left of the first prompt; 0: not begun
-        self._decoding: list[tuple[float, int, Job]] = []  # heap by final progress
+        self._decoding: list[tuple[float, int, SimulatedRequest]] = []  # heap by final progress
         self._numbers = itertools.count()
         self._progress = 0.0
         self._at = started_at
@@ -87,17 +87,17 @@ class Instance:
         """Return the requests in service as an engine counts, admitted ones in prefill included."""
         return min(self.streams, self._speed.max_running)
 
-    def take(self, job: Job) -> None:
+    def take(self, job: SimulatedRequest) -> None:
         self._queue.append(job)
         self.ahead += job.uncached
         self._begin()
 
-    def advance(self, now: float) -> list[Job]:
+    def advance(self, now: float) -> list[SimulatedRequest]:
         """Advance to `now`, not beyond `next_event`; returns the jobs that ended by then."""
         elapsed, self._at = now - self._at, now
         prefill, decode = self._rates()
         self._progress += elapsed * decode
-        ended: list[Job] = []
+        ended: list[SimulatedRequest] = []
         while self._decoding and self._decoding[0][0] <= self._progress + TIME_RESOLUTION * decode:
             ended.append(self._end(heapq.heappop(self._decoding)[2], now))
         if self._left:
@@ -142,7 +142,7 @@ class Instance:
         self.cached_tokens += size
         self._left = job.uncached
 
-    def _prefilled(self, now: float) -> list[Job]:
+    def _prefilled(self, now: float) -> list[SimulatedRequest]:
         job = self._queue.popleft()
         self.ahead = self.ahead - self._left if self._queue else 0.0  # drops the rounding error
         self._left = 0.0
@@ -152,7 +152,7 @@ class Instance:
         heapq.heappush(self._decoding, (self._progress + job.output - 1, next(self._numbers), job))
         return []
 
-    def _end(self, job: Job, now: float) -> Job:
+    def _end(self, job: SimulatedRequest, now: float) -> SimulatedRequest:
         job.ended = now
         self.cached_tokens -= job.prompt + job.output
         return job

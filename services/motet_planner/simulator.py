@@ -16,9 +16,9 @@ from typing import Any
 
 from motet_planner.fleet import Fleet
 from motet_planner.history import Sample
-from motet_planner.outcome import Outcome, Replicas
+from motet_planner.outcome import Replicas, SimulationOutcome
 from motet_planner.policy import Policy, RolePolicy
-from motet_planner.simulated import Instance, Job
+from motet_planner.simulated import Instance, SimulatedRequest
 from motet_planner.speed import Speed
 from motet_planner.traffic import Arrival
 from motet_shared.errors import ConfigError
@@ -26,11 +26,14 @@ from motet_shared.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Parameters of a simulation.
+    """Hold the parameters of a simulation.
 
-    speed: of each instance. policy: None: `instances` stay from beginning to end.
-    instances: at the beginning, ready. interval: seconds between two decisions of the policy.
-    cold_start: seconds. max_wait: seconds that a request waits while no instance is ready.
+    speed: of each instance.
+    policy: None: `instances` stay from beginning to end.
+    instances: at the beginning, ready.
+    interval: seconds between two decisions of the policy.
+    cold_start: seconds.
+    max_wait: seconds that a request waits while no instance is ready.
     lead: seconds for which the policy has observed an idle fleet before the traffic begins.
     sample: each simulated instance and request stands for so many, so that thousands of instances
         are simulated in seconds; the caller thins the traffic. Waits come out a little too long, as
@@ -60,7 +63,7 @@ class Scenario:
 
 def simulate(
     scenario: Scenario, traffic: Iterable[Arrival], seconds: float | None = None
-) -> Outcome:
+) -> SimulationOutcome:
     """Simulate until all replies are complete.
 
     `seconds`: how long the traffic lasts (default: until its last request).
@@ -77,14 +80,14 @@ class _Run:
         self._policy = Policy(scenario.policy) if scenario.policy is not None else None
         self._events: list[tuple[float, int, Any, Any]] = []  # (time, order, callback, argument)
         self._order = itertools.count()
-        self._jobs: list[Job] = []
+        self._jobs: list[SimulatedRequest] = []
         self._replicas = Replicas()
         self._has_arrivals = True
         self._open = 0  # jobs at instances
         self._seen = 0  # jobs included in earlier samples
         self._now = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         for _ in range(-(-self._scenario.instances // self._scenario.sample)):
             self._fleet.has_started(self._fleet.add(0.0, 0.0))
         self._next_arrival()
@@ -108,18 +111,20 @@ class _Run:
             self._at(arrival.at, self._arrive, arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
-        job = Job(arrival.at, arrival.prompt, arrival.output, self._scenario.speed.cached)
+        job = SimulatedRequest(
+            arrival.at, arrival.prompt, arrival.output, self._scenario.speed.cached
+        )
         self._jobs.append(job)
         self._place(job)
         self._next_arrival()
 
-    def _place(self, job: Job) -> None:
+    def _place(self, job: SimulatedRequest) -> None:
         instance = self._fleet.pick(job)
         if instance is not None:
             self._open += 1
             self._advance(instance, job)
 
-    def _advance(self, instance: Instance, job: Job | None = None) -> None:
+    def _advance(self, instance: Instance, job: SimulatedRequest | None = None) -> None:
         """Advance an instance to now; `job` is new there."""
         self._open -= len(instance.advance(self._now))
         if job is not None:
@@ -177,11 +182,11 @@ class _Run:
     def _note(self) -> None:
         self._replicas.note(self._now, len(self._fleet.ready), self._fleet.requested)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> SimulationOutcome:
         end = max([self._seconds or 0.0, *(job.at for job in self._jobs[-1:])])
         self._fleet.unserved += len(self._fleet.held)  # no instance will be added any more
         many = self._scenario.sample
-        return Outcome(
+        return SimulationOutcome(
             jobs=self._jobs,
             seconds=end,
             span=max(self._now, end),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from motet_planner.outcome import Outcome, Slo
+from motet_planner.outcome import SimulationOutcome, Slo
 from motet_planner.policy import RolePolicy
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.speed import Speed
@@ -16,7 +16,7 @@ _HEADROOM = 0.9  # target streams of an instance, as a share of the most it can 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Traffic, and the limits it is to be answered within.
+    """Describe traffic, and the limits within which it is to be answered.
 
     traffic: returns the requests anew at each call, one in `sample` of them.
     seconds: how long requests arrive.
@@ -32,7 +32,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """Result of sizing, fixed and scaled.
+    """Hold the result of sizing, fixed and scaled.
 
     fixed: with the fewest `instances` that keep the limits all the time.
     scaled: under the policy.
@@ -41,15 +41,15 @@ class Sizing:
 
     instances: int
     streams: float
-    fixed: Outcome
+    fixed: SimulationOutcome
     policy: RolePolicy
-    scaled: Outcome
+    scaled: SimulationOutcome
 
 
 def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
     """Size a fleet for `demand`.
 
-    Returns None if no number of instances suffices: too many requests take too long even alone.
+    Returns None if no number of instances suffices: too many requests miss the SLO even alone.
     """
     if share_alone(demand, speed) < demand.share:
         return None
@@ -75,10 +75,10 @@ def share_alone(demand: Demand, speed: Speed) -> float:
     return kept / count if count else 1.0
 
 
-def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
+def smallest(demand: Demand, speed: Speed) -> tuple[int, SimulationOutcome]:
     """Return the fewest instances, a multiple of `sample`, that keep the limits all the time."""
     scenario = {"speed": speed, "max_wait": float("inf"), "sample": demand.sample}
-    tried: dict[int, Outcome] = {}
+    tried: dict[int, SimulationOutcome] = {}
 
     def enough(cells: int) -> bool:
         begin = Scenario(instances=cells * demand.sample, **scenario)  # type: ignore[arg-type]

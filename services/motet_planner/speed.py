@@ -17,7 +17,7 @@ PREFILL_SHARE = 1 - 1 / 1.8
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Speed and limits of an instance.
+    """Model the speed and limits of an instance.
 
     prefill_token: seconds per token of a prompt that is not cached.
     steps: (sequences, seconds) of a decode step, ascending; interpolated linearly, and extrapolated

@@ -13,7 +13,7 @@ DAY = 86400.0
 
 
 class Arrival(NamedTuple):
-    """A request that arrives `at` seconds after the beginning; lengths in tokens."""
+    """Represent a request that arrives `at` seconds after the beginning; lengths in tokens."""
 
     at: float
     prompt: int
@@ -66,4 +66,5 @@ def lognormal(median: float, sigma: float, most: int) -> Length:
 
 
 def fixed(length: int) -> Length:
+    """Return a length that is always `tokens`."""
     return lambda rng: length

@@ -18,16 +18,20 @@ from motet_models.small_network import Floats, Sizes, SmallNetwork
 from .features import BANDS
 
 KERNEL = 5  # frames of the first convolution, which has a stride of 2
-REACH = 3  # frames of the other convolutions, `dilation` apart
-TINY = 1e-5
+KERNEL_WIDTH = 3  # frames of the other convolutions, `dilation` apart
+EPSILON = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(Sizes):
-    """Sizes: channels, dilations of the residual convolutions, pooled channels, vector size.
+    """Define the sizes of the network.
 
-    alike: cosine of two vectors (each of about 1.5 s of speech) above which they are more likely of
-    one speaker than of two.
+    width: channels.
+    dilations: of the residual convolutions.
+    pooled: channels before pooling.
+    size: of the vectors.
+    alike: cosine similarity of two vectors (each of about 1.5 s of speech) above which they more
+        likely belong to one speaker than to two.
     """
 
     width: int = 128
@@ -42,7 +46,7 @@ class Shape(Sizes):
             "first.bias": (self.width,),
         }
         for number in range(len(self.dilations)):
-            found[f"deep.{number}.weight"] = (REACH * self.width, self.width)
+            found[f"deep.{number}.weight"] = (KERNEL_WIDTH * self.width, self.width)
             found[f"deep.{number}.bias"] = (self.width,)
         return found | {
             "wide.weight": (self.width, self.pooled),
@@ -54,18 +58,20 @@ class Shape(Sizes):
 
 
 class SpeakerEncoder(SmallNetwork[Shape]):
+    """Embed stretches of speech as unit-length vectors."""
+
     model_type, what, setting, sizes = "motet-speakers", "speaker encoder", "model", Shape
 
-    def encode(self, heard: Sequence[Floats]) -> Floats:
+    def encode(self, features: Sequence[Floats]) -> Floats:
         """Return unit-length vectors (B, size) of each stretch's features (T, BANDS).
 
         Stretches of equal T are computed as one batch.
         """
-        found = np.empty((len(heard), self.shape.size), np.float32)
-        lengths = np.array([len(one) for one in heard])
+        found = np.empty((len(features), self.shape.size), np.float32)
+        lengths = np.array([len(one) for one in features])
         for length in np.unique(lengths):
             [places] = np.nonzero(lengths == length)
-            found[places] = self._forward(np.stack([heard[int(place)] for place in places]))
+            found[places] = self._forward(np.stack([features[int(place)] for place in places]))
         return found
 
     def _forward(self, x_BTC: Floats) -> Floats:
@@ -74,14 +80,16 @@ class SpeakerEncoder(SmallNetwork[Shape]):
             _convolved(x_BTC, weights["first.weight"], KERNEL, 1)[:, ::2] + weights["first.bias"]
         )
         for number, dilation in enumerate(self.shape.dilations):
-            seen = _convolved(x_BTC, weights[f"deep.{number}.weight"], REACH, dilation)
-            x_BTC = x_BTC + _relu(seen + weights[f"deep.{number}.bias"])
+            pooled_input = _convolved(
+                x_BTC, weights[f"deep.{number}.weight"], KERNEL_WIDTH, dilation
+            )
+            x_BTC = x_BTC + _relu(pooled_input + weights[f"deep.{number}.bias"])
         x_BTC = _relu(x_BTC @ weights["wide.weight"] + weights["wide.bias"])
         score = x_BTC @ weights["worth.weight"]
-        worth = np.exp(score - score.max(axis=1, keepdims=True))[..., None]
-        worth /= worth.sum(axis=1, keepdims=True)
-        mean = (x_BTC * worth).sum(axis=1)
-        deviation = np.sqrt(np.maximum((x_BTC**2 * worth).sum(axis=1) - mean**2, TINY))
+        attention = np.exp(score - score.max(axis=1, keepdims=True))[..., None]
+        attention /= attention.sum(axis=1, keepdims=True)
+        mean = (x_BTC * attention).sum(axis=1)
+        deviation = np.sqrt(np.maximum((x_BTC**2 * attention).sum(axis=1) - mean**2, EPSILON))
         vector = (
             np.concatenate([mean, deviation], axis=1) @ weights["out.weight"] + weights["out.bias"]
         )
@@ -96,7 +104,9 @@ def _convolved(x_BTC: Floats, weight: Floats, kernel: int, dilation: int) -> Flo
     """
     half, frames = kernel // 2 * dilation, x_BTC.shape[1]
     padded = np.pad(x_BTC, ((0, 0), (half, half), (0, 0)))
-    shifted = [padded[:, tap * dilation : tap * dilation + frames] for tap in range(kernel)]
+    shifted = [
+        padded[:, offset * dilation : offset * dilation + frames] for offset in range(kernel)
+    ]
     return np.concatenate(shifted, axis=2) @ weight
 
 

@@ -18,6 +18,7 @@ Floats = NDArray[np.float32]
 
 
 def mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert Hz to mel."""
     return 2595 * np.log10(1 + hertz / 700)
 
 
@@ -42,8 +43,8 @@ def features(samples: Floats) -> Floats:
     The result does not depend on the level. Audio shorter than SHORTEST is repeated; at least one
     sample is needed.
     """
-    least = int(SHORTEST * RATE)
-    whole = samples if len(samples) >= least else np.resize(samples, least)
+    shortest = int(SHORTEST * RATE)
+    whole = samples if len(samples) >= shortest else np.resize(samples, shortest)
     frames = sliding_window_view(whole, WINDOW)[::HOP] * _HANN
     spectrum = np.fft.rfft(frames, SPECTRUM).astype(np.complex64)
     power = (spectrum.real**2 + spectrum.imag**2) @ _FILTERS

@@ -30,7 +30,10 @@ BLOCK = 30 * RATE  # samples that are read at a time
 
 
 class Speakers(Actor):
-    """Serve one encoder. Files take turns, batch by batch, on one thread."""
+    """Serve one speaker encoder.
+
+    Files take turns, batch by batch, on one thread.
+    """
 
     role = "speakers"
     config: SpeakersConfig
@@ -97,8 +100,8 @@ class Speakers(Actor):
         """Yield vectors batch by batch: (stretches of the batch, size)."""
 
         def batch() -> Floats | None:
-            heard = [features(part) for part in islice(parts, self.config.max_batch)]
-            return encoder.encode(heard) if heard else None
+            frames = [features(part) for part in islice(parts, self.config.max_batch)]
+            return encoder.encode(frames) if frames else None
 
         while (vectors := await self._run(batch)) is not None:
             self._counts["batches"] += 1

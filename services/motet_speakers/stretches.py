@@ -42,7 +42,8 @@ def stretches(
         if first + len(held) <= begin:
             seconds = (first + len(held)) / RATE
             raise BadRequest(
-                f"spans: ({start}, {end}) lies behind the end of the file, {seconds:.2f} s",
+                f"spans: ({start}, {end}) begins after the end of the file, {seconds:.2f} s; "
+                "give spans within it",
                 param="spans",
             )
         yield held[begin - first : finish - first]

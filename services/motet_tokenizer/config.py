@@ -8,6 +8,7 @@ from typing import Literal
 
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Duration, ProcessConfig, setting
+from motet_shared.reasoning import registry as reasoning
 from motet_shared.tool_formats.registry import NAMES
 
 
@@ -34,9 +35,7 @@ class TokenizerConfig(ProcessConfig):
     encode_limit: Duration = setting(
         "how long one of them may take for a prompt", default=20.0, min=0.1
     )
-    max_active: int = setting(
-        "requests at a time; more are refused as overloaded", default=1024, min=1
-    )
+    max_active: int = setting("requests at a time; further ones are refused", default=1024, min=1)
     window: int = setting(
         "items that a decode instance may send ahead of a slow client", default=64, min=2
     )
@@ -45,6 +44,20 @@ class TokenizerConfig(ProcessConfig):
     )
     tool_format: str = setting(
         f"how the models write tool calls: auto (as their chat templates do), {', '.join(NAMES)}",
+        default="auto",
+    )
+    reasoning_format: str = setting(
+        "how the models write reasoning: auto (as their chat templates do), none (tags stay text), "
+        f"{', '.join(reasoning.NAMES)}",
+        default="auto",
+    )
+    chat_template: tuple[str, ...] = setting(
+        "file of a Jinja template in place of the checkpoint's, or name=file for one of several models",
+        default=(),
+    )
+    generation_config: str = setting(
+        "where recommended sampling comes from: auto (the checkpoint's generation_config.json), none, "
+        "or such a file",
         default="auto",
     )
     max_images: int = setting("most images in one chat", default=64, min=0)
@@ -59,11 +72,14 @@ class TokenizerConfig(ProcessConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.models()
-        if self.tool_format not in ("auto", *NAMES):
+        self.templates()
+        if self.generation_config not in ("auto", "none") and not _is_file(self.generation_config):
             raise ConfigError(
-                f"tool_format={self.tool_format!r}: choose one of auto, {', '.join(NAMES)}",
-                param="tool_format",
+                f"generation_config={self.generation_config!r}: give auto, none, or a JSON file",
+                param="generation_config",
             )
+        _check_name("tool_format", self.tool_format, ("auto", *NAMES))
+        _check_name("reasoning_format", self.reasoning_format, ("auto", "none", *reasoning.NAMES))
 
     def models(self) -> dict[str, str]:
         """Return checkpoint folders by model name.
@@ -85,6 +101,41 @@ class TokenizerConfig(ProcessConfig):
         if not models:
             raise ConfigError("model: none is given; give --model name=folder", param="model")
         return models
+
+    def templates(self) -> dict[str, str]:
+        """Return files of chat templates by model name.
+
+        Raises ConfigError for a file that is missing, or a model that is not served.
+        """
+        models = self.models()
+        found: dict[str, str] = {}
+        for entry in self.chat_template:
+            name, separator, path = entry.partition("=")
+            if not separator or _is_file(entry):
+                name, path = (next(iter(models)) if len(models) == 1 else ""), entry
+            if name not in models:
+                raise ConfigError(
+                    f"chat_template={entry!r}: several models are served, or not this one; give"
+                    f" name=file for one of {', '.join(models)}",
+                    param="chat_template",
+                )
+            if not _is_file(path):
+                raise ConfigError(
+                    f"chat_template={entry!r}: no such file; give one with a Jinja template",
+                    param="chat_template",
+                )
+            found[name] = path
+        return found
+
+
+def _is_file(path: str) -> bool:
+    return Path(path).expanduser().is_file()
+
+
+def _check_name(field: str, value: str, names: tuple[str, ...]) -> None:
+    """Raise ConfigError for a value that is none of `names`."""
+    if value not in names:
+        raise ConfigError(f"{field}={value!r}: choose one of {', '.join(names)}", param=field)
 
 
 def split_model(entry: str) -> tuple[str, str]:

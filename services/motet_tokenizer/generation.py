@@ -41,8 +41,8 @@ async def _no_images() -> list[EncodedImage]:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Counters of one process."""
+class RequestCounters:
+    """Count the requests of one process."""
 
     waiting_for_decode: int = 0
     waiting_by_model: dict[str, int] = field(default_factory=dict)  # `asdict` cannot copy a Counter
@@ -58,12 +58,12 @@ class Counters:
 
 @dataclass(slots=True, frozen=True)
 class GenerationContext:
-    """Objects that all generations of a process share."""
+    """Hold the objects that all generations of a process share."""
 
     bus: Bus
     router: Router
     config: TokenizerConfig
-    counters: Counters
+    counters: RequestCounters
 
 
 class Generation:
@@ -233,7 +233,12 @@ class Generation:
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:
             shown = len(piece.ids) - self._text.ended_by_token
-            piece.logprobs = [self._text_logprob(logprob) for logprob in logprobs[:shown]]
+            hidden = self._text.hidden
+            piece.logprobs = [
+                self._text_logprob(logprob)
+                for index, logprob in enumerate(logprobs[:shown])
+                if index not in hidden
+            ]
         await self._call.send(piece)
 
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
@@ -245,7 +250,7 @@ class Generation:
     # ------------------------------------------------------------------------------------------ end
     async def _finish(self, status: str) -> None:
         rest = self._text.finish(status)
-        if rest.text or rest.tools:
+        if rest.text or rest.tools or rest.reasoning:
             await self._call.send(rest)
 
     def _finish_call(self) -> None:
@@ -253,6 +258,7 @@ class Generation:
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,
+            reasoning_tokens=self._text.reasoning_tokens,
             image_tokens=sum(
                 [embedding.embeddings.shape[1] for embedding in self._request.image_embeddings]
             ),

@@ -127,4 +127,4 @@ class ImageEncoding:
         async with stream:
             async for item in stream:
                 return cast(EncodedImage, item)
-        raise InternalError(f"{instance} ended without a word about an image")
+        raise InternalError(f"{instance} ended its stream without an image")

@@ -23,24 +23,28 @@ from motet_shared.wire.transport import Message
 log = logging.getLogger(__name__)
 
 ROLE = "decode"
-READ_TIMEOUT = 10.0  # seconds for an answer
-READ_INTERVAL = 1.0  # seconds between two requests for all blocks of an instance
+READ_TIMEOUT_SECONDS = 10.0  # seconds for an answer
+READ_INTERVAL_SECONDS = 1.0  # seconds between two requests for all blocks of an instance
 MAX_LAGGING_TICKS = 3  # ticks for which the index may lag behind the news number of a heartbeat
 
 
 @dataclass(slots=True, eq=False)
 class _Cache:
-    """Known state of an instance: its blocks after all news before `number`."""
+    """Hold the known state of an instance: its blocks after all updates before `number`.
+
+    task: reads all blocks.
+    later: updates received meanwhile.
+    """
 
     number: int = 0
     blocks: set[int] = field(default_factory=set)
-    task: asyncio.Task[None] | None = None  # reads all blocks
+    task: asyncio.Task[None] | None = None
     later: list[CacheUpdate] = field(default_factory=list)  # news received meanwhile
     lagging_ticks: int = 0
     wait: float = 0.0
 
     def take(self, news: CacheUpdate) -> bool:
-        """Apply news. Return False if earlier ones are missing."""
+        """Apply an update. Return False if earlier ones are missing."""
         if news.number > self.number:
             return False
         if news.number == self.number:
@@ -51,7 +55,7 @@ class _Cache:
 
 
 class PrefixIndex:
-    """Track the blocks of all instances for `held`.
+    """Track the blocks of all instances, which `held` looks up.
 
     While all blocks of an instance are being read, its cache counts as empty.
     """
@@ -67,6 +71,7 @@ class PrefixIndex:
         await self._bus.control.subscribe(subjects.CACHE_UPDATES, self.on_news)
 
     async def close(self) -> None:
+        """Stop reading blocks."""
         tasks = [cache.task for cache in self._caches.values() if cache.task is not None]
         for task in tasks:
             task.cancel()
@@ -88,13 +93,15 @@ class PrefixIndex:
     def on_news(self, message: Message) -> None:
         try:
             news = decode_cache_update(message.data)
-            genuine = (
+            is_from_sender = (
                 message.subject == subjects.cache_updates(news.instance) and news.v == PROTOCOL
             )
         except ValueError:
             self.counts["malformed_cache_update"] += 1
             return
-        if not genuine:  # permissions bind the subject to a role: the content must agree with it
+        if (
+            not is_from_sender
+        ):  # permissions bind the subject to a role: the content must agree with it
             self.counts["forged_cache_update"] += 1
             return
         cache = self._caches.setdefault(news.instance, _Cache())
@@ -128,7 +135,7 @@ class PrefixIndex:
         number = 0
         try:
             async with self._bus.open(
-                ROLE, ListBlocks(), instance=instance, deadline=READ_TIMEOUT
+                ROLE, ListBlocks(), instance=instance, deadline=READ_TIMEOUT_SECONDS
             ) as stream:
                 async for body in stream:
                     if isinstance(body, CachedBlocks):
@@ -138,7 +145,7 @@ class PrefixIndex:
             log.info("no list of what %s holds: %s", instance, error.message)
         else:
             cache.number, cache.blocks = number, blocks
-        cache.task, cache.lagging_ticks, cache.wait = None, 0, READ_INTERVAL
+        cache.task, cache.lagging_ticks, cache.wait = None, 0, READ_INTERVAL_SECONDS
         for news in cache.later:
             cache.take(news)  # news still missing are detected by the next heartbeat
         cache.later = []

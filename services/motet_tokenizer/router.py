@@ -2,12 +2,14 @@
 
 A request goes to the instance where it costs the fewest seconds:
 
-    (tokens to prefill before it + its own that are not cached) · seconds per prefilled token
-    + streams there · tokens that a reply has left · seconds that a stream adds to a step
+    cost = (tokens to prefill before it + its own that are not cached) · seconds per prefilled token
+         + streams there · tokens that a reply has left · seconds that a stream adds to a step
+         + seconds to load its adapter, where it is not resident
 
-Cached tokens are known block by block (`PrefixIndex`), so a conversation stays at its instance as
-long as that is worth more than a shorter queue. An adapter that is not resident costs the time of
-loading it. Queues and speeds come with heartbeats; requests sent since the last one are added.
+This is cache-aware routing by expected cost, as in Preble (Srivatsa et al. 2024), SGLang's router
+and NVIDIA Dynamo's KV-aware router: cached tokens are known block by block (`PrefixIndex`), so a
+conversation stays at its instance as long as that saves more than a shorter queue. Queues and
+speeds come with heartbeats; requests sent since the last one are added.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ REPLY_WEIGHT = 0.05  # weight of the newest reply in their mean
 
 @dataclass(slots=True, eq=False)
 class PromptLoad:
-    """Weight of a request. names: prefix names of its prompt and output tokens (see `prefixes`)."""
+    """Describe the load of a request.
+
+    names: prefix names of its prompt and output tokens (see `prefixes`).
+    """
 
     names: Sequence[int] = ()
     priority: int = 0
@@ -48,6 +53,7 @@ class PromptLoad:
 
     @property
     def tier(self) -> str:
+        """Return the service tier of the request's priority."""
         return tier_of(self.priority)
 
 
@@ -115,7 +121,7 @@ class Router:
         return str(instance)
 
     def has(self, model: str, avoid: Collection[str]) -> bool:
-        """Return True if there is an instance to pick."""
+        """Return True if an instance serves `model`, `avoid` left out."""
         return any(beat.instance not in avoid for beat in self._directory.ready(ROLE, model=model))
 
     def context(self, model: str, limit: int) -> int:

@@ -25,17 +25,18 @@ from motet_shared.messages import (
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.fair_slots import FairSlots
 from motet_shared.process.telemetry import Stopwatch
+from motet_shared.reasoning.reply_parser import ReplyParser
 from motet_shared.text.characters import characters
 from motet_shared.tool_formats.parser import ToolParser
-from motet_shared.tool_formats.tool import Tool
-from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.encoder_pool import EncoderPool
-from motet_tokenizer.encoding.encoder_process import Job
+from motet_tokenizer.encoding.encoder_process import EncodeJob
+from motet_tokenizer.encoding.prompt_end import PromptEnd
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from motet_tokenizer.generation import Counters, Generation, GenerationContext
+from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
@@ -54,21 +55,23 @@ class Tokenizer(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self.vocabularies: dict[str, Vocabulary] = {}
-        self.counters = Counters()
+        self.counters = RequestCounters()
         self._index = PrefixIndex(bus)
         router = Router(bus.directory, self._index, config.routing)
         self._shared = GenerationContext(bus, router, config, self.counters)
         self._image_encoding = ImageEncoding(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
         self._slots = FairSlots(config.threads)
-        self._encoders = EncoderPool(config.models(), config.encoders, config.encode_limit)
+        self._encoders = EncoderPool(
+            config.models(), config.encoders, config.encode_limit, config.templates()
+        )
 
     async def warm(self) -> None:
         await self._index.start()
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
             self.vocabularies[name] = await loop.run_in_executor(
-                self._threads, _load, name, path, self.config.tool_format
+                self._threads, _load, self.config, name, path
             )
 
     async def close(self) -> None:
@@ -113,11 +116,21 @@ class Tokenizer(Actor):
         vocabulary = self._vocabulary(request.model)
         stopwatch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
-        grammar = await self._grammar(request, tools, vocabulary.tool_format)
+        dialect = vocabulary.dialect
+        grammar = await self._grammar(request, tools, dialect)
+        options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
+        end = PromptEnd.of(request)
         with stopwatch.stage("encode"):
-            job = Job(vocabulary.name, request.messages, tools)
+            job = EncodeJob(
+                vocabulary.name,
+                request.messages,
+                tools,
+                options,
+                starts_turn=end.starts_turn,
+                continues=end.continues,
+            )
             size = characters([request.messages, tools], self.config.process_chars)
-            encode = partial(vocabulary.template.encode, request.messages, tools)
+            encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
         seen: list[EncodedImage] = []
         if request.images or (
@@ -128,12 +141,24 @@ class Tokenizer(Actor):
             prompt = vocabulary.template.expand_placeholders(
                 prompt, [picture.ids for picture in seen]
             )
-        parser = None
-        if tools:
-            functions = [Tool.of(tool) for tool in tools]
-            parser = vocabulary.tool_format.parser(request.request_id or call.id, functions)
+        request_id = request.request_id or call.id
+        tail = partial(vocabulary.tail, prompt)
+        beginning = dialect.beginning(tail)
+        reply, parser = dialect.parsers(tail, beginning, request_id, tools)
+        if grammar is not None:
+            frame = dialect.frame(beginning, calls=grammar is not request.grammar)
+            grammar = msgspec.structs.replace(grammar, frame=frame)
         await self._generate(
-            call, request, vocabulary, prompt, stopwatch, parser=parser, seen=seen, grammar=grammar
+            call,
+            request,
+            vocabulary,
+            prompt,
+            stopwatch,
+            reply=reply,
+            parser=parser,
+            continues=end.continues,
+            seen=seen,
+            grammar=grammar,
         )
 
     @operation(Complete)
@@ -144,7 +169,7 @@ class Tokenizer(Actor):
         with stopwatch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
-                job = Job(vocabulary.name, text=text)
+                job = EncodeJob(vocabulary.name, text=text)
                 prompt = await self._encode(
                     request.tenant, len(text), job, partial(vocabulary.encode, text)
                 )
@@ -171,6 +196,7 @@ class Tokenizer(Actor):
         prompt: list[int],
         stopwatch: Stopwatch,
         *,
+        reply: ReplyParser | None = None,
         parser: ToolParser | None = None,
         continues: bool = False,
         echo: str = "",
@@ -185,6 +211,8 @@ class Tokenizer(Actor):
             end_ids=frozenset(sampling.stop_token_ids),
             max_tokens=sampling.max_tokens,
             stops=request.stop,
+            reply=reply,
+            controls=vocabulary.controls,
             tools=parser,
             echo=echo,
         )
@@ -209,7 +237,7 @@ class Tokenizer(Actor):
         return vocabulary
 
     async def _encode(
-        self, tenant: str, size: int, job: Job, work: Callable[[], list[int]]
+        self, tenant: str, size: int, job: EncodeJob, work: Callable[[], list[int]]
     ) -> list[int]:
         """Encode short prompts inline, long ones in threads, the longest in processes.
 
@@ -223,12 +251,12 @@ class Tokenizer(Actor):
         return await self._in_thread(tenant, work)
 
     async def _grammar(
-        self, chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat
+        self, chat: Chat, tools: list[dict[str, Any]], dialect: Dialect
     ) -> Grammar | None:
         """Return the grammar of a reply; one of long tools or constraints is built in a thread."""
         most = self.config.inline_chars
         size = characters(tools, most) + (len(chat.grammar.text) if chat.grammar else 0)
-        work = partial(grammar_of, chat, tools, tool_format)
+        work = partial(grammar_of, chat, tools, dialect)
         return work() if size <= most else await self._in_thread(chat.tenant, work)
 
     async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:
@@ -264,9 +292,16 @@ def _group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-def _load(name: str, path: str, tool_format: str) -> Vocabulary:
+def _load(config: TokenizerConfig, name: str, path: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
-    vocabulary = Vocabulary.load(name, path, tool_format)
+    vocabulary = Vocabulary.load(
+        name,
+        path,
+        config.tool_format,
+        config.reasoning_format,
+        chat_template=config.templates().get(name),
+        generation_config=config.generation_config,
+    )
     if vocabulary.template.source:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])
@@ -297,10 +332,11 @@ def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sa
 
     Raises BadRequest for invalid token ids or a negative `max_tokens`.
     """
-    sampling = request.sampling
+    sampling = vocabulary.sampling.complete(request.sampling)
     vocabulary.check_ids(list(sampling.logit_bias), "logit_bias")
     vocabulary.check_ids(sampling.stop_token_ids, "stop_token_ids")
-    limit = room if request.max_tokens is None else min(request.max_tokens, room)
+    wanted = vocabulary.sampling.max_tokens if request.max_tokens is None else request.max_tokens
+    limit = room if wanted is None else min(wanted, room)
     if limit < 0:
         raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)

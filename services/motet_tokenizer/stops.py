@@ -10,15 +10,19 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Keep the state of one request. `hit` turns true with the stop string, which ends the text."""
+    """Keep the state of one request. `hit` turns true with the stop string, which ends the text.
 
-    __slots__ = ("_firsts", "_held", "_longest", "_stops", "hit")
+    any: there are stop strings.
+    """
+
+    __slots__ = ("_firsts", "_held", "_longest", "_stops", "any", "hit")
 
     def __init__(self, stops: Sequence[str]):
         self._stops = tuple(stop for stop in stops if stop)
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
+        self.any = bool(self._stops)
         self.hit = False
 
     def feed(self, text: str) -> str:

@@ -10,20 +10,28 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from motet_shared.errors import BadRequest
+from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Grammar
 from motet_shared.text.characters import characters
 from motet_shared.text.grammars import LONGEST, json_rule
 from motet_shared.tool_formats.tool import Tool
-from motet_shared.tool_formats.tool_format import CallGrammar, ToolFormat, alternatives, literal
+from motet_shared.tool_formats.tool_format import ReplyGrammar, ToolFormat
+from motet_tokenizer.dialect import Dialect
 
 
-def grammar_of(chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat) -> Grammar | None:
+def grammar_of(chat: Chat, tools: list[dict[str, Any]], dialect: Dialect) -> Grammar | None:
     """Return the grammar of the reply to a chat with these tools, or None if it is unconstrained.
 
-    Raises BadRequest if tools and constraints contradict each other, or if the tools are too long
-    or nested too deeply.
+    Raises UnsupportedParameter for tools of a model whose format is not known, or constraints of
+    calls for which there is no grammar; BadRequest if tools and constraints contradict each other,
+    or if the tools are too long or nested too deeply.
     """
+    if tools and not dialect.calls_tools:
+        message = (
+            f"tools: it is not known how model {chat.model!r} writes tool calls; leave them out, or "
+            "start the tokenizer with --tool-format"
+        )
+        raise UnsupportedParameter(message, param="tools")
     required = chat.tool_choice == "required"
     if not required and not tools:
         return chat.grammar
@@ -35,25 +43,33 @@ def grammar_of(chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat)
         message = f"`tools` have more than {LONGEST} characters, too many for a grammar of calls"
         raise BadRequest(f"{message}; shorten them", param="tools")
     try:
-        return _grammar(chat, functions, tool_format.grammar)
+        return _grammar(chat, functions, dialect.tool_format)
     except RecursionError:
         raise BadRequest("`tools` are nested too deeply; flatten them", param="tools") from None
 
 
-def _grammar(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
-    if chat.tool_choice == "required":
-        return _required(chat, tools, calls)
-    if chat.grammar is not None:
-        return _calls_or(chat.grammar, chat, tools, calls)
-    return _calls_in_text(chat, tools, calls)
-
-
-def _required(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
-    """Return a grammar of calls only, at least one; exactly one if a tool is named."""
+def _grammar(chat: Chat, tools: Sequence[Tool], tool_format: ToolFormat | None) -> Grammar:
     if not tools:
         raise BadRequest(
             "`tool_choice`: there are no tools to call; give `tools`", param="tool_choice"
         )
+    if tool_format is None:
+        param = "tool_choice" if chat.tool_choice == "required" else "tools"
+        message = (
+            f"{param}: the calls of model {chat.model!r} are read by its response template, and there "
+            "is no grammar that they could be held to; leave constraints of calls out"
+        )
+        raise UnsupportedParameter(message, param=param)
+    calls = tool_format.grammar
+    if chat.tool_choice == "required":
+        return _required(chat, tools, calls)
+    if chat.grammar is not None:
+        return _calls_or(chat.grammar, chat, tools, calls)
+    return _lark(calls.in_text(tools, several=chat.parallel_tools))
+
+
+def _required(chat: Chat, tools: Sequence[Tool], calls: ReplyGrammar) -> Grammar:
+    """Return a grammar of calls only, at least one; exactly one if a tool is named."""
     if chat.tool:
         tools = [tool for tool in tools if tool.name == chat.tool]
         if not tools:
@@ -61,24 +77,10 @@ def _required(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
                 f"`tool_choice`: there is no tool {chat.tool!r}; name one of `tools`",
                 param="tool_choice",
             )
-    several = chat.parallel_tools and not chat.tool
-    return _lark([f"start: {literal(calls.opening)} calls"], tools, calls, several=several)
+    return _lark(calls.required(tools, several=chat.parallel_tools and not chat.tool))
 
 
-def _calls_in_text(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
-    """Return a grammar of any text, with a valid call after each opening tag."""
-    text = f"TEXT: /{calls.text}/"
-    if not calls.anywhere:
-        rules = [f"start: TEXT | {literal(calls.opening)} calls", text]
-        return _lark(rules, tools, calls, several=chat.parallel_tools)
-    start = "(opening calls)* TEXT" if chat.parallel_tools else "TEXT | opening calls"
-    rules = [f"start: {start}", f"opening[lazy]: TEXT {literal(calls.opening)}", text]
-    # Calls without an end of their list are several lists of one call each.
-    several = chat.parallel_tools and bool(calls.closing)
-    return _lark(rules, tools, calls, several=several)
-
-
-def _calls_or(grammar: Grammar, chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
+def _calls_or(grammar: Grammar, chat: Chat, tools: Sequence[Tool], calls: ReplyGrammar) -> Grammar:
     """Return a grammar of calls, or of a reply that follows `grammar`."""
     if grammar.kind != "json_schema":
         raise BadRequest(
@@ -86,11 +88,8 @@ def _calls_or(grammar: Grammar, chat: Chat, tools: Sequence[Tool], calls: CallGr
             '`tool_choice` "none"',
             param=grammar.param or None,
         )
-    rules = [
-        f"start: answer | {literal(calls.opening)} calls",
-        f"answer: {_answer_rule(grammar)}",
-    ]
-    return _lark(rules, tools, calls, several=chat.parallel_tools, param=grammar.param)
+    rules = calls.instead(_answer_rule(grammar), tools, several=chat.parallel_tools)
+    return _lark(rules, param=grammar.param)
 
 
 def _answer_rule(grammar: Grammar) -> str:
@@ -106,26 +105,5 @@ def _answer_rule(grammar: Grammar) -> str:
         raise BadRequest(message, param=grammar.param or None) from None
 
 
-def _lark(
-    rules: list[str],
-    tools: Sequence[Tool],
-    calls: CallGrammar,
-    *,
-    several: bool,
-    param: str = "tools",
-) -> Grammar:
-    """Return `rules` plus a rule `calls` for what follows an opening: any tool, its arguments.
-
-    Schema keywords that no reply can be held to are refused where the tool is `strict`, and ignored
-    elsewhere.
-    """
-    names = [f"tool_{index}" for index in range(len(tools))]
-    more = f"({calls.separator} call)*" if several else ""
-    rules = [
-        *rules,
-        f"calls: {calls.before} call {more} {calls.closing}",
-        f"call: {alternatives(names)}",
-    ]
-    for name, tool in zip(names, tools, strict=True):
-        rules += calls.call(name, tool)
+def _lark(rules: list[str], param: str = "tools") -> Grammar:
     return Grammar(kind="grammar", text="\n".join(rules) + "\n", param=param)

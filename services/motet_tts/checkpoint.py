@@ -12,33 +12,47 @@ import torch
 from motet_kernels.runtime.device import find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint, check_weights
 from motet_shared.errors import ConfigError
-from motet_tts.engine.utterance import Key, Piece, Utterance
+from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .config import EngineConfig
 
 
 class SpeechModel(Protocol):
-    """Interface of a model to the engine: sentences join, leave and advance by a step together."""
+    """Define the interface of a model to the engine: sentences join, leave and advance by a step.
+
+    sample_rate: Hz.
+    voices: names, the default one first.
+    rates: slowest and fastest speed that the model supports itself; others are stretched.
+    device, dtype: where and in which type it computes.
+    """
 
     sample_rate: int
     voices: tuple[str, ...]
-    rates: tuple[float, float]  # slowest and fastest speed that the model supports itself
+    rates: tuple[float, float]
     device: torch.device
     dtype: torch.dtype
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of sentences in the model."""
 
-    def add(self, key: Key, utterance: Utterance) -> None: ...
+    def add(self, key: Key, utterance: Utterance) -> None:
+        """Add a sentence to the next step. Raises BadRequest if it cannot be spoken."""
 
-    def remove(self, key: Key) -> None: ...
+    def remove(self, key: Key) -> None:
+        """Drop a sentence without further output. Ignore unknown keys."""
 
-    def step(self) -> list[Piece]: ...
+    def step(self) -> list[StepOutput]:
+        """Advance all sentences; return the samples that are ready."""
 
-    def check_integrity(self) -> None: ...
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the model's records are inconsistent."""
 
 
 def load(config: EngineConfig) -> SpeechModel:
-    """Load the model of a checkpoint folder. Raises ConfigError if it is no known speech model."""
+    """Load the model of a checkpoint folder.
+
+    Raises ConfigError if it is no speech model that is supported, or a setting does not fit it.
+    """
     device = find_device(config.device, ConfigError)
     folder = Path(config.model)
     settings = _settings(folder)
@@ -49,7 +63,7 @@ def load(config: EngineConfig) -> SpeechModel:
     if loader is None:
         known = ", ".join(sorted(_LOADERS))
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} is no speech model that is known ({known})"
+            f"model={config.model!r}: model_type {kind!r} is no speech model; give one of {known}"
         )
     own = getattr(torch, str(settings.get("dtype") or settings.get("torch_dtype")), None)
     dtype = find_dtype(config.dtype, own, device, ConfigError)

@@ -13,7 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Settings of one `Engine`.
+    """Hold settings of one `Engine`.
 
     model: folder of a checkpoint (config.json and safetensors).
     name: model name for clients; empty: the folder's name.
@@ -50,12 +50,16 @@ class EngineConfig:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class TtsConfig(ProcessConfig):
-    """Flags of `python -m motet_tts`. `EngineConfig` documents the engine's own settings."""
+    """Synthesize speech: one process serves one speech model.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
@@ -63,12 +67,12 @@ class TtsConfig(ProcessConfig):
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )
     dtype: str = setting(
-        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+        "type of weights and activations: auto, float32, bfloat16 or float16", default="auto"
     )
     threads: int = setting(
-        "cores that compute; 0: one for a small model, else torch's choice", default=0, min=0
+        "CPU threads that compute; 0: one for a small model, else torch's choice", default=0, min=0
     )
-    greedy: bool = setting("always the likeliest code, without noise", default=False)
+    greedy: bool = setting("always pick the likeliest code, without noise", default=False)
     first_chunk: float = setting(
         "seconds of speech in the first chunk of a sentence", default=0.06, min=0.001
     )
@@ -77,13 +81,14 @@ class TtsConfig(ProcessConfig):
     )
     max_running: int = setting("most sentences that are spoken at a time", default=16, min=1)
     max_waiting: int = setting(
-        "most requests beyond these; further ones are refused", default=64, min=0
+        "most sentences in the queue; further ones are refused", default=64, min=0
     )
     step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+        "seconds after which a step counts as hung and the process exits", default=120.0, min=1
     )
     longest_text: int = setting("most characters of one request", default=100_000, min=1)
 
     def engine(self) -> EngineConfig:
+        """Return the engine's own settings."""
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
         return EngineConfig(**{name: getattr(self, name) for name in shared})

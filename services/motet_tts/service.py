@@ -49,7 +49,7 @@ class Tts(Actor):
             voices=list(engine.voices),
         )
         thread = EngineThread.on_loop(
-            engine, lambda pieces: self.sessions.deliver(pieces), self.crash
+            engine, lambda outputs: self.sessions.deliver(outputs), self.crash
         )
         self._sessions = SpeechSessions(thread, engine.sample_rate, engine.model.rates)
         self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
@@ -61,6 +61,7 @@ class Tts(Actor):
 
     @property
     def sessions(self) -> SpeechSessions:
+        """Return the sessions. Raises RuntimeError before `warm` has loaded the model."""
         if self._sessions is None:
             raise RuntimeError("the engine is not loaded yet")
         return self._sessions
@@ -113,9 +114,9 @@ class Tts(Actor):
     def check_integrity(self) -> None:
         """Raise RuntimeError if an idle actor still expects sentences; check the engine."""
         super().check_integrity()
-        if not self.bus.calls.active and self.sessions.pieces:
+        if not self.bus.calls.active and self.sessions.queues:
             raise RuntimeError(
-                f"no call is active, but {len(self.sessions.pieces)} sentences are waited for"
+                f"no call is active, but {len(self.sessions.queues)} sentences have queues"
             )
         self.sessions.thread.engine.check_integrity()
 

@@ -29,6 +29,7 @@ class Shaper:
         self.samples = 0  # output samples so far
 
     def push(self, samples: Samples) -> bytes:
+        """Return the PCM that is ready after these samples."""
         if self._stretch is not None:
             samples = self._stretch.push(samples)
         joined = np.concatenate([self._held, samples])
@@ -37,6 +38,7 @@ class Shaper:
         return self._pcm(joined[:cut])
 
     def finish(self) -> bytes:
+        """Return the remaining PCM, faded out."""
         rest = self._stretch.finish() if self._stretch is not None else self._held[:0]
         joined = np.concatenate([self._held, rest])
         size = min(self._fade, len(joined))

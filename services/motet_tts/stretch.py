@@ -32,42 +32,44 @@ class Stretch:
         self._fall = (1 - self._rise).astype(np.float32)
         self._input = _NOTHING
         self._dropped = 0  # input samples that were discarded
-        self._taken = 0  # of the whole input
+        self._received = 0  # of the whole input
         self._given = 0
         self._frame = 0
         self._last = 0  # where the last frame was taken
         self._tail = _NOTHING  # the second half of the last frame
 
     def push(self, samples: Samples) -> Samples:
-        self._taken += len(samples)
+        """Return the output that is ready after these samples."""
+        self._received += len(samples)
         self._input = np.concatenate([self._input, samples])
-        return self._frames(self._taken)
+        return self._frames(self._received)
 
     def finish(self) -> Samples:
-        due = round(self._taken / self._speed) - self._given
+        """Return the remaining output; the instance is then used up."""
+        due = round(self._received / self._speed) - self._given
         silence = np.zeros(
             4 * self._hop + 2 * self._search + int(2 * self._hop * self._speed), np.float32
         )
         self._input = np.concatenate([self._input, silence])
-        rest = np.concatenate([self._frames(self._taken + len(silence)), self._tail])
+        rest = np.concatenate([self._frames(self._received + len(silence)), self._tail])
         return np.concatenate([rest, np.zeros(max(0, due - len(rest)), np.float32)])[: max(0, due)]
 
     def _frames(self, end: int) -> Samples:
         """Return the output of all frames whose search region is within the input up to `end`."""
-        made = []
+        chunks = []
         while (
             target := round(self._frame * self._hop * self._speed)
         ) + self._search + 2 * self._hop <= end and (self._last + 3 * self._hop <= end):
-            made.append(self._next(target))
-        output = np.concatenate(made) if made else _NOTHING
+            chunks.append(self._half_frame(target))
+        output = np.concatenate(chunks) if chunks else _NOTHING
         self._given += len(output)
-        self._forget(target)
+        self._discard(target)
         return output
 
-    def _next(self, target: int) -> Samples:
+    def _half_frame(self, target: int) -> Samples:
         """Return the half frame of output that a new frame completes."""
         at = target if self._frame == 0 else self._best(target)
-        piece = self._between(at, at + 2 * self._hop)
+        piece = self._slice(at, at + 2 * self._hop)
         head, tail = piece[: self._hop], piece[self._hop :] * self._fall
         output = head if self._frame == 0 else self._tail + head * self._rise
         self._tail, self._last = tail, at
@@ -76,18 +78,18 @@ class Stretch:
 
     def _best(self, target: int) -> int:
         """Return the position near `target` that best matches what followed the last frame."""
-        wanted = self._between(self._last + self._hop, self._last + 3 * self._hop)
+        continuation = self._slice(self._last + self._hop, self._last + 3 * self._hop)
         low = max(0, target - self._search)
-        region = self._between(low, target + self._search + 2 * self._hop)
-        match = np.correlate(region, wanted, "valid")
+        region = self._slice(low, target + self._search + 2 * self._hop)
+        match = np.correlate(region, continuation, "valid")
         energy = np.concatenate([[0.0], np.cumsum(region.astype(np.float64) ** 2)])
-        norm = np.sqrt(np.maximum(energy[len(wanted) :] - energy[: -len(wanted)], 1e-9))
+        norm = np.sqrt(np.maximum(energy[len(continuation) :] - energy[: -len(continuation)], 1e-9))
         return low + int(np.argmax(match / norm))
 
-    def _between(self, begin: int, end: int) -> Samples:
+    def _slice(self, begin: int, end: int) -> Samples:
         return self._input[begin - self._dropped : end - self._dropped]
 
-    def _forget(self, target: int) -> None:
+    def _discard(self, target: int) -> None:
         keep = max(self._dropped, min(self._last + self._hop, target - self._search))
         self._input = self._input[keep - self._dropped :]
         self._dropped = keep

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 WordTime = tuple[str, int, int]
 
 _LETTER_MS = 70.0  # per letter, until a pace is measured for the voice
-_OLD_WEIGHT = 0.3  # weight that the old pace keeps when a sentence is measured
+_PREVIOUS_WEIGHT = 0.3  # weight that the old pace keeps when a sentence is measured
 _PAUSES = {
     ",": 3.0,
     ";": 4.0,
@@ -34,13 +34,15 @@ class Pace:
         self._by_voice: dict[str, float] = {}
 
     def of(self, voice: str) -> float:
+        """Return the milliseconds per letter of a voice."""
         return self._by_voice.get(voice, _LETTER_MS)
 
-    def learn(self, voice: str, words: Sequence[tuple[str, str]], milliseconds: float) -> None:
+    def update(self, voice: str, words: Sequence[tuple[str, str]], milliseconds: float) -> None:
+        """Adjust a voice's pace to a sentence of `words` that took `milliseconds`."""
         letters = sum(_weights(words))
         if letters:
             old, new = self.of(voice), milliseconds / letters
-            self._by_voice[voice] = old + (1 - _OLD_WEIGHT) * (new - old)
+            self._by_voice[voice] = old + (1 - _PREVIOUS_WEIGHT) * (new - old)
 
 
 def distribute_words(

@@ -12,21 +12,32 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from .model import Floats, Memory, Silero
+from .model import Floats, Silero, StreamState
 
 
 @dataclass(slots=True)
-class Counters:
+class PassCounters:
+    """Count the passes of a process.
+
+    passes: since the start.
+    frames: in all passes.
+    largest_pass: frames of the largest one.
+    """
+
     passes: int = 0
     frames: int = 0
     largest_pass: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """Consecutive frames of one stream."""
+class _PendingFrames:
+    """Hold consecutive frames of one stream that wait for their passes.
 
-    memory: Memory
+    done: resolves with all probabilities.
+    found: probabilities so far.
+    """
+
+    stream_state: StreamState
     frames: list[Floats]
     done: asyncio.Future[list[float]]
     found: list[float] = field(default_factory=list)
@@ -39,21 +50,21 @@ class Batcher:
     """
 
     def __init__(self, model: Silero, max_batch: int):
-        self.counters = Counters()
+        self.counters = PassCounters()
         self._model = model
         self._max_batch = max_batch
-        self._turns: deque[_Turn] = deque()
+        self._queue: deque[_PendingFrames] = deque()
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="silero")
 
-    async def probabilities(self, memory: Memory, frames: list[Floats]) -> list[float]:
+    async def probabilities(self, stream_state: StreamState, frames: list[Floats]) -> list[float]:
         """Return the speech probability of each frame, in order. One call per stream at a time."""
         if not frames:
             return []
-        turn = _Turn(memory, frames, asyncio.get_running_loop().create_future())
-        self._turns.append(turn)
+        entry = _PendingFrames(stream_state, frames, asyncio.get_running_loop().create_future())
+        self._queue.append(entry)
         self._wake.set()
-        return await turn.done
+        return await entry.done
 
     async def run(self) -> None:
         """Compute passes until cancelled.
@@ -63,44 +74,45 @@ class Batcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
-            if turns := self._next():
-                await loop.run_in_executor(self._thread, self._pass, turns)
-            self._settle(turns)
+            if batch := self._next():
+                await loop.run_in_executor(self._thread, self._pass, batch)
+            self._deliver(batch)
 
-    def _next(self) -> list[_Turn]:
+    def _next(self) -> list[_PendingFrames]:
         """Return the streams that have waited longest, without those cancelled in the meantime."""
-        turns: list[_Turn] = []
-        while self._turns and len(turns) < self._max_batch:
-            turn = self._turns.popleft()
-            if not turn.done.done():
-                turns.append(turn)
-        return turns
+        batch: list[_PendingFrames] = []
+        while self._queue and len(batch) < self._max_batch:
+            entry = self._queue.popleft()
+            if not entry.done.done():
+                batch.append(entry)
+        return batch
 
-    def _pass(self, turns: list[_Turn]) -> None:
-        frames = [turn.frames[len(turn.found)] for turn in turns]
-        probabilities = self._model.step(frames, [turn.memory for turn in turns])
-        for turn, probability in zip(turns, probabilities, strict=True):
-            turn.found.append(probability)
+    def _pass(self, batch: list[_PendingFrames]) -> None:
+        frames = [entry.frames[len(entry.found)] for entry in batch]
+        probabilities = self._model.step(frames, [entry.stream_state for entry in batch])
+        for entry, probability in zip(batch, probabilities, strict=True):
+            entry.found.append(probability)
 
-    def _settle(self, turns: list[_Turn]) -> None:
-        if turns:
+    def _deliver(self, batch: list[_PendingFrames]) -> None:
+        if batch:
             self.counters.passes += 1
-            self.counters.frames += len(turns)
-            self.counters.largest_pass = max(self.counters.largest_pass, len(turns))
-        for turn in turns:
-            if turn.done.done():
+            self.counters.frames += len(batch)
+            self.counters.largest_pass = max(self.counters.largest_pass, len(batch))
+        for entry in batch:
+            if entry.done.done():
                 continue
-            if len(turn.found) == len(turn.frames):
-                turn.done.set_result(turn.found)
+            if len(entry.found) == len(entry.frames):
+                entry.done.set_result(entry.found)
             else:
-                self._turns.append(turn)
-        if not self._turns:
+                self._queue.append(entry)
+        if not self._queue:
             self._wake.clear()
 
     @property
     def waiting(self) -> int:
         """Return how many streams wait for a pass, without those in the running pass."""
-        return sum(not turn.done.done() for turn in self._turns)
+        return sum(not entry.done.done() for entry in self._queue)
 
     def close(self) -> None:
+        """End the thread of the network."""
         self._thread.shutdown(wait=False, cancel_futures=True)

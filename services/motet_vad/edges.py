@@ -2,14 +2,14 @@
 
 All times are milliseconds of audio.
 
-* Speech starts with the first frame that reaches `threshold`. The reported start lies
+* Speech starts with the first frame that reaches `threshold`. The reported start is
   `prefix_padding_ms` earlier, but never before the last stop.
 * It stops when no frame has reached `threshold` for `silence_duration_ms`, counted from the first
-  frame that was clearly below it (by a margin, so that a breath does not end a word). The reported
+  frame that was below it by SILENCE_MARGIN (hysteresis: a breath does not end a word). The reported
   stop includes that silence.
 * With `pause_ms`, silence within a turn that has lasted so long is a pause, and speech after it
   resumes the turn. While the turn lasts its progress is reported: every frame of a pause, every
-  `PROGRESS` ms of speech.
+  PROGRESS_MS of speech.
 * When there is no speech for `idle_timeout_ms`, counted from the beginning, the last stop or the
   last idle edge, an idle edge is reported.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Detect, SpeechEdge
 
-MARGIN = 0.15  # below the threshold by this much: clearly silence
-LONGEST = 60_000  # ms; upper bound of all durations
-PROGRESS = 96  # ms
+SILENCE_MARGIN = 0.15  # probability below the threshold that counts as silence
+MAX_DURATION_MS = 60_000  # ms; upper bound of all durations
+PROGRESS_MS = 96  # ms
 
 
 class Edges:
@@ -30,16 +30,19 @@ class Edges:
     def __init__(self, request: Detect):
         check(request)
         self.request = request
-        self._low = max(request.threshold - MARGIN, request.threshold / 2)
+        self._low = max(request.threshold - SILENCE_MARGIN, request.threshold / 2)
         self._speaking = False
-        self._quiet_from: int | None = None  # while speaking: start of the silence that may end it
+        self._silence_start: int | None = (
+            None  # while speaking: start of the silence that may end it
+        )
         self._paused = False  # whether that silence was reported as a pause
-        self._heard = 0  # end of the last frame whose progress was reported
-        self._floor = 0  # earliest start that may be reported
+        self._reported_until = 0  # end of the last frame whose progress was reported
+        self._earliest_start = 0  # earliest start that may be reported
         self._idle_from = 0
 
     @property
     def speaking(self) -> bool:
+        """Return True between a start and its stop."""
         return self._speaking
 
     def frame(self, probability: float, start: int, end: int) -> SpeechEdge | None:
@@ -47,8 +50,8 @@ class Edges:
         if self._speaking:
             return self._while_speaking(probability, start, end)
         if probability >= self.request.threshold:
-            self._speaking, self._quiet_from, self._heard = True, None, end
-            padded = max(self._floor, start - self.request.prefix_padding_ms)
+            self._speaking, self._silence_start, self._reported_until = True, None, end
+            padded = max(self._earliest_start, start - self.request.prefix_padding_ms)
             return SpeechEdge("start", padded, start, end)
         timeout = self.request.idle_timeout_ms
         if timeout is not None and end - self._idle_from >= timeout:
@@ -58,12 +61,12 @@ class Edges:
 
     def _while_speaking(self, probability: float, start: int, end: int) -> SpeechEdge | None:
         if probability >= self.request.threshold:
-            self._quiet_from = None
-        elif probability < self._low and self._quiet_from is None:
-            self._quiet_from = start
+            self._silence_start = None
+        elif probability < self._low and self._silence_start is None:
+            self._silence_start = start
         silence = self.request.silence_duration_ms
-        if self._quiet_from is not None and end - self._quiet_from >= silence:
-            return self._stop(self._quiet_from + silence, self._quiet_from, end)
+        if self._silence_start is not None and end - self._silence_start >= silence:
+            return self._stop(self._silence_start + silence, self._silence_start, end)
         return (
             None
             if self.request.pause_ms is None
@@ -72,27 +75,27 @@ class Edges:
 
     def _within(self, pause: int, start: int, end: int) -> SpeechEdge | None:
         """Return the edge to report while a turn goes on, if any."""
-        quiet_from, before = self._quiet_from, self._heard
-        if self._paused and quiet_from is None:
-            self._paused, self._heard = False, end
+        silence_start, before = self._silence_start, self._reported_until
+        if self._paused and silence_start is None:
+            self._paused, self._reported_until = False, end
             return SpeechEdge("resume", start, start, end)
-        if not self._paused and quiet_from is not None and end - quiet_from >= pause:
-            self._paused, self._heard = True, end
-            return SpeechEdge("pause", quiet_from + pause, quiet_from, end)
-        if not self._paused and end - before < PROGRESS:
+        if not self._paused and silence_start is not None and end - silence_start >= pause:
+            self._paused, self._reported_until = True, end
+            return SpeechEdge("pause", silence_start + pause, silence_start, end)
+        if not self._paused and end - before < PROGRESS_MS:
             return None
-        self._heard = end
-        return SpeechEdge("heard", end, end if quiet_from is None else quiet_from, end)
+        self._reported_until = end
+        return SpeechEdge("heard", end, end if silence_start is None else silence_start, end)
 
     def finish(self, end: int) -> SpeechEdge | None:
         """Process the end of the audio at `end`: return the stop of a running turn, if any."""
         if not self._speaking:
             return None
-        return self._stop(end, end if self._quiet_from is None else self._quiet_from, end)
+        return self._stop(end, end if self._silence_start is None else self._silence_start, end)
 
     def _stop(self, end: int, speech: int, heard: int) -> SpeechEdge:
         self._speaking = self._paused = False
-        self._floor = self._idle_from = end
+        self._earliest_start = self._idle_from = end
         return SpeechEdge("stop", end, speech, heard)
 
 
@@ -109,5 +112,7 @@ def check(request: Detect) -> None:
         ("idle_timeout_ms", 1),
     ):
         value = getattr(request, name)
-        if value is not None and not low <= value <= LONGEST:
-            raise BadRequest(f"{name}: {value} is not between {low} and {LONGEST} ms", param=name)
+        if value is not None and not low <= value <= MAX_DURATION_MS:
+            raise BadRequest(
+                f"{name}: {value} is not between {low} and {MAX_DURATION_MS} ms", param=name
+            )

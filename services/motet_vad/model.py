@@ -23,8 +23,8 @@ CONTEXT = 64  # samples of the previous frame, which the network reads too
 Floats = NDArray[np.float32]
 
 
-class Memory:
-    """State of the network for one stream."""
+class StreamState:
+    """Hold the state of the network for one stream: recurrent state, and the last samples."""
 
     def __init__(self) -> None:
         self.state: Floats = np.zeros((2, 128), np.float32)
@@ -32,7 +32,10 @@ class Memory:
 
 
 class Silero:
-    """Run the network. Calls may come from any thread, one at a time."""
+    """Run the network.
+
+    Calls may come from any thread, one at a time.
+    """
 
     name = "silero-vad"
 
@@ -56,21 +59,23 @@ class Silero:
             )
         self._rate = np.array(RATE, np.int64)
 
-    def step(self, frames: list[Floats], memories: list[Memory]) -> list[float]:
+    def step(self, frames: list[Floats], stream_states: list[StreamState]) -> list[float]:
         """Return the speech probability of one frame per stream and update the streams' memories.
 
         frames: (FRAME,) each, in -1 to 1.
         """
-        tails = [memory.tail for memory in memories]
+        tails = [stream_state.tail for stream_state in stream_states]
         inputs = np.concatenate(
             [np.stack(tails), np.stack(frames)], axis=1
         )  # (streams, CONTEXT + FRAME)
-        states = np.stack([memory.state for memory in memories], axis=1)  # (2, streams, 128)
+        states = np.stack(
+            [stream_state.state for stream_state in stream_states], axis=1
+        )  # (2, streams, 128)
         feeds = {"input": inputs, "state": states, "sr": self._rate}
         probabilities, states = self._session.run(["output", "stateN"], feeds)
-        for number, memory in enumerate(memories):
-            memory.state = states[:, number]
-            memory.tail = inputs[number, -CONTEXT:]
+        for number, stream_state in enumerate(stream_states):
+            stream_state.state = states[:, number]
+            stream_state.tail = inputs[number, -CONTEXT:]
         return [float(probability) for probability in probabilities[:, 0]]
 
 

@@ -16,12 +16,12 @@ from motet_media.pool import decoding
 from motet_media.sound_file import Samples, read_blocks
 
 from .batcher import Batcher
-from .model import FRAME, Floats, Memory
+from .model import FRAME, Floats, StreamState
 
-ROWS = 16  # stretches per pass: few enough to leave room for live sessions
-STRETCH = 480 * FRAME  # samples: 15 s
-SHORTEST = 150  # frames: least length of a stretch
-BEFORE = 40  # frames read before a stretch: 1.3 s
+MAX_STRETCHES = 16  # per pass: few enough to leave room for live sessions
+STRETCH_SAMPLES = 480 * FRAME  # samples: 15 s
+MIN_FRAMES = 150  # of a stretch
+WARM_UP_FRAMES = 40  # read before a stretch: 1.3 s
 
 
 async def probabilities(
@@ -31,11 +31,11 @@ async def probabilities(
 
     Raises BadRequest for data that is no audio or longer than `longest` seconds.
     """
-    blocks = read_blocks(data, longest, ROWS * STRETCH)
-    memory = Memory()
+    blocks = read_blocks(data, longest, MAX_STRETCHES * STRETCH_SAMPLES)
+    stream_state = StreamState()
     try:
         while (block := await decoding(_next, blocks)) is not None:
-            yield await _of_block(batcher, _frames(block), memory)
+            yield await _of_block(batcher, _frames(block), stream_state)
     finally:
         # the generator still runs on a thread; its child process is killed already
         with suppress(ValueError):
@@ -51,15 +51,17 @@ def _frames(block: Samples) -> list[Floats]:
     return list(np.pad(block, (0, -len(block) % FRAME)).reshape(-1, FRAME))
 
 
-async def _of_block(batcher: Batcher, frames: list[Floats], memory: Memory) -> list[float]:
-    """Return the probabilities of a block; `memory` is the state before it, then after it."""
-    rows = max(1, min(ROWS, len(frames) // SHORTEST))
+async def _of_block(
+    batcher: Batcher, frames: list[Floats], stream_state: StreamState
+) -> list[float]:
+    """Return the probabilities of a block; `stream_state` is the state before it, then after it."""
+    rows = max(1, min(MAX_STRETCHES, len(frames) // MIN_FRAMES))
     starts = [len(frames) * row // rows for row in range(rows)]
-    memories = [memory, *(Memory() for _ in starts[1:])]
+    stream_states = [stream_state, *(StreamState() for _ in starts[1:])]
     parts = [
-        frames[start - (BEFORE if start else 0) : end]
+        frames[start - (WARM_UP_FRAMES if start else 0) : end]
         for start, end in zip(starts, [*starts[1:], len(frames)], strict=True)
     ]
-    found = await asyncio.gather(*map(batcher.probabilities, memories, parts))
-    memory.state, memory.tail = memories[-1].state, memories[-1].tail
-    return [one for row, part in enumerate(found) for one in part[BEFORE if row else 0 :]]
+    found = await asyncio.gather(*map(batcher.probabilities, stream_states, parts))
+    stream_state.state, stream_state.tail = stream_states[-1].state, stream_states[-1].tail
+    return [one for row, part in enumerate(found) for one in part[WARM_UP_FRAMES if row else 0 :]]

@@ -29,13 +29,13 @@ from motet_shared.wire.call import Call
 from .batcher import Batcher
 from .config import VadConfig
 from .edges import Edges
-from .model import FRAME, FRAME_MS, RATE, Floats, Memory, Silero
+from .model import FRAME, FRAME_MS, RATE, Floats, Silero, StreamState
 from .recording import probabilities
 from .turns import TurnModel
 
 
 class Vad(Actor):
-    """Serve many sessions at once, each with its own state."""
+    """Detect speech for many sessions at once, each with its own state."""
 
     role = "vad"
     drain_timeout = (
@@ -54,13 +54,13 @@ class Vad(Actor):
     async def warm(self) -> None:
         if self.config.turns:
             self._turns = TurnModel.load(self.config.turns)
-            self._turns.finished("a word")
+            self._turns.end_probability("a word")
         await self._store.start()
         model = await asyncio.to_thread(Silero, self.config.model, self.config.threads)
         self._batcher = Batcher(model, self.config.max_batch)
         self._task = asyncio.create_task(self._batcher.run(), name="vad")
         self._task.add_done_callback(self._computed)
-        await self.batcher.probabilities(Memory(), [np.zeros(FRAME, np.float32)])
+        await self.batcher.probabilities(StreamState(), [np.zeros(FRAME, np.float32)])
 
     def _computed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -76,6 +76,7 @@ class Vad(Actor):
 
     @property
     def batcher(self) -> Batcher:
+        """Return the batcher. Raises RuntimeError before `warm` has loaded the model."""
         if self._batcher is None:
             raise RuntimeError("the model is not loaded yet")
         return self._batcher
@@ -84,13 +85,13 @@ class Vad(Actor):
     async def detect(self, call: Call, request: Detect) -> None:
         """Send the edges of one session's speech as they are detected, until its input ends."""
         _check_model(request.model)
-        edges, memory, heard = Edges(request), Memory(), 0
+        edges, stream_state, heard_ms = Edges(request), StreamState(), 0
         async for frames in self._frames(call, request.sample_rate):
-            for probability in await self.batcher.probabilities(memory, frames):
-                heard += FRAME_MS
-                if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
+            for probability in await self.batcher.probabilities(stream_state, frames):
+                heard_ms += FRAME_MS
+                if (edge := edges.frame(probability, heard_ms - FRAME_MS, heard_ms)) is not None:
                     await call.send(edge)
-        if (last := edges.finish(heard)) is not None:
+        if (last := edges.finish(heard_ms)) is not None:
             await call.send(last)
         call.finish("stop")
 
@@ -98,19 +99,21 @@ class Vad(Actor):
     async def find_speech(self, call: Call, request: FindSpeech) -> None:
         """Send where a file has speech; its stretches share forward passes with live sessions."""
         _check_model(request.model)
-        edges, heard = Edges(_detection(request)), 0
+        edges, heard_ms = Edges(_detection(request)), 0
         found: list[SpeechEdge] = []
         async with self._files:
             data = await self._store.get(request.audio)
             async with aclosing(probabilities(self.batcher, data, self.config.max_audio)) as blocks:
                 async for block in blocks:
                     for probability in block:
-                        heard += FRAME_MS
-                        if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
+                        heard_ms += FRAME_MS
+                        if (
+                            edge := edges.frame(probability, heard_ms - FRAME_MS, heard_ms)
+                        ) is not None:
                             found.append(edge)
-        if (last := edges.finish(heard)) is not None:
+        if (last := edges.finish(heard_ms)) is not None:
             found.append(last)
-        await call.send(SpeechSpans(_spans(found), heard / 1000))
+        await call.send(SpeechSpans(_spans(found), heard_ms / 1000))
         call.finish("stop")
 
     @operation(PredictTurnEnd)
@@ -122,7 +125,7 @@ class Vad(Actor):
                 f"model: {request.model or 'an end-of-turn model'!r} is not served, {served} is; start it with --turns",
                 param="model",
             )
-        await call.send(TurnEnd(self._turns.finished(request.text)))
+        await call.send(TurnEnd(self._turns.end_probability(request.text)))
         call.finish("stop")
 
     async def _frames(self, call: Call, rate: int) -> AsyncIterator[list[Floats]]:
@@ -153,7 +156,7 @@ class Vad(Actor):
         super().check_integrity()
         if not self.bus.calls.active and self.batcher.waiting:
             raise RuntimeError(
-                f"no session is active, but {self.batcher.waiting} wait for the model"
+                f"no session is active, but {self.batcher.waiting} streams wait for a pass"
             )
 
 

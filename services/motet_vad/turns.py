@@ -1,9 +1,9 @@
 """Predict from the words whether a turn has ended.
 
-"show me the" goes on, "show me the star" may not. A network of about ten thousand weights over the
-last and the first words; `models/recipes/pocket_turns.py` trains it. There is no vocabulary: each
-word is the sum of two rows of a table, found by hashing, so every word of any language has a
-representation, and words of the training data a learnt one.
+"show me the" continues, "show me the star" may not. The network has about ten thousand weights over
+the last and the first words; `models/recipes/pocket_turns.py` trains it. There is no vocabulary:
+each word is the sum of two rows of a table, found by hashing, so every word of any language has a
+representation, and words of the training data a trained one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LAST, FIRST, ENDING = (
     2,
 )  # words from the end, words from the start, final letters of the last word
 SLOTS = LAST + FIRST + 1
-LONG = 12  # words: longer texts count as this long
+MAX_WORDS = 12  # words: longer texts count as this long
 
 _WORDS = re.compile(r"[\w']+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnShape(Sizes):
-    """Sizes: rows of the table, numbers in a row, hidden units."""
+    """Define the sizes of the network: rows of the table, numbers in a row, hidden units."""
 
     rows: int = 1024
     width: int = 8
@@ -77,8 +77,8 @@ def features(text: str, rows: int) -> tuple[NDArray[np.int64], float]:
     """Return the inputs of a text: (SLOTS, 2) table rows, and its length in 0 to 1."""
     words = words_of(text)
     return np.array([rows_of(word, rows) for word in slots(words)], np.int64), min(
-        len(words), LONG
-    ) / LONG
+        len(words), MAX_WORDS
+    ) / MAX_WORDS
 
 
 class TurnModel(SmallNetwork[TurnShape]):
@@ -86,8 +86,8 @@ class TurnModel(SmallNetwork[TurnShape]):
 
     model_type, what, setting, sizes = "motet-turns", "end-of-turn model", "turns", TurnShape
 
-    def finished(self, text: str) -> float:
-        """Return the probability that nothing follows `text`; 0.5 if it has no words."""
+    def end_probability(self, text: str) -> float:
+        """Return the probability that the turn ends with `text`; 0.5 if it has no words."""
         if not words_of(text):
             return 0.5
         rows, length = features(text, self.shape.rows)

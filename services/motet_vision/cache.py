@@ -20,7 +20,7 @@ _TTL = 1e9  # seconds; no limit in practice
 
 
 class EmbeddingCache:
-    """Keep embeddings in `store`, which holds nothing else."""
+    """Keep image embeddings in `store`, which holds nothing else."""
 
     def __init__(self, store: BlobStore):
         self._store = store
@@ -29,13 +29,14 @@ class EmbeddingCache:
         self.hits = self.misses = self.evictions = 0
 
     def get(self, name: str) -> EncodedImage | None:
-        seen = self._seen.get(name)
-        if seen is None:
+        """Return an image's embeddings by name; None if they are not cached."""
+        encoded = self._seen.get(name)
+        if encoded is None:
             self.misses += 1
             return None
         self.hits += 1
         self._seen.move_to_end(name)
-        return seen
+        return encoded
 
     async def put(
         self,
@@ -74,10 +75,10 @@ class EmbeddingCache:
                     if not self._seen:
                         raise
                     self._evict_oldest()
-            seen = self._seen[name] = EncodedImage(
+            encoded = self._seen[name] = EncodedImage(
                 ImageEmbeddingRef(embeddings=ref, name=name, grid=grid, interval=interval), ids
             )
-            return seen
+            return encoded
 
     def _evict_oldest(self) -> None:
         _, oldest = self._seen.popitem(last=False)
@@ -85,6 +86,7 @@ class EmbeddingCache:
         self.evictions += 1
 
     def stats(self) -> dict[str, int]:
+        """Return the number of cached images, their bytes and counts since the start."""
         return {
             "cached": len(self._seen),
             "cache_hits": self.hits,

@@ -29,8 +29,8 @@ from motet_models.checkpoints import check_checkpoint
 from motet_models.image_support import MODEL_TYPES
 from motet_shared.errors import ConfigError
 
-from .families import Family, Fixed
-from .native import Native
+from .families import FixedResolution, VisionFamily
+from .native import NativeResolution
 from .packed import pack
 from .tiles import Tiles
 from .tower_attention import use_packed_attention
@@ -45,10 +45,10 @@ _LOAD_ERRORS = (
     ImportError,
     SafetensorError,
 )
-_FAMILIES: dict[str, type[Family]] = {
-    "llava": Fixed,
-    "qwen2_5_vl": Native,
-    "qwen3_vl": Native,
+_FAMILIES: dict[str, type[VisionFamily]] = {
+    "llava": FixedResolution,
+    "qwen2_5_vl": NativeResolution,
+    "qwen3_vl": NativeResolution,
     "idefics3": Tiles,
     "smolvlm": Tiles,
 }
@@ -66,7 +66,7 @@ def load_family(
     dtype: torch.dtype | None,
     weights: str = "exact",
     device: torch.device | None = None,
-) -> Family:
+) -> VisionFamily:
     """Load everything that turns a picture into embeddings.
 
     dtype: of weights and activations; None: float32, on a GPU the checkpoint's. weights: one of
@@ -80,7 +80,8 @@ def load_family(
     if config.model_type not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
         raise ConfigError(
-            f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}"
+            f"model={str(folder)!r}: model_type {config.model_type!r} has no vision encoder that is "
+            f"supported; give one of {known}"
         )
     processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
@@ -104,13 +105,13 @@ def _read(folder: Path, what: str, kind: Any) -> Any:
 def _load_vision_model(
     folder: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> PreTrainedModel:
-    whole: Any = MODEL_MAPPING[type(config)]
+    model_class: Any = MODEL_MAPPING[type(config)]
     members = {
         "_keys_to_ignore_on_load_unexpected": [_LANGUAGE_TENSORS],
         "_keys_to_ignore_on_load_missing": [_EMBEDDING_TABLE],
-        "__module__": whole.__module__,
+        "__module__": model_class.__module__,
     }
-    kind: Any = type(whole.__name__, (whole,), members)
+    kind: Any = type(model_class.__name__, (model_class,), members)
     try:
         model, report = kind.from_pretrained(
             folder,
@@ -124,17 +125,19 @@ def _load_vision_model(
         )
     except _LOAD_ERRORS as error:
         raise ConfigError(
-            f"model={str(folder)!r}: transformers cannot make {whole.__name__} of it: {error}"
+            f"model={str(folder)!r}: transformers cannot make {model_class.__name__} of it: {error}"
         ) from error
-    faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
-    faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
-    faults += [
-        f"{name} is {list(has)}, not {list(wants)}"
-        for name, has, wants in sorted(report["mismatched_keys"])
+    problems = [f"missing {name}" for name in sorted(report["missing_keys"])]
+    problems += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
+    problems += [
+        f"{name} is {list(actual)}, not {list(expected)}"
+        for name, actual, expected in sorted(report["mismatched_keys"])
     ]
-    if faults:
-        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-        raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {shown}")
+    if problems:
+        summary = "; ".join(problems[:8]) + (
+            f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+        )
+        raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {summary}")
     vision_model: PreTrainedModel = model.eval().requires_grad_(False)
     return vision_model
 

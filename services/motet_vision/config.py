@@ -24,32 +24,32 @@ class VisionConfig(ProcessConfig):
         "where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )
     dtype: str = setting(
-        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+        "type of weights and activations: auto, float32, bfloat16 or float16", default="auto"
     )
     weights: str = setting(
-        "of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact"
+        "format of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact"
     )
-    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    threads: int = setting("CPU threads that compute; 0: torch's choice", default=0, min=0)
     max_patches: int = setting(
         "patches encoded at a time, unless one picture alone has more", default=4096, min=1
     )
     max_active: int = setting(
-        "most pictures at a time; more are refused as overloaded", default=64, min=1
+        "most pictures at a time; further ones are refused", default=64, min=1
     )
     max_prepared: int = setting(
-        "most pictures held ready to be encoded: they are large", default=16, min=1
+        "most decoded pictures that wait to be encoded: they are large", default=16, min=1
     )
     max_picture: int = setting("largest picture, pixels", default=50_000_000, min=1)
     max_frames: int = setting(
-        "frames of a video that are looked at, two per second at most", default=16, min=2
+        "frames of a video that are encoded, two per second at most", default=16, min=2
     )
     max_video: int = setting("longest video, frames", default=10_000, min=2)
     max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
     cache_memory: Bytes = setting(
-        "memory for encoded pictures, the least recently used given up first", default=128 << 20
+        "memory for image embeddings, the least recently used evicted first", default=128 << 20
     )
     step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+        "seconds after which a step counts as hung and the process exits", default=120.0, min=1
     )
 
     def __post_init__(self) -> None:
@@ -64,9 +64,10 @@ class VisionConfig(ProcessConfig):
             raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
         if self.cache_memory < 1 << 20:
             raise ConfigError(
-                f"cache_memory={self.cache_memory}: holds hardly a picture; give at least 1MB"
+                f"cache_memory={self.cache_memory}: is too small for a picture; give at least 1MB"
             )
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from motet_shared.errors import BadRequest, InternalError, MotetError
 
-from .families import Family, Prepared
+from .families import Prepared, VisionFamily
 
 Key = Hashable
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """Result of one picture: embeddings `[L, T, X]`, or the error."""
+    """Report the result of one picture: embeddings `[L, T, X]`, or the error."""
 
     key: Key
     result: Tensor | MotetError
@@ -31,7 +31,7 @@ class Engine:
     `add` and `cancel` are called between steps.
     """
 
-    def __init__(self, family: Family, max_patches: int):
+    def __init__(self, family: VisionFamily, max_patches: int):
         self.family = family
         self._max_patches = max_patches
         self._waiting: dict[Key, Prepared] = {}
@@ -39,18 +39,20 @@ class Engine:
 
     def add(self, key: Key, picture: Prepared) -> None:
         if key in self._waiting:
-            raise BadRequest(f"picture {key!r} waits already")
+            raise BadRequest(f"key: {key!r} is in use by another picture")
         self._waiting[key] = picture
 
     def cancel(self, key: Key) -> None:
+        """Drop a picture; unknown keys are ignored."""
         self._waiting.pop(key, None)
 
     @property
     def has_work(self) -> bool:
+        """Return True if `step` would do something."""
         return bool(self._waiting)
 
     def step(self) -> list[StepOutput]:
-        """Encode the next batch. A picture that makes the batch fail fails alone."""
+        """Encode the next batch; if it fails, each picture alone, so only the faulty one fails."""
         batch = self._batch()
         if not batch:
             return []
@@ -90,7 +92,7 @@ class Engine:
     def _checked(self, key: Key, picture: Prepared, embeddings: Tensor) -> StepOutput:
         wanted = picture.ids.count(self.family.placeholder)
         if embeddings.shape[1] != wanted:
-            problem = f"the picture has {embeddings.shape[1]} embeddings for {wanted} placeholders"
+            problem = f"the model made {embeddings.shape[1]} embeddings for {wanted} placeholders"
             return StepOutput(key, InternalError(problem))
         if not embeddings.isfinite().all():
             return StepOutput(
@@ -99,4 +101,5 @@ class Engine:
         return StepOutput(key, embeddings)
 
     def stats(self) -> dict[str, float]:
+        """Return counts since the start, and the number of waiting pictures."""
         return {**self._counts, "waiting": len(self._waiting)}

@@ -27,12 +27,12 @@ from .video import Video
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """Picture ready to be encoded.
+    """Hold a picture that is ready to be encoded.
 
     * inputs: inputs of the model, the pictures of a batch along the first axis.
     * patches: number of patches for the tower, which determine the cost.
     * batch_key: pictures with equal values can be encoded together.
-    * ids: token ids that stand for it in a prompt, placeholders among them.
+    * ids: token ids that represent it in a prompt, placeholders among them.
     * grid: (frames, rows, columns) of its tokens, where the language model's positions have these
       axes.
     * interval: from one of these frames to the next, in positions.
@@ -48,7 +48,7 @@ class Prepared:
     parts: int = 1
 
 
-class Family(ABC):
+class VisionFamily(ABC):
     """Encode pictures with the vision half of one checkpoint."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
@@ -115,10 +115,11 @@ def _download(found: list[Tensor]) -> list[Tensor]:
     )
 
 
-class Fixed(Family):
-    """Encode LLaVA's pictures, all scaled to the one size of the tower. `max_pixels` is ignored.
+class FixedResolution(VisionFamily):
+    """Encode LLaVA's pictures, all scaled to the one resolution of the tower.
 
-    If the processor crops a square from the middle (CLIP), the rest is not encoded.
+    `max_pixels` is ignored. If the processor crops a square from the middle (CLIP), the rest is not
+    encoded.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):

@@ -18,13 +18,13 @@ from transformers.vision_utils import (
 from motet_kernels.spans import upload
 from motet_shared.errors import UnsupportedParameter
 
-from .families import Family, Prepared
+from .families import Prepared, VisionFamily
 from .video import Video
 
-_STEP = 2  # frames that a patch of a video spans
+_TEMPORAL_PATCH = 2  # frames that a patch of a video spans
 
 
-class Native(Family):
+class NativeResolution(VisionFamily):
     """Encode with a token per square of merged patches; Qwen3-VL adds deeper layers."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
@@ -36,12 +36,12 @@ class Native(Family):
         )
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
-        most = max(self._least, min(max_pixels or self._most, self._most))
-        size = {"shortest_edge": self._least, "longest_edge": most}
-        made = self.processor(images=[picture], size=size, return_tensors="pt")
-        frames, rows, columns = made["image_grid_thw"][0].tolist()
+        max_size = max(self._least, min(max_pixels or self._most, self._most))
+        size = {"shortest_edge": self._least, "longest_edge": max_size}
+        processed = self.processor(images=[picture], size=size, return_tensors="pt")
+        frames, rows, columns = processed["image_grid_thw"][0].tolist()
         grid = (frames, rows // self._merge, columns // self._merge)
-        inputs = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
+        inputs = {name: processed[name] for name in ("pixel_values", "image_grid_thw")}
         ids = [self.placeholder] * (grid[0] * grid[1] * grid[2])
         return Prepared(inputs, frames * rows * columns, "any size", ids, grid)
 
@@ -52,25 +52,26 @@ class Native(Family):
         of each is taken. Raises UnsupportedParameter for other models.
         """
         vision = self.model.config.vision_config
-        if not hasattr(vision, "tokens_per_second") or vision.temporal_patch_size != _STEP:
-            message = (
-                f"a {self.model.config.model_type} reads no videos here; send frames as images"
-            )
+        if (
+            not hasattr(vision, "tokens_per_second")
+            or vision.temporal_patch_size != _TEMPORAL_PATCH
+        ):
+            message = f"a {self.model.config.model_type} reads no videos; send frames as images"
             raise UnsupportedParameter(message)
-        shown = [*video.frames, *video.frames[-1:] * (len(video.frames) % _STEP)]
-        frames = [self.prepare(frame, max_pixels) for frame in shown]
-        shape = (-1, _STEP, vision.patch_size**2)  # channels, frames, pixels
+        frames_read = [*video.frames, *video.frames[-1:] * (len(video.frames) % _TEMPORAL_PATCH)]
+        frames = [self.prepare(frame, max_pixels) for frame in frames_read]
+        shape = (-1, _TEMPORAL_PATCH, vision.patch_size**2)  # channels, frames, pixels
         halves = [frame.inputs["pixel_values"].unflatten(1, shape)[:, :, 0] for frame in frames]
         pairs = [
             torch.stack(pair, 2).flatten(1)
-            for pair in zip(halves[::_STEP], halves[1::_STEP], strict=True)
+            for pair in zip(halves[::_TEMPORAL_PATCH], halves[1::_TEMPORAL_PATCH], strict=True)
         ]
         _, rows, columns = frames[0].grid
         steps = len(pairs)
         grid = torch.tensor([[steps, rows * self._merge, columns * self._merge]])
         inputs = {"pixel_values": torch.cat(pairs), "image_grid_thw": grid}
         patches = steps * rows * columns * self._merge**2
-        interval = vision.tokens_per_second * _STEP / video.fps
+        interval = vision.tokens_per_second * _TEMPORAL_PATCH / video.fps
         return Prepared(
             inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval
         )

@@ -38,18 +38,18 @@ from .cache import EmbeddingCache
 from .checkpoint import load_family
 from .config import VisionConfig
 from .engine import Engine
-from .families import Family, Prepared
+from .families import Prepared, VisionFamily
 from .shared_work import SharedWork
 from .thread import VisionEncoder
 from .video import open_video
 
 log = logging.getLogger(__name__)
 
-_PREPARERS = 2  # threads; bounded by the memory of the decoded pictures that they hold
+_PREPARING_THREADS = 2  # threads; bounded by the memory of the decoded pictures that they hold
 
 
 class Vision(Actor):
-    """Serve the vision half of one model."""
+    """Serve the vision encoder of one model."""
 
     role = "vision"
     config: VisionConfig
@@ -60,9 +60,9 @@ class Vision(Actor):
         self._store = BlobStore.of(config, bus.instance, config.cache_memory)
         self._cache = EmbeddingCache(self._store)
         self._work: SharedWork[EncodedImage] = SharedWork()
-        self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")
+        self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
         # Videos have threads of their own, as they take longer than pictures.
-        self._video_threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="video")
+        self._video_threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="video")
         self._prepare_slots = asyncio.Semaphore(config.max_prepared)
         self._encoder: VisionEncoder | None = None
         self._card: ModelCard | None = None
@@ -93,6 +93,7 @@ class Vision(Actor):
 
     @property
     def encoder(self) -> VisionEncoder:
+        """Return the encoder. Raises RuntimeError before `warm` has loaded the model."""
         if self._encoder is None:
             raise RuntimeError("the model is not loaded yet")
         return self._encoder
@@ -107,13 +108,13 @@ class Vision(Actor):
         if not image.file.digest:
             data = await self._store.get(image.file, release=False)
         name = f"{image.file.digest or _digest(data)}/{image.max_pixels}{'/video' if image.is_video else ''}"
-        seen = self._cache.get(name)
-        if seen is None:
+        encoded = self._cache.get(name)
+        if encoded is None:
             try:
-                seen = await self._work.result(name, lambda: self._encode(name, image, data))
+                encoded = await self._work.result(name, lambda: self._encode(name, image, data))
             except BlobError:  # maybe the blob of another caller that has left; retry with this one
-                seen = await self._work.result(name, lambda: self._encode(name, image, data))
-        await call.send(seen)
+                encoded = await self._work.result(name, lambda: self._encode(name, image, data))
+        await call.send(encoded)
         call.finish("stop")
 
     async def _encode(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
@@ -167,7 +168,7 @@ def _digest(data: memoryview | None) -> str:
     return hashlib.blake2b(data or b"", digest_size=16).hexdigest()
 
 
-def _prepare(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
+def _prepare(family: VisionFamily, data: bytes, image: Image, config: VisionConfig) -> Prepared:
     param = image.param or "image"
     if image.is_video:
         return _prepare_video(family, data, image, config)
@@ -177,11 +178,13 @@ def _prepare(family: Family, data: bytes, image: Image, config: VisionConfig) ->
     except ValueError as error:
         size = f"{picture.width}×{picture.height}"
         raise BadRequest(
-            f"{param}: this model cannot look at {size} pixels: {error}", param=param
+            f"{param}: this model cannot encode {size} pixels: {error}", param=param
         ) from error
 
 
-def _prepare_video(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
+def _prepare_video(
+    family: VisionFamily, data: bytes, image: Image, config: VisionConfig
+) -> Prepared:
     param = image.param or "video"
     limits = {"max_pixels": config.max_picture, "max_length": config.max_video}
     video = open_video(data, count=config.max_frames, param=param, **limits)
@@ -192,5 +195,5 @@ def _prepare_video(family: Family, data: bytes, image: Image, config: VisionConf
     except ValueError as error:
         width, height = video.frames[0].size
         raise BadRequest(
-            f"{param}: this model cannot look at {width}×{height} pixels: {error}", param=param
+            f"{param}: this model cannot encode {width}×{height} pixels: {error}", param=param
         ) from error

@@ -1,4 +1,4 @@
-"""Share work that several callers wait for: done once, cancelled when the last of them has left."""
+"""Share work that several callers request: done once, cancelled when the last of them has left."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
-class _Work(Generic[T]):
-    task: asyncio.Task[T]
+class _SharedTask(Generic[Result]):
+    """Hold a running task, and the number of callers that wait for it."""
+
+    task: asyncio.Task[Result]
     waiting: int = 0
 
 
-class SharedWork(Generic[T]):
+class SharedWork(Generic[Result]):
     """Run one task per name; later callers of the name join it."""
 
     def __init__(self) -> None:
-        self._works: dict[str, _Work[T]] = {}
+        self._works: dict[str, _SharedTask[Result]] = {}
 
     def __len__(self) -> int:
         return len(self._works)
 
-    async def result(self, name: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def result(self, name: str, begin: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Return or raise the result of `begin`'s coroutine, started by the first caller."""
         work = self._works.get(name)
         if work is None:
-            work = self._works[name] = _Work(asyncio.create_task(begin()))
+            work = self._works[name] = _SharedTask(asyncio.create_task(begin()))
             work.task.add_done_callback(lambda _: self._forget(name, work))
         work.waiting += 1
         try:
@@ -40,6 +42,6 @@ class SharedWork(Generic[T]):
                 self._forget(name, work)
                 work.task.cancel()
 
-    def _forget(self, name: str, work: _Work[T]) -> None:
+    def _forget(self, name: str, work: _SharedTask[Result]) -> None:
         if self._works.get(name) is work:
             del self._works[name]

@@ -16,11 +16,12 @@ from .families import Prepared
 
 
 class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
-    """Run the engine; outputs are encoded pictures."""
+    """Run the vision engine; its outputs are encoded pictures."""
 
     name = "motet-vision"
 
     def submit(self, key: Key, picture: Prepared) -> None:
+        """Call `Engine.add` on the engine's thread; a refusal arrives as an error output."""
         self._submit(key, partial(self.engine.add, key, picture))
 
     def _refusal(self, key: Key, error: MotetError) -> StepOutput:
@@ -33,7 +34,7 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 class VisionEncoder:
     """Encode pictures from one event loop.
 
-    `on_crash` is called there with the engine thread's error.
+    `on_crash` is called there with the error of the engine's thread.
     """
 
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
@@ -42,6 +43,7 @@ class VisionEncoder:
         self.thread = EngineThread.on_loop(engine, self._deliver, self._crashed)
 
     async def close(self) -> None:
+        """End the engine's thread."""
         await asyncio.to_thread(self.thread.stop)
 
     async def encode(self, picture: Prepared) -> Tensor:

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .families import Family, Prepared
+from .families import Prepared, VisionFamily
 
 
-class Tiles(Family):
+class Tiles(VisionFamily):
     """Encode with equally many tokens per tile; `max_pixels` bounds tiles, down to the whole."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
@@ -28,15 +28,15 @@ class Tiles(Family):
         self._image = tokenizer.convert_ids_to_tokens(self.placeholder)
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
-        made = self.processor(
+        processed = self.processor(
             images=[picture],
             return_row_col_info=True,
             return_tensors="pt",
             **self._size(max_pixels),
         )
-        inputs = {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
+        inputs = {name: processed[name] for name in ("pixel_values", "pixel_attention_mask")}
         _, tiles, _, height, width = inputs["pixel_values"].shape
-        text = self._text(made["rows"][0][0], made["cols"][0][0])
+        text = self._text(processed["rows"][0][0], processed["cols"][0][0])
         # The tokenizer's own `encode` changes state that all threads share.
         ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return Prepared(inputs, tiles * self._patches, (height, width), ids)
@@ -45,16 +45,16 @@ class Tiles(Family):
         """Return processor settings: as many tiles along the longer side as `max_pixels` allows."""
         if not max_pixels:
             return {}
-        along = math.isqrt(max_pixels) // self._tile
-        if along <= 1:
+        tiles_along = math.isqrt(max_pixels) // self._tile
+        if tiles_along <= 1:
             return {"do_image_splitting": False}
-        return {"size": {"longest_edge": min(along * self._tile, self._longest)}}
+        return {"size": {"longest_edge": min(tiles_along * self._tile, self._longest)}}
 
     def _text(self, rows: int, columns: int) -> str:
         """Return the prompt text of a picture, as in transformers' processors of these families."""
-        whole: str = self._around + self._whole + self._image * self._tokens + self._around
+        overview: str = self._around + self._whole + self._image * self._tokens + self._around
         if not rows:
-            return whole
+            return overview
         lines = (
             "".join(
                 f"{self._around}<row_{row}_col_{column}>" + self._image * self._tokens
@@ -62,12 +62,14 @@ class Tiles(Family):
             )
             for row in range(1, rows + 1)
         )
-        return "".join(f"{line}\n" for line in lines) + "\n" + whole
+        return "".join(f"{line}\n" for line in lines) + "\n" + overview
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         """Pad pictures to equal numbers of tiles by empty ones, which transformers drops."""
-        most = max(part.shape[1] for part in inputs["pixel_values"])
-        padded = {name: [_padded(part, most) for part in parts] for name, parts in inputs.items()}
+        max_tiles = max(part.shape[1] for part in inputs["pixel_values"])
+        padded = {
+            name: [_padded(part, max_tiles) for part in parts] for name, parts in inputs.items()
+        }
         return super()._joined(padded)
 
 

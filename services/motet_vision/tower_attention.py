@@ -46,10 +46,10 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return `[B, T, H, D]`: each token attends to its own picture, or to its part of the row."""
     if attention_mask is not None:  # pictures that do not fill their frame
-        seen = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query_BHTD, key_BHTD, value_BHTD, attn_mask=attention_mask, scale=scaling
         )
-        return seen.transpose(1, 2), None
+        return attended.transpose(1, 2), None
     batch, _, tokens, _ = query_BHTD.shape
     bounds = (
         range(0, batch * tokens + 1, tokens) if cu_seq_lens_q is None else cu_seq_lens_q.tolist()

@@ -1,7 +1,7 @@
 """Compute how much memory a model needs: for `motet plan` and for the engine's own pool.
 
-The KV cache is one pool of equal blocks. Layers with the same eviction (none, or the same window)
-form a kind; every kind is divided into groups of at most `g` layers, where `g` is the number of
+The KV cache is one pool of equal blocks. Layers with the same eviction (none, or the same window or
+chunk) form a kind; every kind is divided into groups of at most `g` layers, where `g` is the number of
 layers of the smallest kind. A block holds `block_size` tokens of one group's layers, and all groups
 store into the same `g` tensors (the scheme of vLLM's hybrid KV cache manager). Recurrent state is
 kept per sequence, outside the pool.
@@ -21,7 +21,7 @@ SMALL_BYTES = 4  # bytes per number: norms, biases and other small vectors are f
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class SinkWindow:
     """Sink and window of layers with full attention, in tokens that are whole blocks.
 
     A query sees the `first` tokens of a sequence, the `last` ones before its own block, and its
@@ -34,58 +34,82 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers with one block table, by their indices in the model.
+    """Group layers with one block table, by their indices in the model.
 
-    Layer `layers[j]` lives in storage tensor `j`. window: number of tokens that a query sees,
-    including itself; None: all tokens, or those of `recent`.
+    Layer `layers[j]` lives in storage tensor `j`.
+    window: number of tokens that a query attends to, including itself.
+    chunk: a query attends to the tokens of its own chunk of that length, up to itself. Neither: all
+        tokens, or those of `sink_window`.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
-    recent: Recent | None = None
+    sink_window: SinkWindow | None = None
+    chunk: int | None = None
 
     @property
     def full_attention(self) -> bool:
-        """Return True if every query sees all tokens up to itself."""
-        return self.window is None and self.recent is None
+        """Return True if every query attends to all tokens up to itself."""
+        return not self.is_local and self.sink_window is None
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if the model's own windows or chunks bound what a query attends to."""
+        return self.window is not None or self.chunk is not None
+
+    def first_seen(self, position: int) -> int:
+        """Return the first token that a query at `position` sees, except for gaps of `sink_window`."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return 0 if self.window is None else max(0, position - self.window + 1)
 
     def gap(self, position: int, block_size: int) -> range:
-        """Return the indices of blocks that no query at `position` or later can see."""
-        if self.recent is not None:
-            first = self.recent.first // block_size
-            return range(first, max(first, (position - self.recent.last) // block_size))
-        return range(0 if self.window is None else max(0, position - self.window + 1) // block_size)
+        """Return the indices of blocks to which no query at `position` or later attends."""
+        if self.sink_window is not None:
+            first = self.sink_window.first // block_size
+            return range(first, max(first, (position - self.sink_window.last) // block_size))
+        return range(self.first_seen(position) // block_size)
 
     def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
         """Return the most blocks that a sequence of `tokens` tokens holds at a time.
 
-        `step_tokens` is the most tokens computed per step. A sliding group holds the blocks of the
-        window and of the chunk, which may begin and end inside a block.
+        `step_tokens` is the most tokens computed per step. A local group holds the blocks of the
+        window (or chunk) and of the step, which may begin and end inside a block.
         """
         whole = -(-tokens // block_size)
-        if self.recent is not None:
-            kept = (self.recent.first + self.recent.last) // block_size
+        if self.sink_window is not None:
+            kept = (self.sink_window.first + self.sink_window.last) // block_size
             return min(whole, kept + (step_tokens + block_size - 2) // block_size + 1)
-        if self.window is None:
+        most_seen = self.window or self.chunk
+        if most_seen is None:
             return whole
-        kept = self.window - 1 + step_tokens
+        kept = most_seen - 1 + step_tokens
         return min(whole, (kept + block_size - 2) // block_size + 1)
 
 
-def group_layers(windows: Mapping[int, int | None], recent: Recent | None = None) -> list[KvGroup]:
-    """Divide layers (index: window) into groups.
+def group_layers(
+    windows: Mapping[int, int | None],
+    sink_window: SinkWindow | None = None,
+    chunks: Mapping[int, int] | None = None,
+) -> list[KvGroup]:
+    """Divide layers (index: window) into groups; chunks: by layer, of those that have chunks.
 
-    Groups without a window (with full attention, or `recent`) come first, then the others by
-    window.
+    Groups that are not local (with full attention, or `sink_window`) come first, then the others by
+    window and chunk.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
     for layer, window in sorted(windows.items()):
-        kinds.setdefault(window, []).append(layer)
+        kinds.setdefault((window, (chunks or {}).get(layer)), []).append(layer)
     size = min(map(len, kinds.values()), default=1)
     return [
-        KvGroup(tuple(layers[start : start + size]), window, recent if window is None else None)
-        for window, layers in sorted(
-            kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0)
+        KvGroup(
+            tuple(layers[start : start + size]),
+            window,
+            sink_window if window is None and chunk is None else None,
+            chunk,
+        )
+        for (window, chunk), layers in sorted(
+            kinds.items(), key=lambda kind: tuple(size or 0 for size in kind[0])
         )
         for start in range(0, len(layers), size)
     ]
@@ -107,7 +131,7 @@ def slot_sizes(sizes: Mapping[int, int], groups: Iterable[KvGroup]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Layout of a model's layers in a pool of blocks of `block_bytes` bytes."""
+    """Describe the layout of a model's layers in a pool of blocks of `block_bytes` bytes."""
 
     groups: tuple[KvGroup, ...]
     block_size: int
@@ -141,15 +165,24 @@ def kv_layout(
     windows: Mapping[int, int | None],
     token_bytes: Mapping[int, int],
     block_size: int,
-    recent: Recent | None = None,
+    sink_window: SinkWindow | None = None,
+    chunks: Mapping[int, int] | None = None,
 ) -> KvLayout:
-    """Return the layout of layers that cache `token_bytes` per token; both maps are by layer.
+    """Return the layout of layers that cache `token_bytes` per token; all maps are by layer.
 
-    Raises ConfigError if no layer has a KV cache.
+    Raises ConfigError if no layer has a KV cache, or a chunk does not consist of whole blocks.
     """
     if not windows:
-        raise ConfigError("no layer has a KV cache: models without attention are not served")
-    groups = group_layers(windows, recent)
+        raise ConfigError(
+            "model: has no layer with a KV cache; give a model with attention", param="model"
+        )
+    if broken := [size for size in (chunks or {}).values() if size % block_size]:
+        raise ConfigError(
+            f"block_size={block_size}: layers attend in chunks of {broken[0]} tokens; give a number"
+            " that divides that",
+            param="block_size",
+        )
+    groups = group_layers(windows, sink_window, chunks)
     return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
 
 
@@ -178,9 +211,9 @@ def layout_of(layers: Iterable[LayerCache], block_size: int, kv: KvFormat) -> Kv
     """Return the layout of a model that is known only by its shape."""
     attending = {index: layer for index, layer in enumerate(layers) if layer.elements}
     windows = {index: layer.window for index, layer in attending.items()}
-    return kv_layout(
-        windows, {index: kv.token_bytes(layer) for index, layer in attending.items()}, block_size
-    )
+    sizes = {index: kv.token_bytes(layer) for index, layer in attending.items()}
+    chunks = {i: layer.chunk for i, layer in attending.items() if layer.chunk is not None}
+    return kv_layout(windows, sizes, block_size, chunks=chunks)
 
 
 def state_bytes(layers: Iterable[LayerCache]) -> int:
@@ -191,11 +224,12 @@ def state_bytes(layers: Iterable[LayerCache]) -> int:
 # ------------------------------------------------------------------------------------------ weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """Number format of weight matrices.
+    """Describe a number format of weight matrices.
 
-    bits: per element. row_bytes, group_bytes: scales per row, or per group of `group` elements.
-    table_bytes: per element of the embeddings, which stay unquantized. compute: the processor's
-    rate that applies, "bf16" or "int8".
+    bits: per element.
+    row_bytes, group_bytes: scales per row, or per group of `group` elements.
+    table_bytes: per element of the embeddings, which stay unquantized.
+    compute: the processor's rate that applies, "bf16" or "int8".
     """
 
     name: str
@@ -255,10 +289,10 @@ def format_bytes(number: int) -> str:
 # --------------------------------------------------------------------------------------------- plan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Division of memory by use, and the resulting capacity; sizes in bytes.
+    """Divide memory by use, and hold the resulting capacity; sizes in bytes.
 
-    kv: the pool, in whole blocks. num_blocks: blocks for sequences; the pool has one more, which
-        pads block tables.
+    kv: the pool, in whole blocks.
+    num_blocks: blocks for sequences; the pool has one more, which pads block tables.
     states: recurrent state of `max_running` sequences and as many snapshots for the prefix cache.
     per_sequence: KV of one sequence of `context` tokens; per_token: bytes of a further token as
         long as no window evicts.
@@ -291,9 +325,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Engine settings that determine memory, with the engine's defaults.
+    """Hold engine settings that determine memory, with the engine's defaults.
 
-    experts: None: same as `weights`. activation_bytes: per number.
+    experts: None: same as `weights`.
+    activation_bytes: per number.
     """
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
@@ -325,7 +360,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     """
     if shape.context and context > shape.context:
         raise ConfigError(
-            f"context={context}: the model goes up to {shape.context} tokens; give at most that"
+            f"context={context}: the model goes up to {shape.context} tokens; give at most that",
+            param="context",
         )
     layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
@@ -342,7 +378,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         raise ConfigError(
             f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
             f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
-            "a shorter context, or smaller weights"
+            "a shorter context, or smaller weights",
+            param="memory",
         )
     longest = layout.longest(num_blocks, settings.token_budget)
     return Plan(

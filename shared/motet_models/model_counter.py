@@ -12,23 +12,24 @@ from typing import Any
 
 from motet_shared.errors import ConfigError
 
+from .context import trained_context
 from .model_families import Family, Flag
 from .model_shape import LayerCache, ModelShape, Parameters
 
 PARTS = tuple(name for name in Parameters.__dataclass_fields__ if name != "tied")
 
 
-class Fields:
+class ConfigFields:
     """Read fields of a config.json by alternative names, with the family's defaults."""
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, object]):
-        self._values = {**defaults, **config}
+        self.values = {**defaults, **config}
         self.kind = str(config["model_type"])
 
     def get(self, *names: str) -> Any:
         """Return the first value that is present under one of `names`, else None."""
         return next(
-            (self._values[name] for name in names if self._values.get(name) is not None), None
+            (self.values[name] for name in names if self.values.get(name) is not None), None
         )
 
     def number(self, *names: str, default: int | None = None) -> int:
@@ -38,7 +39,7 @@ class Fields:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(
-                f"config.json: {names[0]}={value!r} of model_type={self.kind!r}: it must be a number"
+                f"config.json: {names[0]}={value!r} of model_type={self.kind!r}: give a non-negative integer"
             )
         return value
 
@@ -47,10 +48,10 @@ class Fields:
         return bool(self.get(flag)) if isinstance(flag, str) else flag
 
 
-class Counter:
+class ParameterCounter:
     """Count the parameters of one model, part by part."""
 
-    def __init__(self, fields: Fields, family: Family):
+    def __init__(self, fields: ConfigFields, family: Family):
         self.fields = fields
         self.family = family
         self.hidden = fields.number("hidden_size", "n_embd")
@@ -113,7 +114,7 @@ class Counter:
                 (self.heads + 2 * self.kv_heads) * self.head_dim,
             ),
             expert_share=self._active / self.experts if self.experts else 1.0,
-            context=self.fields.number("max_position_embeddings", "n_positions", default=0),
+            context=trained_context(self.fields.values) or 0,
         )
 
     def _embeddings(self) -> None:
@@ -145,20 +146,23 @@ class Counter:
             if not family.parallel:
                 return LayerCache(state=state)
         window = self.fields.number("sliding_window") if kind == "window" else None
+        chunk = self.fields.number("attention_chunk_size") if kind == "chunk" else None
         cache = (
             self._latent_attention(window)
             if family.attention == "latent"
             else self._attention(window)
         )
-        return replace(cache, state=state)
+        return replace(cache, state=state, chunk=chunk)
 
     def _kind(self, index: int) -> str:
-        """Return the kind of a layer: "full", "window" or "recurrent"."""
+        """Return the kind of a layer: "full", "window", "chunk" or "recurrent"."""
         types = self.fields.get("layer_types", "layers_block_type")
         if isinstance(types, list) and len(types) > index:
             kind = str(types[index])
             if kind in ("linear_attention", "mamba", "mamba2", "conv"):
                 return self._recurrent(kind)
+            if kind == "chunked_attention":
+                return "chunk"
             return (
                 "window"
                 if kind == "sliding_attention" and self.fields.get("sliding_window")

@@ -14,10 +14,11 @@ from .model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """Capabilities of a processor.
+    """Describe the capabilities of a processor.
 
-    memory: bytes. bandwidth: bytes/s read. bf16, int8: dense operations per second, where a
-    multiply-add counts as two.
+    memory: bytes.
+    bandwidth: bytes/s read.
+    bf16, int8: dense operations per second, where a multiply-add counts as two.
     """
 
     name: str
@@ -70,7 +71,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Upper bound of tokens per second, and its cause: "bandwidth" or "compute"."""
+    """Hold an upper bound of tokens per second, and its cause: "bandwidth" or "compute"."""
 
     tokens_per_second: float
     limit: str
@@ -97,10 +98,11 @@ def decode_bound(
 ) -> Bound:
     """Return the bound of decoding `batch` sequences of `context` tokens.
 
-    A step reads the weights once, and the cache of every sequence.
+    A step reads the weights once, and the cache of every sequence: t = max(bytes / bandwidth,
+        operations / rate).
     """
     matrices = matrix_bytes_read(shape, format, batch)
-    seen = [min(context, layer.window or context) for layer in shape.layers]
+    seen = [min(context, layer.window or layer.chunk or context) for layer in shape.layers]
     cached = sum(kv.token_bytes(layer) * n for layer, n in zip(shape.layers, seen, strict=True))
     state = 2 * sum(layer.state for layer in shape.layers) * STATE_BYTES  # read and written
     attention = 2 * sum(layer.score_width * n for layer, n in zip(shape.layers, seen, strict=True))
@@ -112,7 +114,9 @@ def prefill_bound(
     shape: ModelShape, processor: Processor, format: WeightFormat, *, tokens: int
 ) -> Bound:
     """Return the bound of a prompt of `tokens` tokens in one step, with the last token's logits."""
-    pairs = [_pairs(tokens, layer.window) * layer.score_width for layer in shape.layers]
+    pairs = [
+        _pairs(tokens, layer.window or layer.chunk) * layer.score_width for layer in shape.layers
+    ]
     operations = (
         2 * tokens * (_active_matrices(shape) - _head(shape)) + 2 * sum(pairs) + 2 * _head(shape)
     )

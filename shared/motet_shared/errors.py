@@ -26,11 +26,18 @@ converts it back. The message names the field, the value and the remedy.
 
 from __future__ import annotations
 
+import re
+
+# The setting at the beginning of a message: `name=value: remedy`, `name: problem`, `--name: …`.
+_SETTING = re.compile(r"(?:--)?(\w[\w.-]*(?:\[\w+\])?)[:=]")
+
 
 class MotetError(Exception):
-    """Base of all errors with a wire code.
+    """Report a failure with a wire code; the base of all errors that cross a process boundary.
 
-    `retryable`: the same request may succeed later.
+    message: names the field, its value and the remedy.
+    param: the field of the request, or the setting, that has to change; None: no single one.
+    retryable: the same request may succeed later.
     """
 
     code = "error"
@@ -43,9 +50,16 @@ class MotetError(Exception):
 
 
 class ConfigError(MotetError):
-    """Report a wrong setting; the process does not start."""
+    """Report a wrong setting; the process does not start.
+
+    param: the setting; by default the one that the message begins with, None without one.
+    """
 
     code = "config"
+
+    def __init__(self, message: str, *, param: str | None = None):
+        named = _SETTING.match(message)
+        super().__init__(message, param=param or (named[1] if named else None))
 
 
 class BadRequest(MotetError):

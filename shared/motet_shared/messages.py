@@ -29,6 +29,7 @@ PROTOCOL = 2
 # feeds that may be sent before the first FeedCredit, and the most a worker buffers for a slow reader
 FEED_WINDOW = 64
 FEED_SIZE = 32 * 1024  # maximum bytes of one feed
+TEMPLATE_OPTIONS_SIZE = 4096  # maximum characters of `Chat.template_options`
 
 
 # -------------------------------------------------------------------------------------- small parts
@@ -57,7 +58,7 @@ class Usage(Struct, omit_defaults=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # part of prompt_tokens: served from a prefix cache
     image_tokens: int = 0  # part of prompt_tokens: image placeholders
-    reasoning_tokens: int = 0
+    reasoning_tokens: int = 0  # part of completion_tokens
     accepted_tokens: int = 0  # part of completion_tokens: accepted draft tokens
     # draft tokens that verification rejected; not part of completion_tokens
     rejected_tokens: int = 0
@@ -79,10 +80,13 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: also of the n most likely tokens
+    prompt_logprobs: int = -1  # the same of the prompt's tokens, except the first
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    # names of fields above that the client left out: the tokenizer sets them as the model recommends
+    left_out: list[str] = []
 
 
 class Grammar(Struct, omit_defaults=True, kw_only=True):
@@ -96,6 +100,9 @@ class Grammar(Struct, omit_defaults=True, kw_only=True):
     # (GBNF) syntax
     text: str
     param: str = ""  # path of the field in the client's request, for error messages
+    # What precedes the text that the grammar constrains, such as the model's reasoning: a grammar in
+    # Lark's syntax whose rule `start` refers to that text as `@answer`; empty: nothing does
+    frame: str = ""
 
 
 class TokenLogprob(Struct, array_like=True, gc=False):
@@ -104,6 +111,24 @@ class TokenLogprob(Struct, array_like=True, gc=False):
     id: int
     logprob: float
     top: list[tuple[int, float]] = []  # most likely first
+
+
+class ScoredToken(Struct, array_like=True, gc=False):
+    """Log-probability of one prompt token, its rank from 1, and the most likely alternatives."""
+
+    id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []  # most likely first
+
+
+class PromptLogprob(Struct, array_like=True, gc=False):
+    """Log-probability of one prompt token for clients, with the bytes that tokens encode."""
+
+    token: bytes
+    logprob: float | None  # None for the first token
+    rank: int = 0
+    top: list[tuple[int, bytes, float]] = []
 
 
 class ToolCallDelta(Struct, array_like=True, omit_defaults=True, gc=False):
@@ -155,7 +180,7 @@ class Resume(Struct, omit_defaults=True):
     """
 
     ids: list[int]
-    text_len: int  # characters of content and tool-call arguments together
+    text_len: int  # characters of reasoning, content and tool-call arguments together
 
 
 # ----------------------------------------------------------------------------------------- requests
@@ -166,8 +191,8 @@ class Request(Struct, kw_only=True, omit_defaults=True):
 class Chat(Request, tag="chat"):
     """Request a chat completion (gateway → tokenizer); `Text` items come back.
 
-    Messages have OpenAI's shape; replies hold text and tool calls. A content part {"type": "image"}
-    stands for the next element of `images`.
+    Messages have OpenAI's shape, with `reasoning_content` beside `content`; replies hold reasoning,
+    text and tool calls. A content part {"type": "image"} stands for the next element of `images`.
     """
 
     model: str
@@ -178,7 +203,12 @@ class Chat(Request, tag="chat"):
     tool_choice: str = "auto"  # "auto" | "none" | "required"
     tool: str = ""  # name of the tool to call if tool_choice is "required"; empty: any tool
     parallel_tools: bool = True  # allow several tool calls in one reply
-    grammar: Grammar | None = None  # constrains a reply without tool calls
+    add_generation_prompt: bool = True  # the prompt ends with the head of the assistant's turn
+    continue_final_message: bool = False  # the reply continues the last message
+    grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
+    reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
+    template_options: dict[str, Any] = {}  # variables of the chat template, by name
+    return_prompt: bool = False  # send the ids of the prompt
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -191,14 +221,16 @@ class Chat(Request, tag="chat"):
 class Complete(Request, tag="complete"):
     """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
 
-    `Text` items come back.
+    `Text` items come back; before them, `PromptPiece` items if its ids or scores are wanted.
     """
 
     model: str
     prompt: str | list[int]
     sampling: Sampling
     grammar: Grammar | None = None
-    echo: bool = False
+    echo: bool = False  # begin the text with the prompt
+    suffix: str = ""  # text behind the gap that the completion fills
+    return_prompt: bool = False  # send the ids of the prompt
     stop: list[str] = []
     max_tokens: int | None = 16
     resume: Resume | None = None
@@ -498,6 +530,28 @@ class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
     logprobs: list[TokenLogprob] | None = None
 
 
+class PromptScores(Struct, array_like=True, gc=False, tag="u"):
+    """Log-probabilities of prompt tokens from position `start` on (decode → tokenizer).
+
+    They come in order, before the first `Tokens`, and again from the beginning after a move.
+    """
+
+    start: int
+    tokens: list[ScoredToken]
+
+
+class PromptPiece(Struct, array_like=True, omit_defaults=True, gc=False, tag="c"):
+    """A part of the prompt (tokenizer → gateway), before the first `Text`.
+
+    The parts of a prompt are the same in every attempt, so that a repeated one is known by `start`.
+    """
+
+    start: int  # position of its first token
+    ids: list[int]
+    text: str = ""  # if the prompt is echoed with log-probabilities
+    logprobs: list[PromptLogprob] | None = None
+
+
 class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     """Text that is safe to show (tokenizer → gateway), and the token ids that it was decoded from.
 
@@ -510,6 +564,7 @@ class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     tools: list[ToolCallDelta] | None = None
     logprobs: list[TextLogprob] | None = None
     prompt_tokens: int = 0  # of the request; sent once, with the first text of a stream
+    reasoning: str = ""  # text of the model's reasoning, which precedes `text`
 
 
 class Blob(Struct, array_like=True, tag="r"):
@@ -685,6 +740,8 @@ class ScalingTarget(Struct, array_like=True, tag="j"):
 
 Body = (
     Tokens
+    | PromptScores
+    | PromptPiece
     | Text
     | Blob
     | Chunk
@@ -878,8 +935,11 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     name: str
     context: int  # maximum prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
+    chat: bool = True  # False: it has no chat template, and completes raw prompts only
     tools: bool = False
+    reasoning: bool = False  # replies may hold reasoning apart from their text
     images: bool = False  # chats may contain images
+    sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []
@@ -921,9 +981,9 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 
 # Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
-    Chat: (Text,),
-    Complete: (Text,),
-    Generate: (Tokens,),
+    Chat: (Text, PromptPiece),
+    Complete: (Text, PromptPiece),
+    Generate: (Tokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),
     Encode: (EncodedImage,),

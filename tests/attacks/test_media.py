@@ -23,14 +23,17 @@ from PIL import Image
 from motet_media.pictures import open_picture
 from motet_media.pool import Pool, decoding
 from motet_media.sound_file import claimed_seconds, read_audio
-from motet_media.worker import Limits
+from motet_media.worker import JobLimits
 from motet_shared.errors import BadRequest, Cancelled
 from motet_vision.video import open_video
 from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
 from support.asr_stage import Service, serving
+from support.cpu_time import CpuTime
+from support.refusals import refuses
 
 ROOT = Path(__file__).parents[2]
-USUAL = Limits(cpu=5.0, wall=30.0, memory=256 << 20)
+USUAL = JobLimits(cpu=5.0, wall=30.0, memory=256 << 20)
+SOON = 25  # seconds, on a busy machine; an attack that succeeds holds a thread for 30 and more
 
 
 def refused(reason: str) -> BadRequest:
@@ -108,7 +111,7 @@ def test_a_file_that_names_others_opens_none(
     with pytest.raises(BadRequest) as video:
         open_video(data, count=4, max_pixels=1 << 20, max_length=100, param="video")
     assert (sound.value.param, video.value.param) == ("file", "video")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     assert not calls
 
 
@@ -139,7 +142,7 @@ async def test_eight_session_descriptions_do_not_delay_others(
     began = time.monotonic()
     usual = await service.post(file=wav(noise(1.0)))
     assert usual.status_code == 200
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < SOON
     assert {reply.status_code for reply in await asyncio.gather(*attacks)} == {400}
 
 
@@ -184,7 +187,7 @@ def test_a_decoder_that_spins_is_killed_and_others_go_on(hostile: Pool) -> None:
 
     def attack() -> None:
         try:
-            list(hostile.run("spin", b"", Limits(1.0, 60.0, 1 << 28), refused))
+            list(hostile.run("spin", b"", JobLimits(1.0, 60.0, 1 << 28), refused))
         except BadRequest as error:
             errors.append(error)
 
@@ -200,14 +203,14 @@ def test_a_decoder_that_spins_is_killed_and_others_go_on(hostile: Pool) -> None:
 
 
 def test_a_decoder_that_waits_is_killed(hostile: Pool) -> None:
-    with pytest.raises(BadRequest, match="longer than"):
-        list(hostile.run("sleep", b"", Limits(5.0, 0.5, 1 << 28), refused))
+    with refuses(BadRequest, "file"):
+        list(hostile.run("sleep", b"", JobLimits(5.0, 0.5, 1 << 28), refused))
     echo(hostile)
 
 
 def test_a_memory_bomb_meets_the_address_space(hostile: Pool) -> None:
-    with pytest.raises(BadRequest, match="64 MB of memory"):
-        list(hostile.run("hoard", b"", Limits(5.0, 30.0, 64 << 20), refused, nbytes=1 << 30))
+    with pytest.raises(BadRequest, match="64 MB"):
+        list(hostile.run("hoard", b"", JobLimits(5.0, 30.0, 64 << 20), refused, nbytes=1 << 30))
     echo(hostile)
 
 
@@ -236,7 +239,7 @@ async def test_who_leaves_kills_the_decoding(hostile: Pool) -> None:
 
     def wait() -> None:
         try:
-            for meta, _ in hostile.run("sleep", b"", Limits(5.0, 60.0, 1 << 28), refused):
+            for meta, _ in hostile.run("sleep", b"", JobLimits(5.0, 60.0, 1 << 28), refused):
                 pids.append(int(meta["pid"]))
                 loop.call_soon_threadsafe(begun.set)
         except BaseException as error:
@@ -250,7 +253,7 @@ async def test_who_leaves_kills_the_decoding(hostile: Pool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     while alive(pids[0]) or not outcome:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
         await asyncio.sleep(0.01)
     assert isinstance(outcome[0], Cancelled)
     await asyncio.to_thread(echo, hostile)
@@ -262,10 +265,10 @@ def test_children_die_with_a_service_that_is_killed() -> None:
 import threading, time
 from motet_shared.errors import BadRequest
 from motet_media.pool import Pool
-from motet_media.worker import Limits
+from motet_media.worker import JobLimits
 pool = Pool("support.hostile_decoders", 2)
-((meta, _),) = pool.run("echo", b"", Limits(5.0, 30.0, 1 << 28), BadRequest)
-threading.Thread(target=lambda: list(pool.run("spin", b"", Limits(50.0, 60.0, 1 << 28), BadRequest))).start()
+((meta, _),) = pool.run("echo", b"", JobLimits(5.0, 30.0, 1 << 28), BadRequest)
+threading.Thread(target=lambda: list(pool.run("spin", b"", JobLimits(50.0, 60.0, 1 << 28), BadRequest))).start()
 time.sleep(0.3)
 print(meta["pid"], flush=True)
 time.sleep(60)
@@ -280,7 +283,7 @@ time.sleep(60)
         process.send_signal(signal.SIGKILL)
     began = time.monotonic()
     while alive(pid):
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < SOON
         time.sleep(0.01)
 
 
@@ -306,11 +309,9 @@ def test_a_jpeg_of_thousands_of_scans_is_refused_at_once() -> None:
     open_picture(progressive(16, 1), max_pixels=1 << 24)
     data = progressive(3000, 5000)
     assert len(data) < 200_000
-    began = time.monotonic()
-    with pytest.raises(BadRequest, match="scans") as error:
+    with CpuTime() as spent, refuses(BadRequest, "image[0]"):
         open_picture(data, max_pixels=1 << 24, param="image[0]")
-    assert error.value.param == "image[0]"
-    assert time.monotonic() - began < 3
+    assert spent.seconds < 3  # reading all scans takes 13 and more
 
 
 def test_a_usual_progressive_jpeg_is_read() -> None:

@@ -129,11 +129,23 @@ class Work:
         return list(await asyncio.gather(*(kind() for kind in kinds)))
 
 
-async def test_a_pause_of_the_broker_is_waited_through(stack: MotetStack) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(stack: MotetStack) -> list[Any]:
+    """What `Work.all` returns when nothing happens meanwhile."""
+
+    async def work() -> list[Any]:
+        async with client(stack) as api:
+            return await Work(api, stack.url).all()
+
+    return asyncio.run(work())
+
+
+async def test_a_pause_of_the_broker_is_waited_through(
+    stack: MotetStack, undisturbed: list[Any]
+) -> None:
     """5 s in which NATS does nothing for anybody, amid a reply of each pipeline."""
     async with client(stack) as api:
         work = Work(api, stack.url)
-        due = await work.all()
         running = asyncio.create_task(work.all())
         await asyncio.sleep(0.5)
         stack.signal("nats", signal.SIGSTOP)
@@ -142,17 +154,18 @@ async def test_a_pause_of_the_broker_is_waited_through(stack: MotetStack) -> Non
             assert not running.done(), "the pause fell into the replies"
         finally:
             stack.signal("nats", signal.SIGCONT)
-        assert await running == due
+        assert await running == undisturbed
 
 
-async def test_a_restart_of_the_broker_is_waited_through(stack: MotetStack) -> None:
+async def test_a_restart_of_the_broker_is_waited_through(
+    stack: MotetStack, undisturbed: list[Any]
+) -> None:
     async with client(stack) as api:
         work = Work(api, stack.url)
-        due = await work.all()
         running = asyncio.create_task(work.all())
         await asyncio.sleep(0.5)
         back = stack.kill("nats")
-        assert await running == due
+        assert await running == undisturbed
         await asyncio.to_thread(back)
 
 

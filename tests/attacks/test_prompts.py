@@ -30,6 +30,7 @@ from motet_shared.testing import MemoryHub, memory_bus, running, settle
 from motet_shared.tool_formats.hermes import HERMES
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.service import Tokenizer
 from support import tiny_tokenizers
 from support.gateway_client import Http, Socket, session
@@ -209,7 +210,7 @@ async def test_the_largest_prompts_hold_up_nobody(tmp_path: Path) -> None:
     """Where the context is large enough for them: they are encoded in a child, which ends with its client."""
     async with attacked(tmp_path, limits="", context=1 << 23) as stage, longest_pause() as longest:
         attack = stage.chat(ACME, LARGEST)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not stage.tokenizer._encoders.pids:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         pids = stage.tokenizer._encoders.pids
@@ -220,7 +221,7 @@ async def test_the_largest_prompts_hold_up_nobody(tmp_path: Path) -> None:
         assert not attack.complete
         attack.leave()
         await attack.done()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while stage.tokenizer._encoders.pids:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert longest[0] < 1.0
@@ -414,7 +415,7 @@ async def test_tools_that_make_no_grammar_are_refused_by_the_tokenizer(
         tool = {"type": "function", "function": {"name": "f", "parameters": TOOLS[kind]}}
         attack = _asked_of_tokenizer([tool])
         with pytest.raises(BadRequest) as refusal:
-            await stage.tokenizer._grammar(attack, attack.tools, HERMES)
+            await stage.tokenizer._grammar(attack, attack.tools, Dialect(HERMES, None))
         assert refusal.value.param == "tools"
         assert longest[0] < 0.3
 
@@ -443,7 +444,7 @@ async def test_a_grammar_of_many_tools_is_built_in_a_thread(tmp_path: Path) -> N
             for i in range(512)
         ]
         chat = _asked_of_tokenizer(tools)
-        grammar = await stage.tokenizer._grammar(chat, Watched(tools), HERMES)
+        grammar = await stage.tokenizer._grammar(chat, Watched(tools), Dialect(HERMES, None))
         assert grammar is not None
         assert grammar.text.count("%json") == 512
         assert any(name.startswith("encode") for name in threads)

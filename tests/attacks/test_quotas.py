@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from motet_gateway.http.problems import Problem, QuotaExceeded
-from motet_gateway.images.store import JetStreamStore
-from motet_gateway.images.store_quota import STALE_AFTER, Entry, Stored
+from motet_gateway.images.store import ImageStore
 from motet_gateway.service import Gateway
+from motet_gateway.storage.quota import STALE_AFTER, Entry, Stored
 from motet_shared.errors import ConfigError
 from motet_shared.tenants import STORED_BYTES, TenantLimits, parse_tenants
 from motet_shared.testing import NatsServer
@@ -48,7 +48,7 @@ async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
         yield server
 
 
-def keep_of(gateway: Gateway) -> JetStreamStore:
+def keep_of(gateway: Gateway) -> ImageStore:
     assert gateway.service is not None
     assert gateway.service.store is not None
     return gateway.service.store
@@ -130,7 +130,8 @@ async def test_a_reading_is_not_repeated_for_each_refusal() -> None:
         readings.append(now[0])
         yield Entry("a", "acme", 10, 50.0)
 
-    stored = Stored(read, lambda owner: 15, lambda: now[0])
+    stored = Stored(lambda owner: 15, lambda: now[0])
+    stored.sources.append(read)
     for _ in range(5):
         with pytest.raises(QuotaExceeded):
             await stored.check("acme", 10)

@@ -19,7 +19,7 @@ from motet_gateway.http.hosts import Hosts
 from motet_gateway.service import Gateway
 from motet_shared.errors import ConfigError
 from motet_shared.testing import NatsServer, running
-from support.drawing_services import BRUSH, Brush
+from support.drawing_services import BRUSH, FakeDiffusion
 from support.fake_services import MODEL, FakeDecode, FakeTokenizer
 
 ATTACKER = "rebound.attacker.example"
@@ -34,7 +34,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
             FakeTokenizer(None, await nats.bus("tokenizer")),
             FakeDecode(None, await nats.bus("decode")),
         )
-        brush = Brush(await nats.bus("diffusion"))
+        brush = FakeDiffusion(await nats.bus("diffusion"))
         config = GatewayConfig(
             port=0, drain_timeout=1.0, allowed_hosts=("pictures.example", "*.svc")
         )

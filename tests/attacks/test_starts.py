@@ -15,11 +15,11 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
 from motet_shared.errors import ConfigError
 from motet_shared.testing import NatsServer, running
-from support.drawing_services import BRUSH, Brush
+from support.drawing_services import BRUSH, FakeDiffusion
 from support.fake_services import MODEL, FakeDecode, FakeTokenizer
 
 EXPECTED = (f"decode={MODEL}", f"diffusion={BRUSH}")
-QUICK = 3.0  # seconds for a refusal; a request that waits has its patience or its deadline
+QUICK = 20.0  # seconds for a refusal; a request that waits has its patience or its deadline
 PATIENCE = 1.0
 
 
@@ -60,7 +60,7 @@ class Stage:
 async def stage(*expect: str) -> AsyncIterator[Stage]:
     async with NatsServer() as nats, AsyncExitStack() as stack:
         config = GatewayConfig(
-            port=0, expect=expect, patience=PATIENCE, request_timeout=20.0, drain_timeout=1.0
+            port=0, expect=expect, patience=PATIENCE, request_timeout=60.0, drain_timeout=1.0
         )
         gateway = await stack.enter_async_context(
             running(Gateway(config, await nats.bus("gateway")))
@@ -87,7 +87,9 @@ async def test_ready_once_all_that_was_asked_for_has_served_and_then_while_any_d
         async with chatting(here):
             assert await here.ready() == 503, "what draws has not served"
             assert (await here.ready(MODEL), await here.ready(BRUSH)) == (200, 503)
-            await drawing.enter_async_context(running(Brush(await here.nats.bus("diffusion"))))
+            await drawing.enter_async_context(
+                running(FakeDiffusion(await here.nats.bus("diffusion")))
+            )
             await here.known("diffusion")
             assert await here.ready() == 200
             await drawing.aclose()
@@ -103,7 +105,7 @@ async def test_ready_once_all_that_was_asked_for_has_served_and_then_while_any_d
 async def test_models_that_start_are_listed_behind_chat() -> None:
     async with stage(f"diffusion={BRUSH}", f"decode={MODEL}", "asr=none") as here:
         assert await here.listed() == [(MODEL, "chat", "starting"), (BRUSH, "image", "starting")]
-        async with running(Brush(await here.nats.bus("diffusion"))):
+        async with running(FakeDiffusion(await here.nats.bus("diffusion"))):
             await here.known("diffusion")
             assert await here.listed() == [(MODEL, "chat", "starting"), (BRUSH, "image", "ready")]
             async with chatting(here):
@@ -118,7 +120,7 @@ async def test_requests_for_what_starts_wait_for_it() -> None:
         ]
         await asyncio.sleep(2 * PATIENCE)
         assert not any(task.done() for task in asked)
-        async with chatting(here), running(Brush(await here.nats.bus("diffusion"))):
+        async with chatting(here), running(FakeDiffusion(await here.nats.bus("diffusion"))):
             replies = await asyncio.gather(*asked)
         assert [reply.status_code for reply in replies] == [200, 200, 200]
         assert replies[0].json()["choices"][0]["message"]["content"] == "You said: hello"
@@ -133,7 +135,7 @@ async def test_a_client_that_leaves_frees_what_waits() -> None:
                 await asyncio.sleep(0.02)
         for task in asked:
             task.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while here.gateway.service.limits.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         here.gateway.check_integrity()
@@ -153,14 +155,14 @@ async def test_a_lost_service_is_waited_for_as_long_as_its_start_took(
     """Beyond the patience of the gateway: 2 s more than its 1 s."""
     monkeypatch.setattr("motet_shared.wire.bus.START", type("Measured", (), {"seconds": 4.0}))
     async with stage() as here:
-        async with running(Brush(await here.nats.bus("diffusion"))):
+        async with running(FakeDiffusion(await here.nats.bus("diffusion"))):
             await here.known("diffusion")
             assert (await here.draw()).status_code == 200
         await here.known("diffusion", 0)
         asked = asyncio.create_task(here.draw())
         await asyncio.sleep(3 * PATIENCE)
         assert not asked.done()
-        async with running(Brush(await here.nats.bus("diffusion"))):
+        async with running(FakeDiffusion(await here.nats.bus("diffusion"))):
             assert (await asked).status_code == 200
 
 

@@ -24,8 +24,8 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from support import tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
+from support.fork_server import ForkServer, alive
 from support.realtime_client import Client, talking
-from support.service_nursery import Nursery, alive
 
 MODEL = "markov"
 START_SECONDS = 240.0
@@ -91,7 +91,7 @@ class SpokenStack:
     """The gateway and the tokenizer run here; everything that can be killed is a process."""
 
     nats: NatsServer
-    nursery: Nursery
+    forks: ForkServer
     folders: Folders
     gateway: Gateway
     tokenizer: Tokenizer
@@ -158,7 +158,7 @@ class SpokenStack:
         """Start a process for each. `all_ready` waits for them."""
         for role in roles:
             module, *argv = self.folders.argv(role)
-            self.pids.append(await self.nursery.start(self.nats, module, *argv))
+            self.pids.append(await self.forks.start(self.nats, module, *argv))
 
     async def restore(self) -> None:
         """Two of each again, instead of those that were killed."""
@@ -205,7 +205,7 @@ def _both_ready(role: str, directory: Directory) -> bool:
 async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
     """Not all of it is ready yet: see `all_ready`."""
     folders = Folders.made(root)
-    async with NatsServer() as nats, Nursery(*_LOADED) as nursery, AsyncExitStack() as stack:
+    async with NatsServer() as nats, ForkServer(*_LOADED) as forks, AsyncExitStack() as stack:
         config = GatewayConfig(port=0, drain_timeout=1.0, patience=60.0)
         gateway = Gateway(config, await nats.bus("gateway"))
         tokenizer = Tokenizer(
@@ -214,6 +214,6 @@ async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
         )
         for actor in (tokenizer, gateway):
             await stack.enter_async_context(running(actor))
-        made = SpokenStack(nats, nursery, folders, gateway, tokenizer)
+        made = SpokenStack(nats, forks, folders, gateway, tokenizer)
         await made.begin(*ROLES * TWO)
         yield made

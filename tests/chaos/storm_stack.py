@@ -18,9 +18,9 @@ from motet_shared.wire.discovery import Directory
 from support import diffusion_stage, tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.diffusion_checkpoints import stable_diffusion
-from support.service_nursery import Nursery, alive
+from support.fork_server import ForkServer, alive
 
-CHAT, EARS, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
+CHAT, ASR_MODEL, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
 ROLES = ("gateway", "tokenizer", "decode", "vad", "asr", "tts", "diffusion")
 NATS = "nats"
 TWO = 2  # of each
@@ -99,7 +99,7 @@ class Member:
     role: str
     argv: tuple[str, ...]
     line: Line
-    nursery: Nursery
+    forks: ForkServer
     pid: int = 0
     died: int = 0
     starts: int = 0
@@ -119,7 +119,7 @@ class StormStack:
         return next(member for member in self.members if member.name == name)
 
     async def start(self, member: Member) -> None:
-        member.pid = await member.nursery.start(member.line, *member.argv)
+        member.pid = await member.forks.start(member.line, *member.argv)
         member.starts += 1
 
     async def supervise(self) -> None:
@@ -196,7 +196,7 @@ def _arguments(folder: Path, ports: list[int]) -> dict[str, list[tuple[str, ...]
     """Module and flags of each process, by role."""
     chat, brush = markov.save(folder / CHAT), stable_diffusion(folder / BRUSH)
     ears, voice = (
-        tiny_whisper(folder / EARS),
+        tiny_whisper(folder / ASR_MODEL),
         tts_checkpoints.pocket_tts(folder / VOICE, threshold=1.0),
     )
     one: dict[str, tuple[str, ...]] = {
@@ -208,7 +208,7 @@ def _arguments(folder: Path, ports: list[int]) -> dict[str, list[tuple[str, ...]
             "--model",
             str(ears),
             "--name",
-            EARS,
+            ASR_MODEL,
             "--no-fallback",
             "--no-live",
             "--parallel",
@@ -241,8 +241,8 @@ async def storm_stack(folder: Path) -> AsyncIterator[StormStack]:
     ports = [free_port() for _ in range(TWO)]
     arguments = await asyncio.to_thread(_arguments, folder, ports)
     async with NatsServer() as nats, AsyncExitStack() as exits:
-        light = await exits.enter_async_context(Nursery(*_LIGHT, lacking=("torch",)))
-        heavy = await exits.enter_async_context(Nursery(*_LOADED))
+        light = await exits.enter_async_context(ForkServer(*_LIGHT, lacking=("torch",)))
+        heavy = await exits.enter_async_context(ForkServer(*_LOADED))
         bus = await nats.bus("operator")
         exits.push_async_callback(bus.close)
         members = []
@@ -251,8 +251,8 @@ async def storm_stack(folder: Path) -> AsyncIterator[StormStack]:
                 line = Line(nats)
                 await line.open()
                 exits.push_async_callback(line.close)
-                nursery = light if role in ("gateway", "tokenizer") else heavy
-                members.append(Member(f"{role}-{number}", role, argv, line, nursery))
+                forks = light if role in ("gateway", "tokenizer") else heavy
+                members.append(Member(f"{role}-{number}", role, argv, line, forks))
         stack = StormStack(nats, bus, members, [f"http://127.0.0.1:{port}" for port in ports])
         for member in members:
             await stack.start(member)

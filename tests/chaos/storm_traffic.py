@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import websockets
 
-from chaos.storm_stack import BRUSH, CHAT, EARS, VOICE
+from chaos.storm_stack import ASR_MODEL, BRUSH, CHAT, VOICE
 from chaos.streams import Outcome, ask, request
 from support.realtime_client import TRANSCRIPTION, Client, sound
 from support.spoken import say, silence, wav
@@ -83,7 +83,7 @@ async def speech(http: httpx.AsyncClient, number: int) -> bytes:
 
 async def transcript(http: httpx.AsyncClient, number: int) -> str:
     """Where somebody speaks is found by the vad."""
-    fields = {"model": EARS, "language": "en", "chunking_strategy": '{"type": "server_vad"}'}
+    fields = {"model": ASR_MODEL, "language": "en", "chunking_strategy": '{"type": "server_vad"}'}
     files = {"file": ("said.wav", wav(silence(200) + say(_LINES[number]) + silence(200)))}
     return str(
         (await _whole(http, "/v1/audio/transcriptions", data=fields, files=files)).json()["text"]

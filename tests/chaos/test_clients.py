@@ -92,7 +92,7 @@ def idle(stats: list[dict[str, Any]]) -> bool:
 
 
 def all_paused(stats: list[dict[str, Any]]) -> bool:
-    return sum(entry["paused"] for entry in stats) == CHOICES
+    return sum(entry["out_of_credit"] for entry in stats) == CHOICES
 
 
 def all_free(stats: list[dict[str, Any]]) -> bool:

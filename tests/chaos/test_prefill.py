@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from motet_cli.commands import role
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.stream import Stream
 from support.checkpoints import tiny_checkpoint
-from support.service_nursery import Nursery
+from support.fork_server import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -113,17 +113,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def workers(folder: Path, nursery: Nursery, *options: str) -> AsyncIterator[Workers]:
+async def workers(folder: Path, forks: ForkServer, *options: str) -> AsyncIterator[Workers]:
     """A decode worker that has all prompts computed by a prefill worker which takes its time."""
     model = (*ENGINE, "--model", str(folder))
     async with NatsServer() as nats:
         bus = await nats.bus("tokenizer")
         try:
             pids = {
-                "prefill": await nursery.start(
+                "prefill": await forks.start(
                     nats, "motet_llm", "--role", "prefill", *model, "--token-budget", "8"
                 ),
-                "decode": await nursery.start(
+                "decode": await forks.start(
                     nats, "motet_llm", *model, "--remote-prefill", "always", *options
                 ),
             }
@@ -138,16 +138,16 @@ async def workers(folder: Path, nursery: Nursery, *options: str) -> AsyncIterato
 
 
 @pytest.fixture
-async def nursery() -> AsyncIterator[Nursery]:
-    async with Nursery(*LOADED) as made:
+async def forks() -> AsyncIterator[ForkServer]:
+    async with ForkServer(*LOADED) as made:
         yield made
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_prefill_worker_costs_time_and_nothing_else(
-    number: signal.Signals, folder: Path, nursery: Nursery
+    number: signal.Signals, folder: Path, forks: ForkServer
 ) -> None:
-    async with workers(folder, nursery) as made:
+    async with workers(folder, forks) as made:
         async with made.ask() as stream:
             await made.midway()
             os.kill(made.pids["prefill"], number)
@@ -163,15 +163,15 @@ async def test_a_lost_prefill_worker_costs_time_and_nothing_else(
         assert again == moved
         assert "decode.transfer" not in timing
         await made.until(lambda: made.is_free("decode"))
-    async with workers(folder, nursery, "--remote-prefill", "never") as made, made.ask() as stream:
+    async with workers(folder, forks, "--remote-prefill", "never") as made, made.ask() as stream:
         assert (await made.answer(stream))[0] == moved
 
 
 @pytest.mark.parametrize("how", ["killed", "cancelled"])
 async def test_nobody_waits_for_a_decode_worker_that_is_gone(
-    how: str, folder: Path, nursery: Nursery
+    how: str, folder: Path, forks: ForkServer
 ) -> None:
-    async with workers(folder, nursery) as made:
+    async with workers(folder, forks) as made:
         async with made.ask():
             await made.midway()
             if how == "killed":
@@ -182,22 +182,20 @@ async def test_nobody_waits_for_a_decode_worker_that_is_gone(
             await made.until(lambda: made.is_free("decode"), FREED_WITHIN)
 
 
-async def test_a_worker_goes_on_in_another_role(folder: Path, nursery: Nursery) -> None:
+async def test_a_worker_goes_on_in_another_role(folder: Path, forks: ForkServer) -> None:
     """One of two that decode prefills for the other, and decodes again; the process stays, with all its settings."""
     model = (*ENGINE, "--model", str(folder), "--remote-prefill", "always")
     async with NatsServer() as nats:
-        stack = Connection(nats.url, nats.passwords["operator"])
+        stack = NatsAccess(nats.url, nats.passwords["operator"])
         bus = await nats.bus("tokenizer")
         try:
-            pids = [await nursery.start(nats, "motet_llm", *model, "--instance", "decode-one")]
+            pids = [await forks.start(nats, "motet_llm", *model, "--instance", "decode-one")]
             made = Workers(bus, {})
             one = await made.ready("decode", pids[0])
             assert one == "decode-one"
             with pytest.raises(Unavailable, match="only decode worker"):
                 await role.change(stack, one, "prefill")
-            pids.append(
-                await nursery.start(nats, "motet_llm", *model, "--instance", "decode-other")
-            )
+            pids.append(await forks.start(nats, "motet_llm", *model, "--instance", "decode-other"))
             other = await made.ready("decode", pids[1])
             await role.change(stack, one, "decode")  # as it is
             await role.change(stack, other, "prefill")

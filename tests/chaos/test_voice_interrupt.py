@@ -118,7 +118,7 @@ class Stage:
         self.gateway.check_integrity()
         assert not self.gateway.caller.streams
         assert not self.tokenizer.bus.caller.streams
-        assert not self.tts.sessions.pieces
+        assert not self.tts.sessions.queues
         stats = self.decode.stats()
         assert stats["blocks_free"] == stats["blocks_total"]
 

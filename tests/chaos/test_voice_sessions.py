@@ -19,9 +19,9 @@ from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
 from motet_shared.wire.subjects import role_of
 from support.fake_services import MODEL
+from support.fork_server import ForkServer
 from support.marked_services import BLOCK, BLOCKS_PER_MS, marked, read_marks, read_words, story
 from support.realtime_client import TRANSCRIPTION, Client, sound, talking
-from support.service_nursery import Nursery
 from support.spoken import say, silence
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,12 +51,12 @@ class Stack:
     """The gateway runs here; two processes of everything else."""
 
     nats: NatsServer
-    nursery: Nursery
+    forks: ForkServer
     gateway: Gateway
 
     async def begin(self, role: str) -> None:
         argv = () if role == "vad" else (role, "--pace", "0.03")
-        await self.nursery.start(self.nats, ROLES[role], *argv)
+        await self.forks.start(self.nats, ROLES[role], *argv)
 
     async def ready(self, count: int) -> None:
         await self.gateway.bus.directory.wait_for(
@@ -85,14 +85,14 @@ class Stack:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    loaded = Nursery("support.marked_services", "motet_vad.service")
-    async with NatsServer() as nats, loaded as nursery, AsyncExitStack() as exits:
+    loaded = ForkServer("support.marked_services", "motet_vad.service")
+    async with NatsServer() as nats, loaded as forks, AsyncExitStack() as exits:
         gateway = Gateway(
             GatewayConfig(port=0, drain_timeout=1.0, patience=60.0), await nats.bus("gateway")
         )
         await exits.enter_async_context(running(gateway))
-        stack = Stack(nats, nursery, gateway)
-        await nursery.start(nats, "support.marked_services", "decode")
+        stack = Stack(nats, forks, gateway)
+        await forks.start(nats, "support.marked_services", "decode")
         for role in [*ROLES, *ROLES]:
             await stack.begin(role)
         await stack.ready(2)

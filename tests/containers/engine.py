@@ -1,4 +1,7 @@
-"""A Docker engine of our own, which leaves no trace on the machine: its own socket, no firewall rules, no bridge."""
+"""A Docker engine of the tests, which leaves no trace on the machine and does not depend on its firewall.
+
+It has a socket of its own, sets no firewall rules and leaves no bridge.
+"""
 
 import fcntl
 import os
@@ -10,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from containers.bridges import filtered, unfiltered
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "motet"
 CACHE_BYTES = 12e9
 START_SECONDS = 60
@@ -17,7 +22,7 @@ STOP_SECONDS = 30
 
 
 class Docker:
-    """The command line of one engine. Commands raise CalledProcessError, with what they printed in it."""
+    """The command line of one engine. Commands raise RuntimeError, with what they printed in it."""
 
     def __init__(self, socket: Path) -> None:
         # The classic builder: Debian's engine comes without BuildKit's client.
@@ -42,6 +47,12 @@ class Docker:
             name,
         ]
         return self._call(argv, self.env | env, 120)
+
+    def remove_containers(self) -> None:
+        """Remove all containers and the networks that no container is on."""
+        if containers := self.run("ps", "--all", "--quiet").split():
+            self.run("rm", "--force", "--volumes", *containers, timeout=300)
+        self.run("network", "prune", "--force")
 
     def _call(
         self, argv: Sequence[str], env: dict[str, str], timeout: float, stdin: bytes | None = None
@@ -93,13 +104,15 @@ def engine() -> Iterator[Docker]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two engines must not share a data folder
         _bound_cache(CACHE / "docker")
         run = Path(folder)
+        settings = filtered()  # before the engine loads the kernel module that has them
         with (run / "log").open("wb") as log:
             process = subprocess.Popen(_command(run), stdout=log, stderr=log)
         try:
             docker = Docker(run / "socket")
             _wait(docker, process, run / "log")
-            _remove_containers(docker)  # of a run that was killed
-            yield docker
+            with unfiltered(settings):
+                docker.remove_containers()  # of a run that was killed
+                yield docker
         finally:
             _stop(process, run)
 
@@ -135,12 +148,6 @@ def _wait(docker: Docker, process: subprocess.Popen[bytes], log: Path) -> None:
         except (RuntimeError, subprocess.TimeoutExpired):
             time.sleep(0.2)
     raise RuntimeError(f"dockerd did not start:\n{log.read_text(errors='replace')[-4000:]}")
-
-
-def _remove_containers(docker: Docker) -> None:
-    if containers := docker.run("ps", "--all", "--quiet").split():
-        docker.run("rm", "--force", "--volumes", *containers, timeout=300)
-    docker.run("network", "prune", "--force")
 
 
 def _stop(process: subprocess.Popen[bytes], run: Path) -> None:

@@ -152,7 +152,7 @@ async def service_stats(url: str, passwords: Mapping[str, str], instance: str) -
     """What an instance says of itself: `data` of its answer to `$SRV.STATS` (JSON, the NATS service API)."""
     async with operator(url, passwords) as client:
         name = f"motet-{instance.partition('-')[0]}"
-        reply = await client.request(f"$SRV.STATS.{name}.{instance}", b"", timeout=5)
+        reply = await client.request(f"$SRV.STATS.{name}.{instance}", b"", timeout=30)
         return dict(json.loads(reply.data)["endpoints"][0]["data"])
 
 

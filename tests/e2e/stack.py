@@ -23,8 +23,9 @@ from motet_shared.credentials import USERS
 T = TypeVar("T")
 START_SECONDS = 240.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
-EARS, VOICE = "ears", "voice"  # models of random weights that hear and speak
+ASR_MODEL, VOICE = "ears", "voice"  # models of random weights that hear and speak
 WAIT_SECONDS = 60.0
+POLL_SECONDS = 0.05  # what polls more often takes processor time from what it waits for
 
 
 def speech(folder: Path) -> tuple[str, ...]:
@@ -32,7 +33,7 @@ def speech(folder: Path) -> tuple[str, ...]:
     from support import tts_checkpoints  # they need torch, which most tests do without
     from support.asr_checkpoints import tiny_whisper
 
-    ears = tiny_whisper(folder / EARS)
+    ears = tiny_whisper(folder / ASR_MODEL)
     voice = tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
     return "--asr", str(ears), "--tts", str(voice)
 
@@ -43,8 +44,15 @@ def until(condition: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) 
     while not (value := condition()):
         if time.monotonic() > give_up:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
     return value
+
+
+def fetch(url: str, headers: Mapping[str, str] | None = None, **params: str) -> httpx.Response:
+    """Answer to a GET over plain HTTP. Loads no certificates, which would take longer than all else."""
+    return httpx.get(
+        url, params=params, headers=headers, trust_env=False, verify=False, timeout=WAIT_SECONDS
+    )
 
 
 def running(pid: int) -> bool:
@@ -192,8 +200,7 @@ class MotetStack:
             return False
         try:
             asked = {"model": self._model} if self._model else {}
-            reply = httpx.get(f"{self.url}/health/ready", params=asked, trust_env=False, timeout=5)
-            return reply.status_code == 200
+            return fetch(f"{self.url}/health/ready", None, **asked).status_code == 200
         except httpx.HTTPError:
             return False
 

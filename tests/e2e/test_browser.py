@@ -51,8 +51,9 @@ async def test_an_answer_streams_until_it_is_stopped(page: Page) -> None:
     await expect(stop).to_be_hidden()
     await expect(page.get_by_role("status", name="Speed")).to_contain_text("stopped")
     final = await answer.inner_text()
-    await ask(page, "pocket-chat", "Hello!")
+    await ask(page, ENDLESS, "Hello!")
     await expect(page.locator("article.assistant").nth(1)).not_to_be_empty()
+    await stop.click()
     assert await answer.inner_text() == final
 
 

@@ -190,7 +190,7 @@ async def test_running_dry_makes_no_click_and_next_time_it_waits_for_more(page: 
     ]
     steps += [["push", "c", 0, 3500], ["render", 1024]]
     heard, reports = await played(page, *steps)
-    assert [report for report in reports if report[0] == "dry"] == [["dry", "a", 1930]]
+    assert [report for report in reports if report[0] == "underrun"] == [["underrun", "a", 1930]]
     loud = [bool(np.abs(heard[at : at + 1024]).max() > 0.01) for at in range(0, len(heard), 1024)]
     assert loud == [
         *(True, True, False, False),

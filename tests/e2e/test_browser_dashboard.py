@@ -54,9 +54,9 @@ async def test_every_instance_is_shown_with_what_it_does(stack: MotetStack) -> N
         )
         await expect(decode).to_contain_text("tokens/s")
         tiles = page.get_by_role("list", name="Replies", exact=True)
-        await expect(tiles.get_by_role("listitem").filter(has_text="First token")).to_contain_text(
-            re.compile(r"p95 [\d.]+ m?s")
-        )
+        await expect(
+            tiles.get_by_role("listitem").filter(has_text="Time to first token")
+        ).to_contain_text(re.compile(r"p95 [\d.]+ m?s"))
         cost = tiles.get_by_role("listitem").filter(has_text="A million tokens").locator("strong")
         await expect(cost).to_have_text("–")
         await page.get_by_text("Limits", exact=True).click()
@@ -203,8 +203,8 @@ async def test_findings_are_told_with_the_knob_to_turn() -> None:
     }
     async with at_a_keyed_gateway() as (page, _):
         await give_key(page)
-        found = page.get_by_role("region", name="What limits it")
-        await expect(found).to_contain_text("Nothing: no stage keeps the others waiting.")
+        found = page.get_by_role("region", name="Bottlenecks")
+        await expect(found).to_contain_text("No bottleneck found.")
         answer = {"time": 1.0, "window_seconds": 10.0, "findings": [finding]}
         await page.route("**/metrics/doctor", lambda route: route.fulfill(json=answer))
         item = found.get_by_role("listitem")

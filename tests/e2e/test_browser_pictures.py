@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.async_api import Page, expect
 
 from e2e.browser import browsing, eventually, send, set_seed
-from e2e.stack import START_SECONDS, until
+from e2e.stack import START_SECONDS, fetch, until
 from motet_diffusion.service import Diffusion
 from motet_shared.messages import ModelCard, Text
 from motet_shared.testing import NatsServer, free_port, running
@@ -99,7 +99,7 @@ async def pictures(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pi
 
 def _models(port: int) -> int:
     try:
-        reply = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=5)
+        reply = fetch(f"http://127.0.0.1:{port}/v1/models")
     except httpx.HTTPError:
         return 0
     return len(reply.json()["data"])
@@ -139,7 +139,7 @@ async def test_a_dropped_picture_goes_with_the_message_and_stays_in_the_conversa
     pictures: Pictures, page: Page
 ) -> None:
     await drop(page, png())
-    attached = page.get_by_role("group", name="Pictures that go with the message")
+    attached = page.get_by_role("group", name="Attached pictures")
     await expect(attached.get_by_role("img")).to_have_count(1)
     await send(page, "What is this?")
     await expect(page.locator("article.assistant > p")).to_have_text("A red circle.")
@@ -165,7 +165,7 @@ async def test_large_pictures_are_sent_smaller_and_others_can_be_taken_away(
         for name, data in (("large.png", png(3000, 1500)), ("small.png", png()))
     ]
     await page.locator("#picture-file").set_input_files(files)  # type: ignore[arg-type]
-    thumbnails = page.get_by_role("button", name="take it away")
+    thumbnails = page.get_by_role("button", name=", remove")
     await expect(thumbnails).to_have_count(2)
     await thumbnails.nth(1).click()
     await expect(thumbnails).to_have_count(1)
@@ -177,11 +177,11 @@ async def test_large_pictures_are_sent_smaller_and_others_can_be_taken_away(
 
 async def test_what_is_no_picture_is_refused(pictures: Pictures, page: Page) -> None:
     await drop(page, b"no picture")
-    await expect(page.get_by_role("alert")).to_contain_text("circle.png is no picture")
+    await expect(page.get_by_role("alert")).to_contain_text("circle.png is not a picture")
     await page.locator("#model").select_option("blind")
     await expect(page.get_by_role("button", name="Picture")).to_be_hidden()
     await drop(page, png())
-    await expect(page.get_by_role("alert")).to_contain_text("This model reads no pictures")
+    await expect(page.get_by_role("alert")).to_contain_text("This model does not accept pictures")
 
 
 async def test_a_picture_forms_and_is_asked_about(

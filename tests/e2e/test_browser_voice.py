@@ -8,21 +8,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
 from e2e.browser import DEVICE, GRANTED, browsing, eventually, microphone, send
-from e2e.stack import until
+from e2e.stack import fetch, until
 from e2e.voice_stack import VoiceStack, voice_stack
 from motet_shared.messages import Listen, ModelCard, Partial, Segment, Text, Usage
 from motet_shared.process.actor import operation
 from motet_shared.wire.call import Call
 from support.fake_services import words
 from support.spoken import say, silence
-from support.voice_services import EARS, WORD_MS, ScriptedAsr
+from support.voice_services import ASR_MODEL, WORD_MS, ScriptedAsr
 
 pytestmark = [
     pytest.mark.long,
@@ -34,7 +33,7 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
-STAGES = ["pause", "transcript", "first text", "first sound", "playback", "in all"]
+STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -193,7 +192,7 @@ class LiveAsr(ScriptedAsr):
     """Understands the first line of `script` while it is spoken: a word at once, the others when it may `go_on`."""
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=EARS, context=0, live=True)]
+        return [ModelCard(name=ASR_MODEL, context=0, live=True)]
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:
@@ -242,9 +241,7 @@ async def test_without_a_voice_replies_are_written(tmp_path: Path) -> None:
 
 def missing(stack: VoiceStack) -> Any:
     """What the gateway believes to lack for speech."""
-    return httpx.get(f"{url(stack)}/health/ready", trust_env=False, timeout=10).json()["speech"][
-        "missing"
-    ]
+    return fetch(f"{url(stack)}/health/ready").json()["speech"]["missing"]
 
 
 async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path: Path) -> None:

@@ -132,8 +132,7 @@ def test_an_image_that_is_none_is_refused_by_name(client: openai.OpenAI) -> None
     with pytest.raises(openai.BadRequestError) as caught:
         answer(client, {"role": "user", "content": [{"type": "text", "text": "?"}, broken]})
     assert caught.value.param == "messages[0].content[1].image_url"
-    assert "no picture that is known" in str(caught.value)
-    with pytest.raises(openai.BadRequestError, match="--remote-images"):
+    with pytest.raises(openai.BadRequestError) as caught:
         answer(
             client,
             {
@@ -141,6 +140,7 @@ def test_an_image_that_is_none_is_refused_by_name(client: openai.OpenAI) -> None
                 "content": [{"type": "image_url", "image_url": {"url": "https://x.org/a"}}],
             },
         )
+    assert caught.value.param == "messages[0].content[0].image_url.url"
 
 
 @pytest.mark.parametrize("victim", ["vision", "decode"])

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from e2e.stack import MotetStack
-from support.films import film
+from support.videos import random_video
 from support.vlm_checkpoints import picture, tiny_vlm
 from support.vlm_stage import png
 
@@ -60,20 +60,20 @@ def logprobs(reply: Any) -> list[float]:
 
 
 def test_a_video_is_seen_and_counted(client: openai.OpenAI) -> None:
-    short, long = answer(client, shown(film(4))), answer(client, shown(film(40)))
+    short, long = answer(client, shown(random_video(4))), answer(client, shown(random_video(40)))
     tokens = [reply.usage.prompt_tokens_details.image_tokens for reply in (short, long)]
     assert 0 < tokens[0] < tokens[1]
     assert logprobs(short) != logprobs(long)
-    again = answer(client, shown(film(40)))
+    again = answer(client, shown(random_video(40)))
     assert again.choices[0].message.content == long.choices[0].message.content
     assert again.usage.prompt_tokens_details.image_tokens == tokens[1]
 
 
 def test_a_video_beside_an_image_in_a_stream(client: openai.OpenAI) -> None:
     image = part("image_url", "image/png", png(picture(1)))
-    whole = answer(client, image, shown(film(8)))
+    whole = answer(client, image, shown(random_video(8)))
     with answer(
-        client, image, shown(film(8)), stream=True, stream_options={"include_usage": True}
+        client, image, shown(random_video(8)), stream=True, stream_options={"include_usage": True}
     ) as stream:
         chunks = list(stream)
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -84,25 +84,20 @@ def test_a_video_beside_an_image_in_a_stream(client: openai.OpenAI) -> None:
     )
     assert (
         whole.usage.prompt_tokens_details.image_tokens
-        > answer(client, shown(film(8))).usage.prompt_tokens_details.image_tokens
+        > answer(client, shown(random_video(8))).usage.prompt_tokens_details.image_tokens
     )
 
 
 @pytest.mark.parametrize(
-    ("video", "param", "message"),
+    ("video", "param"),
     [
-        (shown(film(8)[:900]), "messages[0].content[0].video_url", "cannot be read as a video"),
-        (shown(b"no film"), "messages[0].content[0].video_url", "cannot be read as a video"),
-        (
-            part("video_url", "image/png", png(picture(1))),
-            "messages[0].content[0].video_url.url",
-            "send data:video/mp4",
-        ),
+        (shown(random_video(8)[:900]), "messages[0].content[0].video_url"),
+        (shown(b"no film"), "messages[0].content[0].video_url"),
+        (part("video_url", "image/png", png(picture(1))), "messages[0].content[0].video_url.url"),
     ],
 )
-def test_a_video_that_is_none_is_refused_by_name(
-    client: openai.OpenAI, video: Any, param: str, message: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=message) as caught:
+def test_invalid_videos_are_rejected(client: openai.OpenAI, video: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
         answer(client, video)
+    assert caught.value.code == "invalid_request"
     assert caught.value.param == param

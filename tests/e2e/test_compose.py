@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,14 +23,14 @@ import pytest
 import websockets
 from PIL import Image
 
-from containers.engine import Docker, engine, missing
-from containers.images import NATS, TAG, NoCpuTorch, build_all
+from containers.engine import Docker
+from containers.images import NATS, TAG
 from e2e.readme import compose_options
-from e2e.stack import until
+from e2e.stack import fetch, until
+from motet_cli.deploy.autoscaling import AUTOSCALED
 from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
 from render_dashboard import ROWS
-from render_kubernetes import AUTOSCALED
 from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.picture_files import encoded
@@ -42,14 +43,14 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.docker,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.xdist_group("docker"),
 ]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
 MODEL, SPEAKERS = "pocket-chat", "pocket-speakers"
-EARS, VOICE, BRUSH, VECTORS = "ears", "voice", "brush", "vectors"
+ASR_MODEL, VOICE, BRUSH, VECTORS = "ears", "voice", "brush", "vectors"
 PNG = b"\x89PNG"
 QUESTION = "Count to twenty."  # many tokens: a short answer may well arrive in one piece
 
@@ -73,7 +74,7 @@ class Containers:
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
             "COMPOSE_PROFILES": "speakers,images,embedding",
             "MOTET_MODELS_DIR": str(self.folder),
-            "MOTET_ASR": EARS,
+            "MOTET_ASR": ASR_MODEL,
             "MOTET_TTS": VOICE,
             "MOTET_DRAW": BRUSH,
             "MOTET_EMBED": VECTORS,
@@ -98,11 +99,10 @@ class Containers:
         return self.docker.run("inspect", "--format", form, self.ids(service)[0]).strip()
 
     def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(
-            f"{self.url}/health/ready", trust_env=False, timeout=5
-        ).json()
+        found: dict[str, Any] = fetch(f"{self.url}/health/ready").json()
         return found
 
+    @cached_property
     def operator_password(self) -> str:
         """From the volume that no service mounts."""
         volume, image = f"{PROJECT}_nats-operator:/nats:ro", f"motet-gateway:{TAG}"
@@ -112,7 +112,7 @@ class Containers:
         return said.split()[-1]  # warnings of the engine come first
 
     def models(self) -> set[str]:
-        found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=5).json()
+        found = fetch(f"{self.url}/v1/models").json()
         return {model["id"] for model in found["data"]}
 
     def ready(self) -> bool:
@@ -129,7 +129,8 @@ class Containers:
         client = await nats.connect(
             f"nats://{self.address('nats')}:4222",
             user="operator",
-            password=self.operator_password(),
+            password=self.operator_password,
+            connect_timeout=30,
         )
         try:
             inbox = client.new_inbox()
@@ -155,7 +156,7 @@ def checkpoints(folder: Path) -> Path:
     """
     for name in (MODEL, SPEAKERS):
         shutil.copytree(ROOT / "models" / name, folder / name)
-    tiny_whisper(folder / EARS)
+    tiny_whisper(folder / ASR_MODEL)
     tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
     diffusion_checkpoints.stable_diffusion(folder / BRUSH)
     embedding_checkpoints.sentence_transformer(folder / VECTORS)
@@ -165,32 +166,25 @@ def checkpoints(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    if reason := missing():
-        pytest.skip(f"no Docker engine: {reason}")
-    with engine() as docker:
-        try:
-            build_all(docker)
-        except NoCpuTorch as error:
-            pytest.skip(str(error))
-        models = checkpoints(tmp_path_factory.mktemp("models"))
-        found = Containers(docker, free_port(), models)
-        try:
-            # As the README says it, but with the images that are there.
-            options = [option for option in compose_options() if option != "--build"]
-            assert options == ["--scale", "decode=2"]
-            found.compose("up", "--detach", "--no-build", *options)
-            until(found.ready, "the gateway is ready", 300)
-            until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
-            until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
-            until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
-            until(lambda: not found.health()["images"]["missing"], "it sees", 120)
-            yield found
-        except Exception as error:
-            error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
-            raise
-        finally:
-            found.compose("down", "--volumes", "--timeout", "10")
+def containers(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    models = checkpoints(tmp_path_factory.mktemp("models"))
+    found = Containers(docker, free_port(), models)
+    try:
+        # As the README says it, but with the images that are there.
+        options = [option for option in compose_options() if option != "--build"]
+        assert options == ["--scale", "decode=2"]
+        found.compose("up", "--detach", "--no-build", *options)
+        until(found.ready, "the gateway is ready", 300)
+        until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
+        until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
+        until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
+        until(lambda: not found.health()["images"]["missing"], "it sees", 120)
+        yield found
+    except Exception as error:
+        error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
+        raise
+    finally:
+        found.compose("down", "--volumes", "--timeout", "10")
 
 
 def stream_chat(url: str) -> list[str]:
@@ -240,7 +234,7 @@ def test_speech_goes_out_and_comes_in(containers: Containers) -> None:
         )
         assert any(reply.read())
         text = client.audio.transcriptions.create(
-            model=EARS,
+            model=ASR_MODEL,
             file=("said.wav", wav(spoken)),
             language="en",
             response_format="verbose_json",
@@ -310,12 +304,7 @@ def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
         "diffusion",
         "embedding",
     )
-    pages = [
-        httpx.get(
-            f"http://{containers.address(role)}:9100/metrics", trust_env=False, timeout=10
-        ).text
-        for role in roles
-    ]
+    pages = [fetch(f"http://{containers.address(role)}:9100/metrics").text for role in roles]
     measured = {
         line.split("{")[0].split(" ")[0]
         for page in pages
@@ -387,5 +376,5 @@ def test_jobs_outlive_the_containers(containers: Containers) -> None:
     assert httpx.post(jobs, json=job, trust_env=False, timeout=30).status_code == 202
     containers.compose("restart", "--timeout", "10", "nats", "gateway")
     until(containers.ready, "the gateway is ready again", 120)
-    found = httpx.get(f"{jobs}/kept", trust_env=False, timeout=30).json()
+    found = fetch(f"{jobs}/kept").json()
     assert (found["id"], found["object"]) == ("kept", "image.job")

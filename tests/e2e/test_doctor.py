@@ -24,7 +24,7 @@ import fake_engine
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
 from support.checkpoints import tiny_checkpoint
-from support.service_nursery import Nursery
+from support.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.long,
@@ -54,15 +54,15 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nurseries() -> AsyncIterator[tuple[Nursery, Nursery]]:
+async def nurseries() -> AsyncIterator[tuple[ForkServer, ForkServer]]:
     """Of what stands before the engines, without torch, and of engines."""
-    light = Nursery("motet_gateway.service", "motet_tokenizer.service", lacking=("torch",))
-    async with light, Nursery("motet_llm.service", "fake_engine") as heavy:
+    light = ForkServer("motet_gateway.service", "motet_tokenizer.service", lacking=("torch",))
+    async with light, ForkServer("motet_llm.service", "fake_engine") as heavy:
         yield light, heavy
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def clinic(nurseries: tuple[Nursery, Nursery]) -> AsyncIterator[Clinic]:
+async def clinic(nurseries: tuple[ForkServer, ForkServer]) -> AsyncIterator[Clinic]:
     async with NatsServer() as nats, Clinic(nats, *nurseries, MODEL) as clinic:
         yield clinic
 

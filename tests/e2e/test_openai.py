@@ -256,23 +256,19 @@ def test_choices_expressions_and_calls_are_kept_to(client: openai.OpenAI) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shape", "param", "reason"),
+    ("shape", "param"),
     [
-        ({"structured_outputs": {"regex": "(open"}}, "structured_outputs.regex", "unclosed"),
-        ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json", "ever ends"),
-        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "`not`"),
-        (
-            {"structured_outputs": {"grammar": 'start: "a" start'}},
-            "structured_outputs.grammar",
-            "ever ends",
-        ),
+        ({"structured_outputs": {"regex": "(open"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"grammar": 'start: "a" start'}}, "structured_outputs.grammar"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_no_reply_can_be_held_to_is_400_by_name(
-    client: openai.OpenAI, shape: dict[str, Any], param: str, reason: str, stream: bool
+def test_unsupported_grammars_are_400_by_name(
+    client: openai.OpenAI, shape: dict[str, Any], param: str, stream: bool
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match=reason) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
             model=MODEL, messages=user("Hello!"), stream=stream, extra_body=shape
         )
@@ -301,7 +297,9 @@ def test_unsupported_parameters_are_400_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "Hello!", reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"
-    with pytest.raises(openai.BadRequestError, match="bogus"):
+    with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "Hello!", extra_body={"bogus": 1})
-    with pytest.raises(openai.BadRequestError, match="temperature"):
+    assert caught.value.param == "bogus"
+    with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "Hello!", temperature=9)
+    assert caught.value.param == "temperature"

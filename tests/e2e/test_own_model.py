@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, until
+from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, fetch, until
 from support.checkpoints import tiny_checkpoint
 from support.lora_folders import make_adapter
 from support.model_hub import ModelHub, Repository, model_hub
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+TEXT_ONLY = ("--asr", "none", "--tts", "none", "--vad", "0")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def own(
         str(broken),
         "--llm",
         "motet/hub_qwen@main",
+        *TEXT_ONLY,
         env={
             "MOTET_REQUEST_TIMEOUT": "20s",
             "HF_ENDPOINT": hub.url,
@@ -137,6 +139,7 @@ def test_adapters_are_models_with_a_parent(folders: tuple[Path, Path], tmp_path:
         "2",
         "--prefill",
         "1",
+        *TEXT_ONLY,
     )
     with (
         MotetStack(tmp_path, *options) as stack,
@@ -167,11 +170,13 @@ def test_adapters_are_models_with_a_parent(folders: tuple[Path, Path], tmp_path:
         assert "polite  (adapter of my-llama, ready)" in listed.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGINT, ()), (signal.SIGTERM, TEXT_ONLY)], ids=["all", "text"]
+)
 def test_a_signal_ends_everything_in_order(
-    number: signal.Signals, folders: tuple[Path, Path], tmp_path: Path
+    number: signal.Signals, options: tuple[str, ...], folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    with MotetStack(tmp_path, "--llm", str(folders[0])) as stack:
+    with MotetStack(tmp_path, "--llm", str(folders[0]), *options) as stack:
         assert stack.stop(number) == 0
         assert not stack.leftovers()
         assert "Traceback" not in stack.log()
@@ -182,20 +187,12 @@ def test_a_key_is_asked_for(folders: tuple[Path, Path], tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sesame\n")
     with MotetStack(
-        tmp_path, "--llm", str(folders[0]), "--host", "0.0.0.0", "--api-key-file", str(key)
+        tmp_path,
+        *("--llm", str(folders[0]), "--host", "0.0.0.0", "--api-key-file", str(key)),
+        *TEXT_ONLY,
     ) as stack:
         models = f"{stack.url}/v1/models"
-        assert httpx.get(models, trust_env=False).status_code == 401
-        assert (
-            httpx.get(
-                models, headers={"Authorization": "Bearer wrong"}, trust_env=False
-            ).status_code
-            == 401
-        )
-        assert (
-            httpx.get(
-                models, headers={"Authorization": "Bearer sesame"}, trust_env=False
-            ).status_code
-            == 200
-        )
+        assert fetch(models).status_code == 401
+        assert fetch(models, {"Authorization": "Bearer wrong"}).status_code == 401
+        assert fetch(models, {"Authorization": "Bearer sesame"}).status_code == 200
         assert "sesame" not in stack.log()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.peer import Peer, heartbeats
-from e2e.stack import EARS, ENDLESS, VOICE, MotetStack
+from e2e.stack import ASR_MODEL, ENDLESS, VOICE, MotetStack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 SAMPLING = {"temperature": 0.0, "seed": 1}
@@ -128,7 +128,7 @@ async def test_everybody_beats(speaking: MotetStack) -> None:
         "decode": {"pocket-chat"},
         "vision": {"pocket-chat"},
         "vad": {"silero-vad", "pocket-turns"},
-        "asr": {EARS},
+        "asr": {ASR_MODEL},
         "tts": {VOICE},
     }
 

@@ -17,13 +17,18 @@ import pytest
 from PIL import Image
 from playwright.async_api import expect
 
-from draw_check import check, look
+from draw_check import check, detect_things
 from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import MotetStack
 from world import Scene, Thing
 from world_pictures import SIZE, Picture
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("pocket"),
+]
 
 CHAT, DRAW, EMBED = "pocket-chat", "pocket-draw", "pocket-embed"
 SEED = 3  # pocket-draw is not always right, nor pocket-chat about it (models/README.md)
@@ -51,20 +56,10 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
-    eyes_and_brush = ("--draw", DRAW, "--embed", EMBED)
-    with MotetStack(
-        tmp_path_factory.mktemp("studio"), "--asr", "none", "--tts", "none", *eyes_and_brush
-    ) as stack:
-        stack.wait_until_all_ready()
-        yield stack
-
-
 @pytest.fixture
-def client(studio: MotetStack) -> Iterator[openai.OpenAI]:
+def client(pocket: MotetStack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{studio.url}/v1", api_key="none", max_retries=0, timeout=60
+        base_url=f"{pocket.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as client:
         yield client
 
@@ -88,7 +83,7 @@ def test_what_is_asked_for_is_on_the_picture(client: openai.OpenAI) -> None:
         )
         pictures = [pixels(one.b64_json or "") for one in reply.data or ()]
         assert [picture.shape for picture in pictures] == [(SIZE, SIZE, 3)] * 2
-        right += [check(picture, scene).right for picture in pictures]
+        right += [check(picture, scene).correct for picture in pictures]
     assert sum(right) >= len(right) - 1, right  # models/README.md tells how often it is
 
 
@@ -99,16 +94,16 @@ def test_a_picture_is_drawn_looked_at_and_talked_about(client: openai.OpenAI) ->
     said = client.chat.completions.create(messages=talk, **ask).choices[0].message
     [drawn] = (said.model_extra or {})["images"]
     assert drawn["revised_prompt"] == "two red circles and a blue square"
-    seen = look(pixels(drawn["image_url"]["url"])).things
-    assert len(seen) >= 2
-    for thing in seen:
+    things = detect_things(pixels(drawn["image_url"]["url"])).things
+    assert len(things) >= 2
+    for thing in things:
         assert thing.kind.phrase() in (said.content or "")
     talk += [
         said.model_dump(exclude_none=True),
         {"role": "user", "content": "How many things are there?"},
     ]
     answer = client.chat.completions.create(messages=talk, **ask).choices[0].message.content or ""
-    assert WORDS[len(seen)] in answer.lower()
+    assert WORDS[len(things)] in answer.lower()
 
 
 def test_the_same_told_differently_is_nearer_than_something_else(client: openai.OpenAI) -> None:
@@ -126,9 +121,9 @@ def test_the_same_told_differently_is_nearer_than_something_else(client: openai.
 
 @pytest.mark.asyncio
 async def test_on_the_page_it_draws_and_knows_what_it_drew(
-    studio: MotetStack, tmp_path: Path
+    pocket: MotetStack, tmp_path: Path
 ) -> None:
-    async with browsing(studio.url) as page:
+    async with browsing(pocket.url) as page:
         await set_seed(page, SEED)
         await send(page, "Draw two red circles and a blue square.")
         await expect(page.locator("article.assistant img")).to_have_attribute(
@@ -142,7 +137,7 @@ async def test_on_the_page_it_draws_and_knows_what_it_drew(
         drawn = await page.locator("article.assistant img").get_attribute("src")
         await send(page, "How many things are there?")
         number = WORDS[
-            len(look(pixels(drawn or "")).things)
+            len(detect_things(pixels(drawn or "")).things)
         ]  # on the picture, whatever was asked for
         await expect(page.locator("article.assistant > p").last).to_contain_text(
             number, ignore_case=True

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from e2e.readme import ROOT, Block, blocks
-from e2e.stack import until
+from e2e.stack import fetch, until
 from motet_shared.testing import free_port
 from support.checkpoints import tiny_checkpoint
 
@@ -66,7 +66,7 @@ class Server:
         assert self._process is not None
         assert self._process.poll() is None, f"ended with {self._process.returncode}"
         try:
-            answer = httpx.get(f"http://127.0.0.1:{self.port}/v1/models", trust_env=False)
+            answer = fetch(f"http://127.0.0.1:{self.port}/v1/models")
         except httpx.HTTPError:
             return set()
         return {model["id"] for model in answer.json().get("data", []) if model["kind"] == "chat"}

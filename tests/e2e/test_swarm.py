@@ -1,4 +1,4 @@
-"""deploy/swarm.yaml on a real Docker engine: a Swarm of one node, whose services are scaled and rolled under load."""
+"""What `motet deploy swarm` writes, on a Docker engine: a Swarm of one node, whose services are scaled and rolled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import httpx
 import openai
 import pytest
 
-from containers.engine import Docker, engine, missing
-from containers.images import NATS, TAG, NoCpuTorch, build_all
-from e2e.stack import until
+from containers.engine import Docker
+from containers.images import NATS, TAG
+from e2e.stack import fetch, until
+from motet_cli.deploy.command import write
+from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
 from support.asr_checkpoints import tiny_whisper
@@ -28,9 +30,9 @@ pytestmark = [
     pytest.mark.xdist_group("docker"),
 ]
 
-STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
 MODEL, EARS = "pocket-chat", "ears"
 KEY = "sesame"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 CLIENTS = 4
 
 
@@ -52,25 +54,17 @@ class Swarm:
 
     def ready(self) -> bool:
         try:
-            return (
-                httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
-            )
+            return fetch(f"{self.url}/health/ready").status_code == 200
         except httpx.HTTPError:
             return False
 
     def models(self) -> set[str]:
-        headers = {"authorization": f"Bearer {KEY}"}
-        found = httpx.get(
-            f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=5
-        ).json()
+        found = fetch(f"{self.url}/v1/models", HEADERS).json()
         return {model["id"] for model in found["data"]}
 
     def instances(self, role: str) -> set[str]:
         """Those that are ready, as the gateway knows them."""
-        headers = {"authorization": f"Bearer {KEY}"}
-        told = httpx.get(
-            f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=5
-        ).json()
+        told = fetch(f"{self.url}/metrics/stack", HEADERS).json()
         return {
             one["instance"]
             for one in told["instances"]
@@ -79,23 +73,16 @@ class Swarm:
 
 
 @pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    if reason := missing():
-        pytest.skip(f"no Docker engine: {reason}")
-    with engine() as docker:
-        try:
-            build_all(docker)
-        except NoCpuTorch as error:
-            pytest.skip(str(error))
-        docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
-        try:
-            yield deploy(docker, models(tmp_path_factory.mktemp("models")))
-        except Exception as error:
-            error.add_note(docker.run("stack", "ps", "--no-trunc", "motet"))
-            raise
-        finally:
-            docker.run("stack", "rm", "motet", timeout=120)
-            docker.run("swarm", "leave", "--force", timeout=120)
+def swarm(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
+    try:
+        yield deploy(docker, models(tmp_path_factory.mktemp("models")))
+    except Exception as error:
+        error.add_note(docker.run("stack", "ps", "--no-trunc", "motet"))
+        raise
+    finally:
+        docker.run("stack", "rm", "motet", timeout=120)
+        docker.run("swarm", "leave", "--force", timeout=120)
 
 
 def models(folder: Path) -> Path:
@@ -132,7 +119,9 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_ASR_THREADS": "1",
         **{f"MOTET_{role}_REPLICAS": "0" for role in ("VISION", "TTS", "VAD")},
     }
-    docker.stack("motet", STACK, settings)
+    files = folder.with_name("swarm")
+    write(files, swarm_files())
+    docker.stack("motet", files / STACK_FILE, settings)
     until(found.ready, "the gateway is ready", 300)
     until(lambda: {MODEL, EARS} <= found.models(), "it chats and listens", 120)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 import av
 import pytest
 
-from e2e.stack import EARS, VOICE, WAIT_SECONDS, MotetStack
+from e2e.stack import ASR_MODEL, VOICE, WAIT_SECONDS, MotetStack
 from e2e.terminal import Terminal, environment, motet
 from e2e.voice_stack import voice_stack
 from motet_media.audio import duration_ms
@@ -135,7 +135,7 @@ def recorded(path: Path, pcm: bytes) -> Path:
 
 def test_a_file_is_heard(speaking: MotetStack, tmp_path: Path) -> None:
     path = recorded(tmp_path / "said.wav", silence(200) + say(TEXT) + silence(200))
-    done = run(motet(speaking.url, "listen", "--model", EARS, "--language", "en", str(path)))
+    done = run(motet(speaking.url, "listen", "--model", ASR_MODEL, "--language", "en", str(path)))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip()
     assert run(motet(speaking.url, "listen", "--translate", str(path))).stdout.strip()

@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.stack import START_SECONDS, WAIT_SECONDS, running, until
+from e2e.stack import START_SECONDS, WAIT_SECONDS, fetch, running, until
+from motet_kernels.runtime.build import cache_folder
 from motet_shared import __version__
 from motet_shared.testing import free_port
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 POCKET = {path.name for path in (ROOT / "models").glob("pocket-*")}
 # Of the machine that runs the tests; all others would let the wheel find this tree or its settings.
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE")
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE", "XDG_STATE_HOME")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
 def can_chat(address: str) -> bool:
     try:
         health = f"{address}/health/ready?model=pocket-chat"
-        return httpx.get(health, trust_env=False, timeout=5).status_code == 200
+        return fetch(health).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -107,7 +108,11 @@ def test_it_is_pure_python_and_holds_what_a_start_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     models = {name.split("/")[2] for name in names if name.startswith("motet_cli/models/")}
     assert models == POCKET
-    assert {"motet_cli/nats.conf", "motet_kernels/csrc/attention.cpp"} <= names
+    assert {
+        "motet_cli/nats.conf",
+        "motet_cli/compose.yaml",
+        "motet_kernels/csrc/attention.cpp",
+    } <= names
     packages = {name.partition("/")[0] for name in names if not name.startswith("motet-")}
     assert {name for name in packages if f"{name}/py.typed" not in names} == set()
 
@@ -123,7 +128,26 @@ def test_it_answers_a_chat_in_an_empty_folder(bin_folder: Path, url: str, tmp_pa
     question = "There is a red circle, a blue square and a green star. What do you see?"
     answer = run(str(bin_folder / "motet"), "chat", "--url", url, question, cwd=tmp_path)
     assert answer.strip() == "A red circle, a blue square and a green star."
-    version = httpx.get(f"{url}/version", trust_env=False, timeout=5).json()
+    version = fetch(f"{url}/version").json()
     assert version == {"version": __version__}
-    document = httpx.get(f"{url}/openapi.json", trust_env=False, timeout=30).json()
+    document = fetch(f"{url}/openapi.json").json()
     assert document["info"]["version"] == __version__
+
+
+def test_the_kernels_of_the_wheel_are_these_and_a_missing_compiler_is_named(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    """What is compiled for this tree is found by the wheel: the hash of all sources is the same."""
+    python, code = str(bin_folder / "python"), "from motet_kernels.runtime import build, native; "
+    found = run(python, "-c", code + "print(build.cache_folder())", cwd=tmp_path)
+    assert Path(found.strip()).name == cache_folder().name
+    bare = {"MOTET_CACHE": str(tmp_path / "none"), "PATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [python, "-c", code + "print(native.why_not_native())"],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "compiler" in done.stdout, done.stderr

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from e2e.stack import START_SECONDS, until
+from e2e.stack import START_SECONDS, fetch, until
 from motet_shared.testing import NatsServer, free_port, running
 from support.fake_services import FakeDecode, FakeTokenizer
 from support.service_process import service_process
@@ -23,6 +23,7 @@ from support.voice_services import ScriptedAsr, ScriptedTts
 class VoiceStack:
     """A running gateway, and what stands behind it."""
 
+    nats: NatsServer
     port: int
     tokenizer: FakeTokenizer
     asr: ScriptedAsr
@@ -43,13 +44,13 @@ async def voice_stack(ears: type[ScriptedAsr] = ScriptedAsr) -> AsyncIterator[Vo
         await asyncio.to_thread(
             until, lambda: _complete(port), "the gateway hears and speaks", START_SECONDS
         )
-        yield VoiceStack(port, tokenizer, asr, tts)
+        yield VoiceStack(nats, port, tokenizer, asr, tts)
 
 
 def _complete(port: int) -> bool:
     """Whether the gateway knows of them all."""
     try:
-        reply = httpx.get(f"http://127.0.0.1:{port}/health/ready", trust_env=False, timeout=5)
+        reply = fetch(f"http://127.0.0.1:{port}/health/ready")
     except httpx.HTTPError:
         return False
     return reply.status_code == 200 and not reply.json()["speech"]["missing"]

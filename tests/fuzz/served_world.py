@@ -18,7 +18,7 @@ from motet_speakers.config import SpeakersConfig
 from motet_speakers.service import Speakers
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from support.drawing_services import Brush, Embedder
+from support.drawing_services import Embedder, FakeDiffusion
 from support.fake_services import FakeDecode, FakeTokenizer
 from support.voice_services import ScriptedAsr, ScriptedTts
 
@@ -86,7 +86,7 @@ class ServedWorld:
             )
             vad = Vad(VadConfig(metrics_port=-1), buses["vad"])
             sounds = (CarefulAsr(buses["asr"]), ScriptedTts(buses["tts"]), vad, speakers)
-            others = (Brush(buses["diffusion"]), Embedder(None, buses["embedding"]))
+            others = (FakeDiffusion(buses["diffusion"]), Embedder(None, buses["embedding"]))
             for actor in (tokenizer, decode, *sounds, *others, gateway):
                 await stack.enter_async_context(running(actor))
             await gateway.bus.directory.wait_for(

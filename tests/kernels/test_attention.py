@@ -16,6 +16,7 @@ from motet_kernels.attention.paged_attention import paged_attention
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from support.paged_cases import make
+from support.refusals import refuses
 
 # Around the sizes of blocks, key blocks and segments.
 EARLIER = st.sampled_from([0, 1, 3, 15, 16, 40, 63, 64, 130, 511, 600, 1100])
@@ -176,64 +177,64 @@ def test_what_fits_is_computed(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "param"),
     [
         (
             {"query_NHD": torch.zeros(3, 4, 8).double()},
-            "query_NHD: torch.float64 must be float32 or bfloat16",
+            "query_NHD",
         ),
-        ({"query_NHD": torch.zeros(3, 32)}, r"query_NHD: 2 dimensions, shape \[3, 32\], must be 3"),
-        ({"query_NHD": torch.zeros(4, 4, 8)}, "query_NHD: 4 tokens must be the batch's 3"),
+        ({"query_NHD": torch.zeros(3, 32)}, "query_NHD"),
+        ({"query_NHD": torch.zeros(4, 4, 8)}, "query_NHD"),
         (
             {"query_NHD": torch.zeros(3, 3, 8)},
-            "query_NHD: 3 heads must be a multiple of the cache's 2",
+            "query_NHD",
         ),
-        ({"query_NHD": torch.zeros(3, 4, 9)}, "query_NHD: dim 9 must be the keys' 8"),
+        ({"query_NHD": torch.zeros(3, 4, 9)}, "query_NHD"),
         (
             {"query_NHD": torch.zeros(3, 8, 4).transpose(1, 2)},
-            r"query_NHD: stride 4 .* call .contiguous\(\)",
+            "query_NHD",
         ),
-        ({"query_NHD": torch.zeros(3, 4, 8, device="meta")}, "query_NHD: on meta must be on cpu"),
-        ({"value_PKSV": torch.zeros(5, 2, 3, 8)}, r"value_PKSV: shape .* must begin as the keys'"),
+        ({"query_NHD": torch.zeros(3, 4, 8, device="meta")}, "query_NHD"),
+        ({"value_PKSV": torch.zeros(5, 2, 3, 8)}, "value_PKSV"),
         (
             {"value_PKSV": torch.zeros(5, 2, 4, 8).bfloat16()},
-            "value_PKSV: torch.bfloat16 must be the keys' torch.float32",
+            "value_PKSV",
         ),
         (
             {"tables_BM": torch.zeros(2, 2, dtype=torch.int64)},
-            "tables_BM: torch.int64 must be torch.int32",
+            "tables_BM",
         ),
         (
             {"tables_BM": torch.zeros(3, 2, dtype=torch.int32)},
-            "3 starts and 3 tables must be 3 and 2, for 2 lengths",
+            "starts",
         ),
         (
             {"tables_BM": torch.tensor([[0, 1], [2, 5]]).int()},
-            r"tables_BM\[1\]: \[2, 5\] must hold 2 blocks from 0 to 4",
+            "tables_BM[1]",
         ),
         (
             {"tables_BM": torch.tensor([[0, -1], [2, 3]]).int()},
-            r"tables_BM\[0\]: \[0, -1\] must hold 2 blocks",
+            "tables_BM[0]",
         ),
         (
             {"lengths_B": torch.tensor([5, 9]).int()},
-            r"tables_BM\[1\]: .* must hold 3 blocks .* for 9 keys in blocks of 4",
+            "tables_BM[1]",
         ),
         (
             {"lengths_B": torch.tensor([5, 1]).int()},
-            r"lengths_B\[1\]: 1 keys must be at least the row's 2 queries",
+            "lengths_B[1]",
         ),
-        ({"starts": torch.tensor([1, 2, 3]).int()}, r"starts\[0\]: 1 must be 0"),
+        ({"starts": torch.tensor([1, 2, 3]).int()}, "starts[0]"),
         (
             {"starts": torch.tensor([0, 4, 3]).int()},
-            r"starts\[2\]: 3 must be at least the start before it, 4",
+            "starts[2]",
         ),
-        ({"window": 0}, "window: 0 must be at least 1"),
-        ({"window": 4, "causal": False}, "window: 4 must be None where every query sees all keys"),
-        ({"softcap": 0.0}, "softcap: 0.0 must be above 0"),
-        ({"sinks_H": torch.zeros(3)}, r"sinks_H: shape \[3\] must be \[4\]"),
+        ({"window": 0}, "window"),
+        ({"window": 4, "causal": False}, "window"),
+        ({"softcap": 0.0}, "softcap"),
+        ({"sinks_H": torch.zeros(3)}, "sinks_H"),
     ],
 )
-def test_what_does_not_fit_is_named(backend: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(KernelError, match=message):
+def test_what_does_not_fit_is_named(backend: str, changes: dict[str, Any], param: str) -> None:
+    with refuses(KernelError, param):
         changed(**changes)()

@@ -10,6 +10,7 @@ import torch
 
 from motet_kernels.attention.blocks import Blocks
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 BYTES = torch.ones(19, dtype=torch.uint8)
 
@@ -41,42 +42,40 @@ def test_what_was_read_is_a_copy_that_can_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "param"),
     [
-        (lambda b: b.copy([0, 5], [1, 2]), r"sources\[1\]: block 5 must be from 0 to 4"),
-        (lambda b: b.copy([0], [-1]), r"targets\[0\]: block -1 must be from 0 to 4"),
-        (lambda b: b.copy([0], [1, 2]), "targets: 2 blocks must be as many as the 1 sources"),
+        (lambda b: b.copy([0, 5], [1, 2]), "sources[1]"),
+        (lambda b: b.copy([0], [-1]), "targets[0]"),
+        (lambda b: b.copy([0], [1, 2]), "targets"),
         (
             lambda b: b.copy([0, 1], [1, 2]),
-            r"targets: \[1, 2\] must be distinct and none of the sources \[0, 1\]",
+            "targets",
         ),
-        (lambda b: b.copy([0, 0], [1, 1]), "must be distinct"),
-        (lambda b: b.read([7]), r"blocks\[0\]: block 7"),
+        (lambda b: b.copy([0, 0], [1, 1]), "targets"),
+        (lambda b: b.read([7]), "blocks[0]"),
         (
             lambda b: b.write([0], [BYTES[:18]]),
-            r"contents\[0\]: torch.uint8 \[18\] must be torch.uint8 \[19\]",
+            "contents[0]",
         ),
-        (lambda b: b.write([0], [BYTES.float()]), r"contents\[0\]: torch.float32"),
-        (lambda b: b.write([0, 0], [BYTES, BYTES]), r"blocks: \[0, 0\] must be distinct"),
-        (lambda b: b.write([0, 1], [BYTES]), "as many as the 1 contents"),
+        (lambda b: b.write([0], [BYTES.float()]), "contents[0]"),
+        (lambda b: b.write([0, 0], [BYTES, BYTES]), "blocks"),
+        (lambda b: b.write([0, 1], [BYTES]), "blocks"),
     ],
 )
 def test_what_does_not_fit_is_named_and_nothing_changes(
-    call: Callable[[Blocks], Any], message: str
+    call: Callable[[Blocks], Any], param: str
 ) -> None:
     under_test, held = blocks()
     before = [tensor.clone() for tensor in held]
-    with pytest.raises(KernelError, match=message):
+    with refuses(KernelError, param):
         call(under_test)
     assert all(torch.equal(tensor, old) for tensor, old in zip(held, before, strict=True))
 
 
 def test_storages_must_be_alike() -> None:
-    with pytest.raises(
-        KernelError, match=r"storages\[1\]: shape \[4, 2\].*as many as the first storage has"
-    ):
+    with refuses(KernelError, "storages[1]"):
         Blocks([torch.zeros(5, 2), torch.zeros(4, 2)])
-    with pytest.raises(KernelError, match=r"storages\[0\]: shape \[5, 2\], strides \[1, 5\]"):
+    with refuses(KernelError, "storages[0]"):
         Blocks([torch.zeros(2, 5).T])
 
 
@@ -84,5 +83,5 @@ def test_a_cache_of_nothing_has_no_blocks() -> None:
     nothing = Blocks([])
     nothing.copy([], [])
     assert nothing.read([]).shape == (0, 0)
-    with pytest.raises(KernelError, match="block 0 must be from 0 to -1"):
+    with refuses(KernelError, "blocks[0]"):
         nothing.read([0])

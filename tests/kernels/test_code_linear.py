@@ -168,9 +168,9 @@ def test_rows_of_a_table(backend: str, form: str) -> None:
 def test_scales_take_the_narrowest_exact_type() -> None:
     given = weights("int4", 40, 64, 32, kind="bfloat16")
     for scale, kind in (
-        (scales(40, 2, "float32"), torch.float32),
-        (scales(40, 2, "float16"), torch.float16),
-        (scales(40, 2, "bfloat16") * 2.0**-40, torch.bfloat16),
+        (dense(scales(40, 2, "float32")), torch.float32),
+        (dense(scales(40, 2, "float16")), torch.float16),
+        (dense(scales(40, 2, "bfloat16")) * 2.0**-40, torch.bfloat16),
     ):
         assert CodeLinear(replace(given, scale_NG=scale), None).scale.fine.dtype == kind
     spans = CodeLinear(weights("int4", 40, 512, 16, kind="spans"), None)

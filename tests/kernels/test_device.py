@@ -16,6 +16,7 @@ from motet_kernels.runtime.device import (
     upload_all,
 )
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -27,19 +28,15 @@ class Refused(Exception):
 
 @pytest.mark.parametrize("wanted", ["", "tpu", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0"])
 def test_other_words_are_no_devices(wanted: str) -> None:
-    with pytest.raises(
-        Refused, match=rf"device='{wanted}': give cpu, cuda or, of several GPUs, cuda:1"
-    ):
+    with pytest.raises(Refused, match=f"^device='{wanted}'"):
         find_device(wanted, Refused)
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:
     found = torch.cuda.device_count()
-    with pytest.raises(
-        Refused, match=rf"device='cuda:{found}': torch sees {found} GPUs.*; give cpu"
-    ):
+    with pytest.raises(Refused, match=f"^device='cuda:{found}'"):
         find_device(f"cuda:{found}", Refused)
-    with pytest.raises(KernelError, match="torch sees"):
+    with refuses(KernelError, "device"):
         find_device(f"cuda:{found}")
 
 
@@ -73,11 +70,9 @@ def test_types_follow_the_checkpoint_and_the_device(
 
 
 def test_float16_is_for_gpus() -> None:
-    with pytest.raises(
-        Refused, match="dtype='float16': CPUs compute it slowly; give bfloat16 or float32"
-    ):
+    with pytest.raises(Refused, match=r"^dtype='float16'"):
         find_dtype("float16", F16, CPU, Refused)
-    with pytest.raises(Refused, match="weights='float16'"):
+    with pytest.raises(Refused, match=r"^weights='float16'"):
         check_float16("weights", "float16", CPU, Refused)
     check_float16("weights", "float16", GPU, Refused)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from motet_kernels.attention.full_attention import full_attention
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 # Around the rows of a tile, its columns, and the keys after which sums of integers are taken out.
 TOKENS = (1, 2, 5, 6, 7, 14, 15, 16, 17, 31, 33, 63, 64, 65, 130, 200)
@@ -92,11 +93,9 @@ def test_the_output_is_of_the_queries_type(backend: str) -> None:
 def test_what_does_not_fit_is_named(backend: str) -> None:
     query, key, value = parts(4, 2, 8)
     assert full_attention(query[:0], key[:0], value[:0], scale=1.0).shape == (0, 2, 8)
-    with pytest.raises(
-        KernelError, match=r"key_SHD: shape \[3, 2, 8\] must be the queries' \[4, 2, 8\]"
-    ):
+    with refuses(KernelError, "key_SHD"):
         full_attention(query, key[:3], value, scale=1.0)
-    with pytest.raises(KernelError, match=r"value_SHD: torch\.float64 must be float32 or bfloat16"):
+    with refuses(KernelError, "value_SHD"):
         full_attention(query, key, value.double(), scale=1.0)
-    with pytest.raises(KernelError, match=r"call \.contiguous\(\)"):
+    with refuses(KernelError, "query_SHD"):
         full_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=1.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from motet_kernels import gates
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 ORACLES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
@@ -63,9 +64,7 @@ def test_native_bits_do_not_depend_on_the_place(isa: str, name: str, width: int)
 
 def test_empty_and_wrong_inputs() -> None:
     assert gates.silu(torch.zeros(0, 8)).shape == (0, 8)
-    with pytest.raises(
-        KernelError, match=r"x_MC: torch.float64 of shape \[1, 2\].*must be rows of float32"
-    ):
+    with refuses(KernelError, "x_MC"):
         gates.silu(torch.zeros(1, 2, dtype=torch.float64))
-    with pytest.raises(KernelError, match="must be rows of float32"):
+    with refuses(KernelError, "x_MC"):
         gates.softplus(torch.zeros(3, 2).T)

@@ -19,10 +19,12 @@ from motet_kernels.linear.group_weights import (
 )
 from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.levels import LEVELS
+from motet_kernels.linear.scales import dense
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.linear.pack import pack_groups
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
+from support.refusals import refuses
 
 CPU = torch.device("cpu")
 FORMATS = ("int4", "int8", "float8", *LEVELS)
@@ -96,14 +98,14 @@ def test_product(
 
 def test_parts_of_any_strides(backend: str) -> None:
     given = weights("float8", 40, 96, 32)
-    turned = GroupWeights(
+    rotated = GroupWeights(
         given.codes_NK.view(torch.uint8).T.clone().T.view(FLOAT8),
-        given.scale_NG.T.clone().T,
+        dense(given.scale_NG).T.clone().T,
         None,
         32,
     )
     x = randn(3, 96)
-    assert torch.equal(GroupedLinear(turned, None, CPU)(x), GroupedLinear(given, None, CPU)(x))
+    assert torch.equal(GroupedLinear(rotated, None, CPU)(x), GroupedLinear(given, None, CPU)(x))
 
 
 def test_groups_of_sixteen(backend: str) -> None:
@@ -187,7 +189,7 @@ def test_formats_side_by_side(backend: str, rows: int) -> None:
     torch.testing.assert_close(mixed(x, residual), alone + residual, rtol=1e-5, atol=1e-4)
     assert torch.equal(copy.deepcopy(mixed)(x), alone)
     torch.testing.assert_close(mixed.weight(), torch.cat([one.dense() for one in given]))
-    with pytest.raises(KernelError, match=r"parts: they take in \[64, 96\] features"):
+    with refuses(KernelError, "parts"):
         MixedLinear([GroupedLinear(weights("int4", 8, 64, 32), None, CPU), mixed.parts[0]])
 
 
@@ -198,29 +200,29 @@ def test_float8_keeps_three_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "param"),
     [
-        ({"group": 24}, "group: 24 must be a multiple of 16 for int4"),
-        ({"group": 16, "levels": "nf4"}, "group: 16 must be a multiple of 32 for nf4"),
-        ({"levels": "nf5"}, "levels: 'nf5' must be of fp4, nf4"),
+        ({"group": 24}, "group"),
+        ({"group": 16, "levels": "nf4"}, "group"),
+        ({"levels": "nf5"}, "levels"),
         (
             {"scale_NG": torch.ones(8, 3)},
-            r"scale_NG: torch.float32 \[8, 3\] must be float32 \[8, 2\]",
+            "scale_NG",
         ),
-        ({"shift_NG": torch.full((8, 2), torch.inf)}, "shift_NG: must be finite"),
-        ({"codes_NK": torch.ones(8, 64)}, r"codes_NK: torch.float32 \[8, 64\] must be"),
+        ({"shift_NG": torch.full((8, 2), torch.inf)}, "shift_NG"),
+        ({"codes_NK": torch.ones(8, 64)}, "codes_NK"),
         (
             {"order_K": torch.zeros(64, dtype=torch.int64)},
-            "order_K: must be each of the 64 inputs once",
+            "order_K",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
+def test_what_does_not_fit_is_refused(change: dict[str, object], param: str) -> None:
     plain = {
         "codes_NK": torch.ones(8, 64, dtype=torch.uint8),
         "scale_NG": torch.ones(8, 2),
         "shift_NG": None,
         "levels": None,
     }
-    with pytest.raises(KernelError, match=message):
+    with refuses(KernelError, param):
         GroupWeights(**{**plain, "group": 32, "order_K": None, **change})  # type: ignore[arg-type]

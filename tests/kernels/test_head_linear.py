@@ -10,6 +10,7 @@ from torch import Tensor
 
 from motet_kernels.linear.head_linear import FORMATS, HeadLinear
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -54,11 +55,9 @@ def test_native_bits_do_not_depend_on_other_rows(isa: str, form: str, threads: i
 
 def test_errors_name_the_argument() -> None:
     linear = HeadLinear.pack(torch.zeros(2, 3, 4), "float32")
-    with pytest.raises(KernelError, match="form: 'int8' is not one of float32, bfloat16"):
+    with refuses(KernelError, "form"):
         HeadLinear.pack(torch.zeros(2, 3, 4), "int8")
-    with pytest.raises(KernelError, match=r"x_MHK: shape \[1, 3, 4\] must be M x 2 x 4"):
+    with refuses(KernelError, "x_MHK"):
         linear(torch.zeros(1, 3, 4))
-    with pytest.raises(
-        KernelError, match=r"out_MHN: torch.float32 \[1, 2, 4\] must be torch.float32 \[1, 2, 3\]"
-    ):
+    with refuses(KernelError, "out_MHN"):
         linear(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from motet_kernels.attention.kv import store_kv
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -90,7 +91,7 @@ def test_rounding_is_torch_s(backend: str) -> None:
 def test_a_slot_that_is_not_there_changes_nothing(backend: str, slot: int) -> None:
     key, value = caches(2, 1, 4, (16, 16), torch.float32)
     before = key.clone()
-    with pytest.raises(KernelError, match=rf"slots_N\[1\]: slot {slot} must be from 0 to 7"):
+    with refuses(KernelError, "slots_N[1]"):
         store_kv(
             torch.zeros(3, 1, 16), torch.zeros(3, 1, 16), key, value, torch.tensor([2, slot, 3])
         )
@@ -101,27 +102,27 @@ ROWS, CACHE, SLOTS = torch.zeros(3, 2, 8), torch.zeros(2, 2, 4, 8), torch.arange
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "param"),
     [
         (
             (ROWS.half(), ROWS, CACHE, CACHE, SLOTS),
-            "key_NKD: torch.float16 must be float32 or bfloat16",
+            "key_NKD",
         ),
         (
             (ROWS, ROWS[..., :7], CACHE, CACHE, SLOTS),
-            "value_NKD: heads and dim 2, 7 must be the cache's 2, 8",
+            "value_NKD",
         ),
-        ((ROWS, ROWS, CACHE, CACHE, SLOTS.int()), "slots_N: torch.int32 must be torch.int64"),
-        ((ROWS, ROWS, CACHE, CACHE, SLOTS[:2]), "slots_N: 2 slots must be as many as the 3 tokens"),
+        ((ROWS, ROWS, CACHE, CACHE, SLOTS.int()), "slots_N"),
+        ((ROWS, ROWS, CACHE, CACHE, SLOTS[:2]), "slots_N"),
         (
             (ROWS, ROWS, CACHE, CACHE[:, :, :3], SLOTS),
-            "value_PKSD: shape .* must begin as the keys'",
+            "value_PKSD",
         ),
-        ((ROWS, ROWS, CACHE.flatten(1), CACHE, SLOTS), "key_PKSD: 2 dimensions"),
-        ((ROWS, ROWS, CACHE, None, SLOTS), "one is None; give both or neither"),
-        ((ROWS, ROWS, CACHE.to("meta"), CACHE, SLOTS), "key_NKD: on cpu must be on meta"),
+        ((ROWS, ROWS, CACHE.flatten(1), CACHE, SLOTS), "key_PKSD"),
+        ((ROWS, ROWS, CACHE, None, SLOTS), "value_NKD"),
+        ((ROWS, ROWS, CACHE.to("meta"), CACHE, SLOTS), "key_NKD"),
     ],
 )
-def test_what_does_not_fit_is_named(backend: str, arguments: Any, message: str) -> None:
-    with pytest.raises(KernelError, match=message):
+def test_what_does_not_fit_is_named(backend: str, arguments: Any, param: str) -> None:
+    with refuses(KernelError, param):
         store_kv(*arguments)

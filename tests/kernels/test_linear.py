@@ -15,6 +15,7 @@ from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.linear.quantization import quantize_channels, quantize_groups
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.memory import HUGE, huge_zeros
+from support.refusals import refuses
 
 EXACT = ("float32", "bfloat16")
 # Rows around which another tile or another way of computing begins, for some instruction set.
@@ -197,40 +198,34 @@ def test_groups_are_no_worse_than_with_the_scale_of_their_largest_weight() -> No
 def test_weights_that_cannot_be_rounded_are_named(form: str, value: float) -> None:
     weight = randn(5, 40)
     weight[3, 17] = value
-    with pytest.raises(KernelError, match=rf"weight_NK\[3, 17\]: {value} must be finite"):
+    with refuses(KernelError, "weight_NK[3, 17]"):
         pack_linear(weight, None, form)
 
 
 def test_wrong_arguments_are_named() -> None:
     weight = randn(5, 4)
-    with pytest.raises(
-        KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4"
-    ):
+    with refuses(KernelError, "format"):
         pack_linear(weight, None, "fp8")
-    with pytest.raises(
-        KernelError, match=r"weight_NK: torch.float64 on cpu must be float32 or bfloat16"
-    ):
+    with refuses(KernelError, "weight_NK"):
         pack_linear(weight.double(), None, "float32")
-    with pytest.raises(KernelError, match=r"weight_NK: shape \[0, 4\] must be \[N, K\]"):
+    with refuses(KernelError, "weight_NK"):
         pack_linear(weight[:0], None, "float32")
-    with pytest.raises(KernelError, match=r"bias_N: shape \[4\] must be \[5\]"):
+    with refuses(KernelError, "bias_N"):
         pack_linear(weight, torch.zeros(4), "float32")
-    with pytest.raises(KernelError, match="65537 input features must be at most 65536"):
+    with refuses(KernelError, "weight_NK"):
         pack_linear(torch.zeros(1, 65537), None, "int8")
     linear = pack_linear(weight, None, "float32")
-    with pytest.raises(KernelError, match=r"x: shape \[2, 5\] must end with 4 features"):
+    with refuses(KernelError, "x"):
         linear(torch.zeros(2, 5))
-    with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16"):
+    with refuses(KernelError, "x"):
         linear(torch.zeros(2, 4, dtype=torch.float64))
-    with pytest.raises(
-        KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"
-    ):
+    with refuses(KernelError, "residual"):
         linear(torch.zeros(2, 4), torch.zeros(2, 4))
-    with pytest.raises(KernelError, match="ids: 0 to 5 must be from 0 to 4"):
+    with refuses(KernelError, "ids"):
         linear.rows(torch.tensor([0, 5]))
-    with pytest.raises(KernelError, match="rows of int8 weights are not exact"):
+    with refuses(KernelError, "format"):
         pack_linear(weight, None, "int8").rows(torch.tensor([0]))
-    with pytest.raises(KernelError, match="stays on the CPU and in its format"):
+    with refuses(KernelError, "device"):
         linear.to(torch.bfloat16)
 
 

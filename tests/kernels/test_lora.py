@@ -13,6 +13,7 @@ from motet_kernels.linear.pack import pack_linear
 from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
+from support.refusals import refuses
 
 SLOTS = 5
 
@@ -141,18 +142,16 @@ def test_a_tape_takes_another_mix_each_time(isa: str) -> None:
 
 def test_what_does_not_fit_is_named(isa: str) -> None:
     factors = LoraFactors(2, 8, 20, 40, torch.float32)
-    with pytest.raises(
-        KernelError, match=r"factors \[9, 20\] and \[40, 9\] must be \[r, 20\].* at most 8"
-    ):
+    with refuses(KernelError, "down_rK"):
         factors.put(0, torch.zeros(9, 20), torch.zeros(40, 9), 1.0)
-    with pytest.raises(KernelError, match="0 slots of rank 8"):
+    with refuses(KernelError, "slots"):
         LoraFactors(0, 8, 20, 40, torch.float32)
     x, out = torch.zeros(2, 20), torch.zeros(2, 40)
-    with pytest.raises(KernelError, match="a tile names a slot beyond 2"):
+    with refuses(KernelError, "segments"):
         factors.add(x, out, Segments.of([0, 2]))
-    with pytest.raises(KernelError, match="segments: of 3 rows, must be of 2"):
+    with refuses(KernelError, "segments"):
         factors.add(x, out, Segments.of([0, 0, 0]))
-    with pytest.raises(KernelError, match=r"x: \[2, 20\], out: \[2, 41\] must be"):
+    with refuses(KernelError, "x"):
         factors.add(x, torch.zeros(2, 41), Segments.of([0, 0]))
-    with pytest.raises(KernelError, match=r"x: torch\.float64"):
+    with refuses(KernelError, "x"):
         factors.add(x.double(), out.double(), Segments.of([0, 0]))

@@ -11,6 +11,7 @@ from motet_kernels.attention.rotary import rotate_heads, rotate_heads_torch
 from motet_kernels.gates import gated
 from motet_kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -94,22 +95,18 @@ def test_bfloat16_goes_through_torch() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(
-        KernelError, match=r"weight_C: torch.float32 \[3\] must be dense float32 \[4\]"
-    ):
+    with refuses(KernelError, "weight_C"):
         rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
-    with pytest.raises(KernelError, match="'relu' of 4"):
+    with refuses(KernelError, "activation"):
         gated(torch.zeros(2, 4), "relu")
     table = torch.zeros(2, 4)
-    with pytest.raises(KernelError, match=r"cos_NR.*a row for each of 3 tokens"):
+    with refuses(KernelError, "cos_NR"):
         rotate_heads(torch.zeros(3, 8), 1, 4, table, table)
-    with pytest.raises(KernelError, match="x_NC: 8 numbers are not"):
+    with refuses(KernelError, "x_NC"):
         rotate_heads(torch.zeros(2, 8), 1, 3, table, table)
-    with pytest.raises(KernelError, match="must be equal, even, at most 2"):
+    with refuses(KernelError, "cos_NR"):
         rotate_heads(torch.zeros(2, 8), 1, 2, table, table)
-    with pytest.raises(
-        KernelError, match=r"k_weight_D: torch.float32 \[2\] must be dense float32 \[4\]"
-    ):
+    with refuses(KernelError, "k_weight_D"):
         rotate_heads(
             torch.zeros(2, 8), 1, 4, table, table, HeadNorm(torch.zeros(4), torch.zeros(2), 0.0)
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_kernels.recurrent.scans import conv_scan, delta_scan, mamba1_scan, mamba2_scan
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 SLOTS = 5
 
@@ -222,7 +223,7 @@ def test_slot_outside_of_the_cache_is_refused_before_anything_is_written(
     case = CASES[name]
     state = start_state(case)
     rows = PackedRows(torch.tensor([0, slot]), [0, 1, 2])
-    with pytest.raises(KernelError, match=rf"slots_B\[1\]: slot {slot} must be from 0 to 4"):
+    with refuses(KernelError, "slots_B[1]"):
         case.scan(state, rows, *case.inputs(2, 0))
     assert torch.equal(state, start_state(case))
 
@@ -230,25 +231,21 @@ def test_slot_outside_of_the_cache_is_refused_before_anything_is_written(
 def test_errors_name_the_argument() -> None:
     rows = PackedRows(torch.tensor([0]), [0, 2])
     state, x, taps = torch.zeros(1, 2, 8), torch.zeros(2, 8), torch.zeros(3, 8)
-    with pytest.raises(
-        KernelError, match=r"x_NC: torch.bfloat16 of shape \[2, 8\] must be float32 of \[2, 8\]"
-    ):
+    with refuses(KernelError, "x_NC"):
         conv_scan(state, rows, x.bfloat16(), taps, None)
-    with pytest.raises(KernelError, match=r"x_NC: .*shape \[2, 9\]"):
+    with refuses(KernelError, "x_NC"):
         conv_scan(state, rows, torch.zeros(2, 9), taps, None)
-    with pytest.raises(KernelError, match=r"x_NC: strides .* call .contiguous"):
+    with refuses(KernelError, "x_NC"):
         conv_scan(state, rows, torch.zeros(8, 2).T, taps, None)
-    with pytest.raises(KernelError, match=r"taps_KC: torch.bfloat16"):
+    with refuses(KernelError, "taps_KC"):
         conv_scan(state, rows, x, taps.bfloat16(), None)
-    with pytest.raises(KernelError, match=r"bias_C: .*shape \[7\] must be float32 of \[8\]"):
+    with refuses(KernelError, "bias_C"):
         conv_scan(state, rows, x, taps, torch.zeros(7))
-    with pytest.raises(
-        KernelError, match=r"state_PKC: .* must be dense float32 of slots x \[2, 8\]"
-    ):
+    with refuses(KernelError, "state_PKC"):
         conv_scan(torch.zeros(1, 3, 8), rows, x, taps, None)
-    with pytest.raises(KernelError, match=r"slots_B: .*one for each of 1 rows"):
+    with refuses(KernelError, "slots_B"):
         PackedRows(torch.tensor([0, 1]), [0, 2])
-    with pytest.raises(KernelError, match="groups: 2 must divide the 3 heads"):
+    with refuses(KernelError, "groups"):
         mamba2_scan(
             torch.zeros(1, 3, 4, 8), rows, torch.zeros(2, 3, 4), torch.zeros(2, 3), torch.zeros(3),
             torch.zeros(2, 2, 8), torch.zeros(2, 2, 8),

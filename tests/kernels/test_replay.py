@@ -17,6 +17,7 @@ from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape, can_replay
+from support.refusals import refuses
 
 HEADS, DIM, SLOTS = 2, 8, 4
 WIDTH = HEADS * DIM
@@ -93,7 +94,7 @@ def test_results_are_overwritten_and_memory_is_kept() -> None:
 )
 def test_what_torch_computes_is_refused(compute: object) -> None:
     x = torch.ones(2, 3)
-    with pytest.raises(KernelError, match="computes outside of the native kernels"):
+    with refuses(KernelError, "step"):
         Tape(lambda: compute(x))  # type: ignore[operator]
     gelu(x)  # nobody notes it
 
@@ -101,8 +102,9 @@ def test_what_torch_computes_is_refused(compute: object) -> None:
 def test_a_kernel_without_an_entry_for_tapes_is_refused() -> None:
     table = pack_linear(torch.randn(4, 8), None, "float32")
     ids = torch.tensor([1, 2])
-    with pytest.raises(KernelError, match=r"motet_linear_rows.*REPLAYABLE|computes outside"):
+    with pytest.raises(KernelError) as caught:
         Tape(lambda: table.rows(ids))
+    assert caught.value.param in ("step", "motet_linear_rows")
 
 
 def test_a_refused_call_is_named() -> None:
@@ -110,9 +112,7 @@ def test_a_refused_call_is_named() -> None:
     step.write(0, 0)
     tape = Tape(step.run)
     step.slots[1] = 2 * SLOTS
-    with pytest.raises(
-        KernelError, match="motet_store_kv, call 3 of a tape, refused its arguments"
-    ):
+    with refuses(KernelError, "motet_store_kv"):
         tape.replay()
 
 
@@ -134,7 +134,7 @@ def test_without_the_native_library_there_are_no_tapes() -> None:
     native.select("off")
     try:
         assert not can_replay()
-        with pytest.raises(KernelError, match="computes outside of the native kernels"):
+        with refuses(KernelError, "step"):
             Tape(Step("float32", 1).run)
     finally:
         native.select("")

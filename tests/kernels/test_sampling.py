@@ -8,6 +8,7 @@ import torch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.sampling.choice import Choice
 from motet_kernels.sampling.sampling import draw, draw_torch, forbid
+from support.refusals import refuses
 
 KINDS = (
     Choice(0.0),
@@ -122,5 +123,5 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     ):
         bits_RW = bad if bad.dtype == torch.int64 else bad.int()
         for function in (lambda b: forbid(logits_RV, b), lambda b: draw(logits_RV, choices(2), b)):
-            with pytest.raises(KernelError, match=r"bits_RW: .* \[2, 3 or more\]"):
+            with refuses(KernelError, "bits_RW"):
                 function(bits_RW)

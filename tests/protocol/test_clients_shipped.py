@@ -6,17 +6,17 @@ pocket-chat with its vision, and pocket-asr, behind a real gateway and a real na
 from __future__ import annotations
 
 import base64
-import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
@@ -28,12 +28,15 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
+from support.picture_files import encoded
 from support.served_gateway import Served, served_gateway
+from world import Thing
+from world_pictures import draw_things
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 MODELS = Path(__file__).parents[2] / "models"
-CHAT, EARS = "pocket-chat", "pocket-asr"
+CHAT, ASR_MODEL = "pocket-chat", "pocket-asr"
 HELLO: list[Any] = [{"role": "user", "content": "What is two plus two?"}]
 SILENCE = wav_header(16000, 32000) + bytes(32000)
 
@@ -44,7 +47,7 @@ async def stack() -> AsyncIterator[Served]:
     quiet: dict[str, Any] = {"metrics_port": -1}
     decode = DecodeConfig(model=chat, name=CHAT, threads=1, num_blocks=400, block_size=16, **quiet)
     vision = VisionConfig(model=chat, name=CHAT, threads=1, **quiet)
-    asr = AsrConfig(model=str(MODELS / EARS), name=EARS, threads=1, **quiet)
+    asr = AsrConfig(model=str(MODELS / ASR_MODEL), name=ASR_MODEL, threads=1, **quiet)
     async with NatsServer() as nats, AsyncExitStack() as actors:
         for actor in (
             Decode(decode, await nats.bus("decode")),
@@ -142,7 +145,7 @@ async def test_what_would_change_the_answer_is_refused_and_logged(
 async def test_hints_of_forms_are_ignored_too(stack: Served) -> None:
     async with stack.client() as client:
         answer = await client.audio.transcriptions.with_raw_response.create(
-            model=EARS, file=("a.wav", SILENCE), extra_body={"user": "u", "session_id": "s"}
+            model=ASR_MODEL, file=("a.wav", SILENCE), extra_body={"user": "u", "session_id": "s"}
         )
     assert set(answer.headers["motet-ignored"].split(", ")) == {"user", "session_id"}
 
@@ -186,7 +189,7 @@ async def test_openais_names_are_the_model_that_is_served(stack: Served) -> None
 
 async def test_a_model_of_another_kind_is_said_to_be_one(stack: Served) -> None:
     async with stack.client() as client:
-        for name in (EARS, "whisper-1"):
+        for name in (ASR_MODEL, "whisper-1"):
             with pytest.raises(openai.BadRequestError) as caught:
                 await client.chat.completions.create(model=name, messages=HELLO)
             assert refused(caught.value) == (400, "wrong_model_kind", "model")
@@ -202,11 +205,11 @@ async def test_a_prompt_is_refused_by_a_recognizer_that_cannot_use_it(stack: Ser
     async with stack.client() as client:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.audio.transcriptions.create(
-                model=EARS, file=("a.wav", SILENCE), prompt="Motet"
+                model=ASR_MODEL, file=("a.wav", SILENCE), prompt="Motet"
             )
         assert refused(caught.value) == (400, "unsupported_parameter", "prompt")
         async with client.realtime.connect(model=CHAT) as connection:
-            heard: Any = {"input": {"transcription": {"model": EARS, "prompt": "Motet"}}}
+            heard: Any = {"input": {"transcription": {"model": ASR_MODEL, "prompt": "Motet"}}}
             await connection.session.update(session={"type": "realtime", "audio": heard})
             error = await first(connection, "error")
     assert error.error.param == "session.audio.input.transcription.prompt"
@@ -222,11 +225,10 @@ async def first(connection: Any, kind: str) -> Any:
 
 
 def circle() -> str:
-    image = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(image).ellipse((16, 16, 48, 48), fill="red")
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    """Return a picture of the kind that pocket-chat has learned from, as a data URL."""
+    one = Thing(shape="circle", colour="red", size="large", column=1, row=1)
+    picture = encoded(Image.fromarray(draw_things([one], Random(5))))
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def asked(url: str) -> Any:
@@ -239,7 +241,8 @@ def asked(url: str) -> Any:
 
 async def test_a_picture_is_seen_in_a_conversation(stack: Served) -> None:
     async with stack.client() as client, client.realtime.connect(model=CHAT) as connection:
-        await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        session: Any = {"type": "realtime", "output_modalities": ["text"], "temperature": 0}
+        await connection.session.update(session=session)
         await first(connection, "session.updated")
         await connection.conversation.item.create(item=asked(circle()))
         added = await first(connection, "conversation.item.added")

@@ -14,7 +14,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.testing import NatsServer
 from support import diffusion_checkpoints
 from support.diffusion_stage import LOADED, MODEL, Caller, ask, flags
-from support.service_nursery import Nursery
+from support.fork_server import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,13 +23,13 @@ async def test_a_killed_workers_picture_is_finished_elsewhere(tmp_path: Path) ->
     """With the same bytes, and without the steps that were done."""
     folder = diffusion_checkpoints.stable_diffusion(tmp_path / "model", "ancestral")
     request = ask(steps=120, checkpoint_every=5)
-    async with NatsServer() as nats, Nursery(*LOADED) as nursery, AsyncExitStack() as stack:
+    async with NatsServer() as nats, ForkServer(*LOADED) as forks, AsyncExitStack() as stack:
         gateway = await nats.bus("gateway")
         stack.push_async_callback(gateway.close)
         store = await stack.enter_async_context(BlobStore(gateway.instance, 1 << 20))
         workers = {}
         for name in ("diffusion-one", "diffusion-two"):
-            workers[name] = await nursery.start(
+            workers[name] = await forks.start(
                 nats, "motet_diffusion", *flags(folder), "--instance", name
             )
         await gateway.directory.wait_for(lambda d: len(d.ready("diffusion", model=MODEL)) == 2, 120)

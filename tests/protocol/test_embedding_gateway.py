@@ -132,9 +132,7 @@ async def _refused(service: Service, client: openai.AsyncOpenAI) -> None:
             body,
             reply.text[:300],
         )
-    with pytest.raises(
-        openai.BadRequestError, match="takes at most 96; split or shorten it"
-    ) as caught:
+    with pytest.raises(openai.BadRequestError, match="96") as caught:
         await client.embeddings.create(model=MODEL, input=["a", "a " * 95])
     assert caught.value.code == "context_length_exceeded"
 

@@ -19,8 +19,8 @@ from motet_shared.testing import NatsServer, free_port, running
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
 from support.diffusion_stage import LOADED, MODEL, config, flags, pixels
+from support.fork_server import ForkServer
 from support.served_gateway import Served, served_gateway
-from support.service_nursery import Nursery
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "two red circles", "seed": 5, "steps": 6}
 
@@ -98,7 +98,7 @@ async def test_urls_and_jobs(nats: NatsServer, folder: Path) -> None:
         await asyncio.sleep(0.3)
         assert painter.thread.engine.pictures == made
 
-        with pytest.raises(openai.BadRequestError, match="`id` 'a-job'"):
+        with pytest.raises(openai.BadRequestError, match="a-job"):
             await post(client, id="a-job", prompt="blue")
         with pytest.raises(openai.NotFoundError, match="job 'nobody'"):
             await status(client, "nobody")
@@ -158,10 +158,10 @@ async def test_without_a_store_it_says_so(folder: Path) -> None:
         served_gateway(nats) as gateway,
         Served(gateway).client() as client,
     ):
-        with pytest.raises(openai.BadRequestError, match="`response_format` url"):
+        with pytest.raises(openai.BadRequestError, match="response_format"):
             await client.images.generate(model=MODEL, prompt="x", response_format="url")
         for asked in (post(client), cancel(client, "x")):
-            with pytest.raises(openai.APIStatusError, match=r"motet up --store FOLDER"):
+            with pytest.raises(openai.APIStatusError, match="--store"):
                 await asked
 
 
@@ -171,8 +171,8 @@ async def test_without_a_store_it_says_so(folder: Path) -> None:
 async def test_jobs_survive_the_death_of_every_process(nats: NatsServer, folder: Path) -> None:
     """Gateway, worker and NATS are killed while one job is drawn and others wait; all are done in the end."""
     port, names = free_port(), [f"short-{number}" for number in range(3)]
-    async with Nursery(*LOADED, "motet_gateway.service") as nursery, client_of(port) as client:
-        processes = await started(nursery, nats, folder, port)
+    async with ForkServer(*LOADED, "motet_gateway.service") as forks, client_of(port) as client:
+        processes = await started(forks, nats, folder, port)
         await serves(client)
         await post(client, id="long", steps=150)
         for seed, name in enumerate(names):
@@ -186,7 +186,7 @@ async def test_jobs_survive_the_death_of_every_process(nats: NatsServer, folder:
             os.kill(process, signal.SIGKILL)
         await nats.kill()
         await nats.start()
-        await started(nursery, nats, folder, port)
+        await started(forks, nats, folder, port)
         await serves(client)
         for name in ("long", *names):
             ended = await done(client, name, 180)
@@ -201,13 +201,13 @@ def client_of(port: int) -> openai.AsyncOpenAI:
     )
 
 
-async def started(nursery: Nursery, nats: NatsServer, folder: Path, port: int) -> list[int]:
+async def started(forks: ForkServer, nats: NatsServer, folder: Path, port: int) -> list[int]:
     """A gateway that draws one job at a time, and a worker: their process ids."""
     return [
-        await nursery.start(
+        await forks.start(
             nats, "motet_gateway", "--port", str(port), "--jobs", "1", "--job-patience", "2"
         ),
-        await nursery.start(nats, "motet_diffusion", *flags(folder)),
+        await forks.start(nats, "motet_diffusion", *flags(folder)),
     ]
 
 

@@ -107,6 +107,23 @@ async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
     return await client.chat.completions.create(**body)
 
 
+async def test_a_response_draws(studio: Studio) -> None:
+    tool: Any = {"type": "image_generation", "partial_images": 1}
+    asked: Any = {"model": CHAT, "input": "Draw two red circles.", "temperature": 0}
+    extra = {"tools": [{**tool, "steps": 6}], "seed": 5}
+    async with studio.client() as client:
+        events = await client.responses.create(**asked, stream=True, extra_body=extra)
+        found = [event async for event in events]
+    kinds = [event.type for event in found]
+    assert "response.image_generation_call.partial_image" in kinds
+    last = found[-1]
+    assert last.type == "response.completed"
+    (drawn,) = [item for item in last.response.output if item.type == "image_generation_call"]
+    picture = Image.open(BytesIO(base64.b64decode(drawn.result or "")))
+    assert picture.size == (SIZE, SIZE)
+    assert (picture.format or "").lower() == drawn.output_format
+
+
 async def refusal(client: openai.AsyncOpenAI, **fields: Any) -> openai.APIStatusError:
     with pytest.raises(openai.APIStatusError) as caught:
         await ask(client, **fields)

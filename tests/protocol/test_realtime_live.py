@@ -25,7 +25,7 @@ from support.fake_services import words
 from support.realtime_client import TRANSCRIPTION, Client, kinds, one
 from support.service_process import service_process
 from support.spoken import say, silence
-from support.voice_services import EARS, ScriptedAsr
+from support.voice_services import ASR_MODEL, ScriptedAsr
 from support.voice_stage import Stage, stage
 
 TURNS = Path(__file__).parents[2] / "models" / "pocket-turns"
@@ -37,7 +37,7 @@ class LiveAsr(ScriptedAsr):
     """Understands the first of `script` whenever it hears live, a word more with every piece of sound."""
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=EARS, context=0, live=True)]
+        return [ModelCard(name=ASR_MODEL, context=0, live=True)]
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:

@@ -27,7 +27,7 @@ from support.fake_services import MODEL, words
 from support.realtime_client import SPOKEN_TURN, TRANSCRIPTION, Client, kinds, one, sound
 from support.spoken import say, silence
 from support.tts_stage import config as tts_config
-from support.voice_services import EARS, WORD_MS, tone_ms
+from support.voice_services import ASR_MODEL, WORD_MS, tone_ms
 from support.voice_stage import Stage, stage
 
 HELLO = "Two red circles and a blue square."
@@ -108,7 +108,7 @@ async def test_a_commit_is_an_item_and_its_words_come_later(ears: Stage) -> None
         assert kept["content"][0]["transcript"] == "show me a circle"
     assert ears.tokenizer.requests[-1].messages == [{"role": "user", "content": "show me a circle"}]
     assert ears.asr.heard == [(24000, pcm)]
-    assert (ears.asr.requests[0].model, ears.asr.requests[0].prompt) == (EARS, "shapes")
+    assert (ears.asr.requests[0].model, ears.asr.requests[0].prompt) == (ASR_MODEL, "shapes")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import websockets
 
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.orders import Restart, Scale
 from motet_cli.supervision.rolling import Rolling
@@ -73,7 +73,7 @@ async def stack() -> AsyncIterator[Stack]:
             supervisor.start([gateway, *services])
             made = Stack(
                 supervisor,
-                Rolling(supervisor, Connection(nats.url, nats.passwords["operator"]), told.append),
+                Rolling(supervisor, NatsAccess(nats.url, nats.passwords["operator"]), told.append),
                 f"http://127.0.0.1:{port}",
                 told,
             )
@@ -233,10 +233,12 @@ async def test_more_and_fewer_while_it_serves() -> None:
             )
             await load.all_of_them()
         assert sorted(here.pids()) == sorted(["gateway", *ROLES])
-        with pytest.raises(ConfigError, match="there are decode, gateway"):
+        with pytest.raises(ConfigError) as caught:
             await here.rolling.carry_out(Restart(["nats"], 1.0), here.told.append)
-        with pytest.raises(ConfigError, match="at least 1"):
+        assert caught.value.param == "ROLE"
+        with pytest.raises(ConfigError) as caught:
             await here.rolling.carry_out(Scale({"tts": 0}, 1.0), here.told.append)
+        assert caught.value.param == "ROLE=N"
 
 
 async def test_a_new_process_that_fails_changes_nothing() -> None:
@@ -246,7 +248,7 @@ async def test_a_new_process_that_fails_changes_nothing() -> None:
         slot.spec = ChildSpec(
             name="tts", role="tts", argv=(sys.executable, "-c", "raise SystemExit(3)")
         )
-        with pytest.raises(Unavailable, match=r"tts: the new process is not ready \(exit code 3\)"):
+        with pytest.raises(Unavailable, match=r"tts: .*3\)"):
             await here.rolling.carry_out(Restart(["tts"], 1.0), here.told.append)
         slot.spec = good
         assert here.pids() == before

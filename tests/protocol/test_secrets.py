@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision import nats as nats_command
-from motet_cli.supervision.model_folders import ModelFolder
 from motet_cli.supervision.stack import AccessOptions, Stack
 from motet_shared.credentials import make_passwords
 from motet_shared.errors import InternalError
@@ -241,7 +241,7 @@ async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
 def test_no_command_line_of_the_stack_has_a_password(tmp_path: Path) -> None:
     folder = tmp_path / "nats"
     passwords = make_passwords(folder)
-    door = AccessOptions(api_key_file=keys(tmp_path), tenants_file=tenants(tmp_path))
+    access = AccessOptions(api_key_file=keys(tmp_path), tenants_file=tenants(tmp_path))
     model = ModelFolder("m", tmp_path)
     stack = Stack(
         models=(model,),
@@ -249,7 +249,7 @@ def test_no_command_line_of_the_stack_has_a_password(tmp_path: Path) -> None:
         credentials=folder,
         asr=model,
         tts=model,
-        door=door,
+        access=access,
     )
     specs = [*stack.services(), nats_command.spec(1, folder)]
     assert len(specs) >= 6

@@ -34,7 +34,7 @@ from speech_espeak import Voice
 from support.asr_stage import KEY, MODEL, Service
 from support.service_process import Process, service_process
 from support.spoken import say, silence
-from support.voice_services import Ears
+from support.voice_services import FakeRecognizer
 
 RATE = 16_000
 SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
@@ -50,7 +50,7 @@ LINES = (
 )
 
 
-class Clockwork(Ears):
+class Clockwork(FakeRecognizer):
     """A recognizer whose words are times."""
 
     name = MODEL

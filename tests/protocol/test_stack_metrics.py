@@ -99,4 +99,4 @@ async def test_the_commands_show_them(
         )
         == 1
     )
-    assert "'another' is not among the last replies" in capsys.readouterr().err
+    assert "REQUEST: 'another'" in capsys.readouterr().err

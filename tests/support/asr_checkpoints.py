@@ -1,4 +1,4 @@
-"""Tiny speech recognizers with random weights, and sounds for them: real folders of real architectures."""
+"""Write tiny speech recognition checkpoints with random weights, and make sounds for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TIMES = tuple(f"<|{index * 0.02:.2f}|>" for index in range(WINDOW * 50 + 1))
 
 
 def noise(seconds: float, seed: int = 0) -> Any:
-    """A sound of changing loudness, different for each seed; float32."""
+    """Return noise of changing loudness, float32, a function of the seed."""
     generator = np.random.default_rng(seed)
     count = round(seconds * RATE)
     swell = np.abs(np.sin(np.arange(count) * 0.7 / 800))
@@ -52,7 +52,10 @@ def noise(seconds: float, seed: int = 0) -> Any:
 def tiny_whisper(
     path: Path, *, seed: int = 0, languages: tuple[str, ...] = LANGUAGES, **generation: Any
 ) -> Path:
-    """Whisper with windows of 2 s, 448 target positions cut to 48, byte tokens. No `languages`: an English-only one."""
+    """Write a Whisper checkpoint with windows of 2 s, 48 target positions and byte tokens.
+
+    languages: none makes an English-only model.
+    """
     codes = [f"<|{code}|>" for code in languages]
     tokenizer = _whisper_tokenizer([START, *codes, *TASKS])
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (END, START, *codes, *TASKS)}
@@ -147,19 +150,21 @@ def tiny_parakeet(path: Path, *, seed: int = 0) -> Path:
 
 
 def _letters(path: Path, kind: Any, specials: list[str], blank: str | None = None) -> None:
-    """A tokenizer with a vocabulary of 64: special tokens, the space and one-letter pieces."""
-    pieces = [
+    """Return a tokenizer of 64 entries: special tokens, the space and one-letter segments."""
+    segments = [
         *specials,
         "▁",
         *(chr(code) for code in range(0x61, 0x7B)),
         *(f"▁{chr(code)}" for code in range(0x61, 0x7B)),
     ]
-    pieces += [f"<{index}>" for index in range(64 - len(pieces) - (blank is not None))] + (
+    segments += [f"<{index}>" for index in range(64 - len(segments) - (blank is not None))] + (
         [blank] if blank else []
     )
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"
+            vocab={segment: index for index, segment in enumerate(segments)},
+            merges=[],
+            unk_token="<unk>",
         )
     )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -170,7 +175,10 @@ def _letters(path: Path, kind: Any, specials: list[str], blank: str | None = Non
 
 
 def _spread(model: Any, seed: int) -> Any:
-    """Weights under which answers vary: small tokens, since a tied head would repeat large ones, and strong layers."""
+    """Spread weights so that answers vary.
+
+    Embeddings stay small, since a tied head would repeat large ones.
+    """
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -189,7 +197,7 @@ def write_wav(path: Path, sound: Any, rate: int = RATE) -> Path:
 
 
 def wav(sound: Any, rate: int = RATE) -> bytes:
-    """16-bit PCM of a float32 sound."""
+    """Encode a float32 sound as 16-bit PCM."""
     from motet_media.audio import wav_header
 
     pcm = (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()

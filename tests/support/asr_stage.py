@@ -1,4 +1,4 @@
-"""Recognizers of a tiny model as processes, behind a real gateway, for tests over HTTP."""
+"""Run speech recognition processes behind a real gateway, for tests over HTTP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Service(Served):
 async def serving(
     folder: Path, count: int = 1, *, max_upload: int = 1 << 20
 ) -> AsyncIterator[Service]:
-    """`count` recognizers of the checkpoint in `folder`."""
+    """Run `count` recognizers of the checkpoint in `folder`."""
     argv = ("--model", str(folder), "--name", MODEL, "--no-fallback", "--parallel", "2")
     async with NatsServer() as nats, AsyncExitStack() as stack:
         recognizers = [

@@ -1,4 +1,4 @@
-"""Certificates for a test, made with openssl."""
+"""Make TLS certificates with openssl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def self_signed(folder: Path, name: str = "server") -> tuple[Path, Path]:
-    """(certificate, key) for 127.0.0.1 and localhost, in PEM."""
+    """Return (certificate, key) for 127.0.0.1 and localhost, in PEM."""
     cert, key = folder / f"{name}.crt", folder / f"{name}.key"
     argv = [
         "openssl",
@@ -26,7 +26,7 @@ def self_signed(folder: Path, name: str = "server") -> tuple[Path, Path]:
 
 
 def encrypted(key: Path) -> Path:
-    """The same key behind a passphrase."""
+    """Return the key encrypted with a passphrase."""
     path = key.with_suffix(".locked")
     argv = [
         "openssl",

@@ -1,20 +1,28 @@
-"""Chat templates of ten families, each with the control tokens that it writes; shortened, with their habits kept."""
+"""Define chat templates of ten families, shortened, with their control tokens."""
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from motet_shared.tool_formats.registry import detect_format
 from motet_tokenizer.encoding.template import ChatTemplate
-from support.tiny_tokenizers import byte_level
+from support.tiny_tokenizers import CONTEXT, byte_level
 
 
 @dataclass(frozen=True)
 class Family:
-    """`special`: tokens that are special; `plain`: added tokens that are not, but that the template writes."""
+    """Hold a template.
+
+    special: tokens marked special. plain: added tokens that the template writes, but that are not
+    special.
+    """
 
     name: str
     template: str
@@ -38,7 +46,24 @@ class Family:
 
     @functools.cached_property
     def chat(self) -> ChatTemplate:
-        return ChatTemplate(self.tokenizer, self.name)
+        found = detect_format(self.template)
+        length = 0 if found is None or found.parser is None else found.parser.id_length
+        return ChatTemplate(self.tokenizer, self.name, id_length=length)
+
+    def ids(self, text: str) -> list[int]:
+        """Tokenize a text, control tokens included."""
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def write_folder(self, path: Path, **config: Any) -> Path:
+        """Write a checkpoint folder without weights, whose end token is the last special one."""
+        self.tokenizer.save_pretrained(path)
+        settings = {
+            "max_position_embeddings": CONTEXT,
+            "eos_token_id": self.tokenizer.eos_token_id,
+            **config,
+        }
+        (path / "config.json").write_text(json.dumps(settings))
+        return path
 
     @property
     def control(self) -> frozenset[int]:
@@ -100,7 +125,9 @@ _QWEN3 = Family(
 {%- elif message.role == 'tool' %}
 {{- '<|im_start|>user\\n<tool_response>\\n' + content + '\\n</tool_response><|im_end|>\\n' }}
 {%- else %}{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}""",
     ("<|im_start|>", "<|im_end|>"),
     ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
@@ -147,7 +174,9 @@ _MISTRAL = Family(
 {%- elif message.role == 'tool' %}
 {{- '[TOOL_RESULTS]{"content": ' ~ message.content ~ ', "call_id": "' ~ message.tool_call_id ~ '"}[/TOOL_RESULTS]' }}
 {%- elif message.tool_calls %}{{ '[TOOL_CALLS][' }}
-{%- for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ ']' + eos_token }}
+{%- for call in message.tool_calls %}
+{%- if call.id is defined and call.id|length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+{{- call.function | tojson }}{% endfor %}{{ ']' + eos_token }}
 {%- else %}{{ message.content + eos_token }}{% endif %}{% endfor %}""",
     (
         "<s>",
@@ -296,7 +325,7 @@ _HARMONY = Family(
 {%- macro typed(spec) -%}
 {%- if spec.type == 'string' -%}string{%- elif spec.type == 'array' -%}{{ typed(spec['items'] or {}) }}[]
 {%- else -%}any{%- endif -%}{%- endmacro -%}
-{{- '<|start|>system<|message|>You are a model.<|end|>' }}
+{{- '<|start|>system<|message|>You are a model.\\nReasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
 {%- if tools %}{{ '<|start|>developer<|message|># Tools\\nnamespace functions {\\n' }}
 {%- for tool in tools %}
 {{- '// ' + (tool.function.description or '') + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
@@ -305,6 +334,8 @@ _HARMONY = Family(
 {% endfor %}{{ '}<|end|>' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
+{%- if message.thinking and (loop.last or message.tool_calls) %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endif %}
 {%- for call in message.tool_calls or [] %}
 {{- '<|start|>assistant to=functions.' ~ call.function.name ~ '<|channel|>commentary json<|message|>' }}
 {{- call.function.arguments | tojson }}{{ '<|call|>' }}{% endfor %}
@@ -313,7 +344,21 @@ _HARMONY = Family(
 {{- '<|start|>functions.' ~ message.name ~ ' to=assistant<|message|>' + message.content | tojson + '<|end|>' }}
 {%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}""",
-    ("<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>", "<|end|>"),
+    (
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|end|>",
+        "<|return|>",
+    ),
 )
+
+
+def family(name: str) -> Family:
+    """Return the family of a name."""
+    return next(one for one in FAMILIES if one.name == name)
+
 
 FAMILIES = (_CHATML, _QWEN3, _LLAMA3, _MISTRAL, _GEMMA, _PHI, _DEEPSEEK, _GLM, _GRANITE, _HARMONY)

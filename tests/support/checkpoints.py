@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, made on the fly: real folders of real architectures for tests to load."""
+"""Write tiny language model checkpoints with random weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tiny_checkpoint(family: str, path: Path, *, seed: int = 0, **overrides: Any)
 
 
 def write_tokenizer(path: Path) -> None:
-    """A byte-level BPE tokenizer without merges: every byte is a token of its own."""
+    """Write a byte-level BPE tokenizer without merges: every byte is a token."""
     vocab = {char: byte for byte, char in _byte_chars().items()}
     special = [
         {
@@ -99,7 +99,7 @@ def write_tokenizer(path: Path) -> None:
 
 
 def _byte_chars() -> dict[int, str]:
-    """GPT-2's printable stand-ins for bytes, which byte-level BPE vocabularies are written in."""
+    """Return GPT-2's printable characters for bytes, which byte-level BPE vocabularies use."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Speech whose words are in its samples, and services that hear them: what is said is known, whoever hears it when."""
+"""Encode words in the samples of audio, for services that decode them: transcripts are then exact."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_vad.edges import Edges
-from support.voice_services import Ears
+from support.voice_services import FakeRecognizer
 
 RATE = 24000
-EARS = "coded-asr"
+ASR_MODEL = "coded-asr"
 WORD_MS, BREATH_MS, FRAME_MS = 200, 40, 32
 _BREATH = 1  # a sample that is voice but no word
 _codes: defaultdict[str, int] = defaultdict(itertools.count(100).__next__)
 
 
 def say(text: str, rate: int = RATE) -> bytes:
-    """The words of `text`, 200 ms each."""
+    """Return the words of `text`, 200 ms each."""
     return b"".join(
         _tone(_codes[word], WORD_MS - BREATH_MS, rate) + cough(BREATH_MS, rate)
         for word in text.split()
@@ -44,7 +44,7 @@ def say(text: str, rate: int = RATE) -> bytes:
 
 
 def cough(ms: float, rate: int = RATE) -> bytes:
-    """Voice without words."""
+    """Return voice without words."""
     return _tone(_BREATH, ms, rate)
 
 
@@ -57,7 +57,7 @@ def _tone(value: int, ms: float, rate: int) -> bytes:
 
 
 def words_in(pcm: bytes, rate: int = RATE) -> list[str]:
-    """What was said; a word that was cut short is none."""
+    """Return the words of samples; a truncated word counts as none."""
     samples = np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2")
     names = {code: word for word, code in _codes.items()}
     found = []
@@ -68,7 +68,10 @@ def words_in(pcm: bytes, rate: int = RATE) -> list[str]:
 
 
 class CodedVad(Actor):
-    """Whatever is not zero is speech. `finished`: the judge's probabilities by text; None: there is no judge."""
+    """Detect every non-zero sample as speech.
+
+    finished: end-of-turn probabilities by text; None: no end-of-turn model.
+    """
 
     role = "vad"
 
@@ -102,10 +105,13 @@ class CodedVad(Actor):
         call.finish("stop")
 
 
-class CodedAsr(Ears):
-    """Hears live, every `every` ms: the last word may still change, those before it not. Waits for `go_on` to hear."""
+class CodedAsr(FakeRecognizer):
+    """Transcribe live every `every` ms; only the last word may still change.
 
-    name = EARS
+    Waits for `go_on` before it starts.
+    """
+
+    name = ASR_MODEL
 
     def __init__(self, bus: Bus, *, live: bool = True, every: int = 100):
         super().__init__(None, bus)

@@ -1,4 +1,4 @@
-"""Tiny diffusion folders with random weights: real folders of real architectures that diffusers loads by itself."""
+"""Write tiny diffusion checkpoints with random weights, in diffusers' form."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SCHEDULERS = {
 
 
 def stable_diffusion(path: Path, scheduler: str = "ddim", *, seed: int = 0) -> Path:
-    """The layout of Stable Diffusion 1.5 and Turbo."""
+    """Write the layout of Stable Diffusion 1.5 and Turbo."""
     torch.manual_seed(seed)
     pipeline = StableDiffusionPipeline(
         vae=_vae(),
@@ -105,7 +105,7 @@ def stable_diffusion_xl(path: Path, scheduler: str = "euler", *, seed: int = 0) 
 
 
 def stable_diffusion_3(path: Path, *, seed: int = 0) -> Path:
-    """Without its largest text encoder, as many use it."""
+    """Write Stable Diffusion 3 without its largest text encoder, as is common."""
     torch.manual_seed(seed)
     pipeline = StableDiffusion3Pipeline(
         transformer=_lively(
@@ -206,7 +206,10 @@ def load(path: Path) -> Any:
 
 
 def write_adapter(model: Path, file: Path, seed: int, *, kohya: bool = False) -> Path:
-    """A strong random adapter for all attention of the denoiser and, but in SD3 and Flux, of the text encoder."""
+    """Write a strong random adapter of the denoiser's attention.
+
+    Also of the text encoder's, except in SD3 and Flux.
+    """
     pipeline, tensors = load(model), dict[str, torch.Tensor]()
     generator = torch.Generator().manual_seed(seed)
     size = 1.5 if hasattr(pipeline, "transformer") else 0.3
@@ -233,7 +236,7 @@ def write_adapter(model: Path, file: Path, seed: int, *, kohya: bool = False) ->
 
 
 def _lively(model: Any) -> Any:
-    """Fresh transformers end in zeros, which would make all their pictures alike."""
+    """Randomize the zero-initialized last layers, without which all pictures would be equal."""
     for parameter in model.parameters():
         if not bool(parameter.any()):
             torch.nn.init.normal_(parameter, std=0.1)

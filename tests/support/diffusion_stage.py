@@ -1,4 +1,4 @@
-"""Diffusion services over a tiny checkpoint, for tests of the service, the pipeline and the gateway."""
+"""Run diffusion services over a tiny checkpoint in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from motet_shared.testing import MemoryHub, memory_bus, settle
 from motet_shared.wire.bus import Bus
 
 MODEL = "tiny-draw"
-# What a process that serves a tiny Stable Diffusion imports, for a `Nursery`.
+# What a process that serves a tiny Stable Diffusion imports, for a `ForkServer`.
 LOADED = (
     "motet_diffusion.service",
     "motet_diffusion.pipeline.pipeline_factory",
@@ -31,8 +31,8 @@ LOADED = (
 
 
 @dataclass
-class Seen:
-    """What a caller has got."""
+class ReceivedItems:
+    """Hold the items that a caller has received."""
 
     strokes: list[DenoisingProgress] = field(default_factory=list)
     outcome: Drawn = field(default_factory=Drawn)
@@ -65,20 +65,20 @@ def config(folder: Path, **settings: Any) -> DiffusionConfig:
 
 
 def flags(folder: Path) -> tuple[str, ...]:
-    """Of a process."""
+    """Return the command line of a process."""
     return ("--model", str(folder), "--name", MODEL, "--threads", "1", "--max-steps", "2000")
 
 
 @dataclass
 class Caller:
-    """A process that asks: its bus, and the store where its files lie."""
+    """Send requests: a bus, and the store of its files."""
 
     bus: Bus
     store: BlobStore
 
-    async def draw(self, request: Draw, **options: Any) -> Seen:
-        """All that the pipeline gives."""
-        seen = Seen()
+    async def draw(self, request: Draw, **options: Any) -> ReceivedItems:
+        """Return all items of the pipeline."""
+        seen = ReceivedItems()
         async with aclosing(
             draw(self.bus, self.store, request, seen.outcome, **options)
         ) as strokes:
@@ -91,7 +91,7 @@ class Caller:
 async def stage(
     folder: Path, count: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[Caller, list[Diffusion], MemoryHub]]:
-    """A caller and some diffusion services on a bus in memory."""
+    """Run a caller and some diffusion services on a bus in memory."""
     hub = MemoryHub()
     async with AsyncExitStack() as stack:
         bus = await memory_bus(hub, "gateway")

@@ -1,8 +1,8 @@
-"""Heartbeats of stacks that lack something, as services would send them."""
+"""Build heartbeats of stacks with a bottleneck."""
 
 from __future__ import annotations
 
-from motet_doctor import Layer, Snapshot, Window
+from motet_doctor import Layer, ObservationWindow, Snapshot
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 
 SECONDS = 10.0
@@ -27,7 +27,10 @@ DECODING = {
 
 
 def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
-    """Two heartbeats, `SECONDS` apart, with `load`; what is in `QUIET` or `DECODING` is growth in a second."""
+    """Return two heartbeats with `load`, `SECONDS` apart.
+
+    Values of `QUIET` and `DECODING` grow per second.
+    """
     role = name.partition("-")[0]
     grows = QUIET | (DECODING if role == "decode" else {})
     counters = {key: load.pop(key, rate) for key, rate in grows.items()}
@@ -56,11 +59,13 @@ def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
     ]
 
 
-def window(*instances: list[Heartbeat], timings: list[dict[str, float]] | None = None) -> Window:
+def window(
+    *instances: list[Heartbeat], timings: list[dict[str, float]] | None = None
+) -> ObservationWindow:
     looks = [
         Snapshot(SECONDS * number, [beats[number] for beats in instances]) for number in range(2)
     ]
-    return Window.of(looks, timings or [])
+    return ObservationWindow.of(looks, timings or [])
 
 
 def healthy(**changed: list[Heartbeat]) -> list[list[Heartbeat]]:

@@ -1,4 +1,4 @@
-"""A painter and an encoder of texts without models, that give what they are told to give."""
+"""Fake image generation and embedding services with scripted results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from motet_shared.wire.call import Call
 BRUSH, VECTORS = "scripted-brush", "scripted-vectors"
 
 
-class Brush(Actor):
-    """Two strokes and a picture; with an error or a pause after the first stroke, if there is one."""
+class FakeDiffusion(Actor):
+    """Send two estimates and a picture; fail or pause after the first estimate if set."""
 
     role = "diffusion"
 
@@ -49,7 +49,7 @@ class Brush(Actor):
 
 
 class Embedder(Actor):
-    """Five tokens per text."""
+    """Return embeddings and count five tokens per text."""
 
     role = "embedding"
 

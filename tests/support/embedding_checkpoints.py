@@ -1,4 +1,4 @@
-"""Tiny sentence encoders with random weights: real folders of real architectures, and transformers' own answer."""
+"""Write tiny sentence encoders with random weights, and compute transformers' results for them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def distilbert() -> Any:
 
 
 def modernbert() -> Any:
-    """Every second layer sees 8 tokens to each side."""
+    """Write a ModernBERT in which every second layer attends to 8 tokens on each side."""
     special = {"bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
     layers = {"local_attention": 16, "layer_types": ["full_attention", "sliding_attention"]}
     return ModernBertModel(
@@ -114,7 +114,7 @@ PADDED = {"mpnet", "t5"}  # whose attention comes from nowhere but themselves
 
 
 def plain(path: Path, family: str = "bert", seed: int = 0) -> Path:
-    """A folder as transformers writes it."""
+    """Write a folder in transformers' form."""
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
@@ -127,7 +127,7 @@ def plain(path: Path, family: str = "bert", seed: int = 0) -> Path:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Words of one letter, lower and upper case, and short syllables; everything else is unknown."""
+    """Return a tokenizer of one-letter words and short syllables; everything else is unknown."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = [
         *letters,
@@ -161,7 +161,10 @@ def sentence_transformer(
     default_prompt: str | None = None,
     settings: dict[str, Any] | None = None,
 ) -> Path:
-    """A folder as sentence-transformers writes it; `dense`: numbers that a dense layer makes of a vector."""
+    """Write a folder in sentence-transformers' form.
+
+    dense: output size of a dense layer.
+    """
     plain(path, family)
     kinds = [
         "Transformer",
@@ -210,7 +213,7 @@ def _write(path: Path, said: Any) -> None:
 
 
 def reference(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """`[tokens, hidden]` of each, by transformers' own forward pass of that text alone, with its own attention."""
+    """Return `[tokens, hidden]` of each text, by transformers' forward pass of it alone."""
     config = json.loads((path / "config.json").read_text())
     kind = AutoModelForTextEncoding if config["model_type"] == "t5" else AutoModel
     model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
@@ -219,13 +222,13 @@ def reference(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
 
 
 def means(path: Path, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """`[texts, hidden]`: means of the reference, of unit length."""
+    """Return `[texts, hidden]`: unit-length means of the reference."""
     return functional.normalize(
         torch.stack([tokens.mean(dim=0) for tokens in reference(path, texts)])
     )
 
 
 def ids(count: int, seed: int = 0) -> list[int]:
-    """Of a made-up text of `count` tokens, without special ones within."""
+    """Return the ids of a made-up text of `count` tokens without special ones inside."""
     generator = torch.Generator().manual_seed(1000 * seed + count)
     return [0, *torch.randint(4, 90, (count - 2,), generator=generator).tolist(), 2]

@@ -1,4 +1,4 @@
-"""A tokenizer and a decode instance without a model, for tests of the gateway and of pipelines."""
+"""Fake a tokenizer and a decode service without a model, for tests of the gateway and of pipelines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Reply = Callable[[Chat | Complete], list[Text]]
 
 
 def words(text: str) -> list[Text]:
-    """One item per word, with made-up token ids."""
+    """Return one item per word, with made-up token ids."""
     return [Text(word, [index]) for index, word in enumerate(_split(text))]
 
 
 def tool_call(arguments: str, name: str = "draw", index: int = 0) -> Text:
-    """A call, as the tokenizer tells it."""
+    """Return a tool call as the tokenizer sends it."""
     return Text(
         "",
         [99],
@@ -38,16 +38,16 @@ def _split(text: str) -> list[str]:
 
 
 def echo(request: Chat | Complete) -> list[Text]:
-    """The default reply: what the user said."""
+    """Reply with the user's message, the default."""
     if isinstance(request, Complete):
         return words(str(request.prompt))
     return words("You said: " + str(request.messages[-1]["content"]))
 
 
 class FakeTokenizer(Actor):
-    """Says what `reply` makes of a request, one item per `pace` seconds, and remembers what it was asked.
+    """Send what `reply` makes of a request, one item per `pace` seconds, and record requests.
 
-    A `Resume` is honoured as by the real one: items whose ids the caller has are left out.
+    A `Resume` is honoured as by the real service: items that the caller has are left out.
     """
 
     role = "tokenizer"
@@ -100,7 +100,7 @@ class FakeTokenizer(Actor):
 
 
 def _after(items: list[Text], known: int) -> list[Text]:
-    """The items beyond the first `known` token ids."""
+    """Return the items after the first `known` token ids."""
     for index, item in enumerate(items):
         if known <= 0:
             return items[index:]
@@ -109,7 +109,7 @@ def _after(items: list[Text], known: int) -> list[Text]:
 
 
 class FakeDecode(Actor):
-    """Announces the model and does nothing."""
+    """Announce the model and serve nothing."""
 
     role = "decode"
 
@@ -119,7 +119,7 @@ class FakeDecode(Actor):
 
 @asynccontextmanager
 async def fake_services(tokenizer: Bus, decode: Bus) -> AsyncIterator[FakeTokenizer]:
-    """Both, ready; the buses stay open."""
+    """Start both; the buses stay open."""
     actors = FakeTokenizer(None, tokenizer), FakeDecode(None, decode)
     for actor in actors:
         await actor.start()

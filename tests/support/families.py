@@ -1,8 +1,8 @@
-"""A tiny model of every causal language model class of transformers, with what makes its family special left in.
+"""Build a tiny model of every causal language model class of transformers.
 
-`tiny_config` shrinks every size that it knows by name and turns on what configs leave off by default: windows, more
-than one expert per token, scales other than one. `OVERRIDES` say what these rules do not: per class, and `VARIANTS`
-of classes whose configs choose between different code.
+`tiny_config` shrinks every size that it knows by name and enables what configs disable by default:
+windows, more than one expert per token, scales other than one. `OVERRIDES` holds what these rules
+do not cover, by class; `VARIANTS` holds configs that select other code.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ for _value, _names in (
     (2, "n_group"),
     (1, "topk_group"),
     (WINDOW, "sliding_window local_attention attention_window_size"),
-    (80, "attention_chunk_size"),
+    (32, "attention_chunk_size"),
     (CONTEXT, "max_position_embeddings n_positions max_seq_len"),
     (EOS, "eos_token_id"),
     (VOCAB - 3, "pad_token_id"),
@@ -67,7 +67,7 @@ for _value, _names in (
     (0.7, "residual_multiplier"),
     (0.2, "attention_multiplier"),
     (0.5, "logit_scale"),
-    (81, "floor_scale"),
+    (20, "floor_scale"),
     (2.0, "attn_logit_softcapping"),
     (10.0, "final_logit_softcapping"),
     (True, "use_sliding_window is_decoder"),
@@ -146,12 +146,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def _scaled(kind: str, **more: Any) -> dict[str, Any]:
-    rope = {
-        "rope_type": kind,
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind in ("llama3", "yarn", "longrope"):
+        rope["original_max_position_embeddings"] = 32
     return {"rope_parameters": rope | more}
 
 
@@ -163,16 +160,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear rope": ("LlamaForCausalLM", _scaled("linear")),
     "llama, llama3 rope": ("LlamaForCausalLM", _scaled("llama3", **_LLAMA3)),
     "llama, yarn": ("LlamaForCausalLM", _scaled("yarn")),
+    "llama, short yarn": (
+        "LlamaForCausalLM",
+        _scaled("yarn") | {"max_position_embeddings": 32},
+    ),
+    "llama, longrope": ("LlamaForCausalLM", _scaled("longrope", **_LONG)),
     "llama, dynamic rope": (
         "LlamaForCausalLM",
-        _scaled("dynamic", original_max_position_embeddings=70),
+        _scaled("dynamic") | {"max_position_embeddings": 32},
     ),
     "llama, biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "mistral, no window": ("MistralForCausalLM", {"sliding_window": None}),
     "qwen2, no window": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
     "phi3, longrope": (
         "Phi3ForCausalLM",
-        _scaled("longrope", original_max_position_embeddings=80, **_LONG),
+        _scaled("longrope", **_LONG) | {"original_max_position_embeddings": 32},
+    ),
+    "phimoe, longrope": (
+        "PhimoeForCausalLM",
+        _scaled("longrope", short_mscale=1.1, long_mscale=1.3, **_LONG),
     ),
     "cohere, qk norm": ("CohereForCausalLM", {"use_qk_norm": True}),
     "phi, qk norm": ("PhiForCausalLM", {"qk_layernorm": True}),
@@ -209,7 +215,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def causal_classes() -> dict[str, type[PreTrainedModel]]:
-    """Every class of transformers with a language model's head that reads forward, by name."""
+    """Return every causal language model class of transformers by name."""
     models = Path(transformers.__file__).parent / "models"
     names: dict[str, str] = {}
     for file in models.glob("*/modeling_*.py"):
@@ -226,7 +232,10 @@ def is_composite(config_class: type[PreTrainedConfig]) -> bool:
 
 
 def tiny_config(name: str, **overrides: Any) -> PreTrainedConfig:
-    """The config of a tiny model of class `name`. Composite ones keep their sizes: they are refused, never built."""
+    """Return the config of a tiny model of class `name`.
+
+    Composite ones keep their sizes: they are refused, never built.
+    """
     config_class = causal_classes()[name].config_class
     overrides = OVERRIDES.get(name, {}) | overrides
     if is_composite(config_class):
@@ -239,7 +248,7 @@ def tiny_config(name: str, **overrides: Any) -> PreTrainedConfig:
 
 
 def variant_config(name: str) -> PreTrainedConfig:
-    """The config of a variant (a key of VARIANTS) or of a class."""
+    """Return the config of a variant (a key of VARIANTS) or of a class."""
     found, overrides = VARIANTS.get(name, (name, {}))
     return tiny_config(found, **overrides)
 
@@ -257,7 +266,7 @@ def _fields(config_class: type[PreTrainedConfig]) -> set[str]:
 
 
 def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
-    """A tiny model with random float32 weights, spread widely so that greedy answers vary."""
+    """Return a tiny model with random float32 weights, spread so that greedy answers vary."""
     config = variant_config(name)
     config.architectures = [class_of(name).__name__]
     if config.model_type in tiny_mixers.RECURRENT:
@@ -274,13 +283,13 @@ def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
 
 
 def _spread(config: PreTrainedConfig, parameter: str) -> float:
-    """Wide, but where a family multiplies its embeddings not so wide that they drown what attention adds."""
+    """Spread weights widely, but less in families whose scaled embeddings would drown attention."""
     if "embed" not in parameter:
         return 0.15
     return 0.06 if config.model_type.startswith(_SCALES_EMBEDDINGS) else 0.5
 
 
 def write_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """The model of `random_model` as a folder with weights and config, without a tokenizer."""
+    """Write the model of `random_model` as a folder with weights and config, without tokenizer."""
     random_model(name, seed=seed).save_pretrained(folder)
     return folder

@@ -1,4 +1,4 @@
-"""A caller with sound files, and voice activity services that come and go, on a network in memory."""
+"""Run a caller with sound files and voice activity services on a bus in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from motet_vad.service import Vad
 
 @dataclass
 class FileWorld:
-    """`stack` ends what is started in it before the caller's files are counted."""
+    """Hold the caller and its services.
+
+    stack: services that end before the caller's files are counted.
+    """
 
     hub: MemoryHub
     bus: Bus
@@ -35,7 +38,10 @@ World = TypeVar("World", bound=FileWorld)
 
 @asynccontextmanager
 async def file_world(kind: type[World], memory: int) -> AsyncIterator[World]:
-    """`memory`: bytes for its files. At the end none of them may be left."""
+    """Run the fixture and require that no file is left at its end.
+
+    memory: bytes for the files.
+    """
     async with AsyncExitStack() as stack:
         hub = MemoryHub()
         bus = await memory_bus(hub, "gateway")

@@ -1,4 +1,4 @@
-"""Speaks ASGI to the gateway's application in the same process: no sockets, and full control over what is read."""
+"""Call the gateway's ASGI application in process: without sockets, with full control over reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 @dataclass
 class World:
-    """A gateway with fake services behind it, on a bus in memory."""
+    """Run a gateway with fake services on a bus in memory."""
 
     service: GatewayContext
     app: App
@@ -40,7 +40,7 @@ class World:
         headers: dict[str, str] | None = None,
         **fields: Any,
     ) -> Http:
-        """Start a request; fields beyond model and messages as given."""
+        """Start a request with these fields besides model and messages."""
         base = (
             {"model": MODEL, "messages": HELLO}
             if path.endswith("chat/completions")
@@ -54,7 +54,10 @@ class World:
 
 @asynccontextmanager
 async def world(*, clock: Clock = time.monotonic_ns, **settings: Any) -> AsyncIterator[World]:
-    """`clock`: of the limits over time; the bus has its own."""
+    """Run a World.
+
+    clock: of the rate limits; the bus has its own.
+    """
     hub = MemoryHub()
     async with (
         memory_buses("gateway", "tokenizer", "decode", hub=hub) as buses,
@@ -68,7 +71,7 @@ async def world(*, clock: Clock = time.monotonic_ns, **settings: Any) -> AsyncIt
 
 
 class Http:
-    """One request. `read` is what the client's side of the connection has taken."""
+    """Send one request; `read` is how much the client has read."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Http:
         body: bytes = b"",
         method: str = "POST",
         headers: dict[str, str] | None = None,
+        query: str = "",
     ):
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -95,7 +99,7 @@ class Http:
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
@@ -133,12 +137,12 @@ class Http:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """The data of server-sent events; "[DONE]" as it is."""
+        """Return the data of server-sent events, "[DONE]" included."""
         lines = [line[6:] for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
     def text(self) -> str:
-        """What a chat stream said."""
+        """Return the text of a chat stream."""
         choices = [
             choice for event in self.events() if "choices" in event for choice in event["choices"]
         ]
@@ -147,7 +151,7 @@ class Http:
 
 @dataclass
 class Socket:
-    """The client's end of a WebSocket."""
+    """Act as the client's end of a WebSocket."""
 
     app: App
     query: dict[str, str] = field(default_factory=lambda: {"model": MODEL})
@@ -203,17 +207,17 @@ class Socket:
         self.send("conversation.item.create", item=item)
 
     async def receive(self) -> Any:
-        return await asyncio.wait_for(self._events.get(), 5)
+        return await asyncio.wait_for(self._events.get(), 20)
 
     async def until(self, *kinds: str) -> list[Any]:
-        """Events up to and with the first of these types."""
+        """Return the events up to the first of these types."""
         events = [await self.receive()]
         while events[-1]["type"] not in kinds:
             events.append(await self.receive())
         return events
 
     async def expect(self, kind: str) -> Any:
-        """The next event, which must be of this type."""
+        """Return the next event, which must be of this type."""
         event = await self.receive()
         assert event["type"] == kind, event
         return event
@@ -222,7 +226,7 @@ class Socket:
         return self._events.qsize()
 
     async def drop(self) -> None:
-        """The connection breaks."""
+        """Break the connection."""
         self.broken = True
         self.reading.set()
         self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1006})
@@ -235,7 +239,7 @@ class Socket:
 
 @asynccontextmanager
 async def session(app: App, **options: Any) -> AsyncIterator[Socket]:
-    """A socket after its `session.created`."""
+    """Return a socket after its `session.created`."""
     socket = Socket(app, **options)
     await socket.expect("session.created")
     yield socket

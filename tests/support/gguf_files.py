@@ -1,7 +1,7 @@
-"""GGUF files as llama.cpp's converter writes them, made by hand of tiny checkpoints.
+"""Write GGUF files of tiny checkpoints as llama.cpp's converter does.
 
-The converter is no package; what it does is written down in llama.cpp's `convert_hf_to_gguf.py` and
-in the `gguf` package, whose writer and quantizers are used here. Nothing here shares code with the
+The converter is not a package; llama.cpp's `convert_hf_to_gguf.py` and the `gguf` package document
+its output, and the package's writer and quantizers are used here. No code is shared with the
 loader.
 """
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import gguf
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedConfig
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 TYPES: Any = gguf.GGMLQuantizationType
 NORMAL, CONTROL = 1, 3  # types of tokens
 
 
 def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") -> None:
-    """The byte-level vocabulary of a checkpoint folder, with its chat template."""
+    """Write the byte-level vocabulary of a checkpoint folder and its chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.convert_tokens_to_ids)
     added = tokenizer.get_added_vocab()
@@ -35,7 +36,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") 
 
 
 def write_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The metadata that all decoders have."""
+    """Write the metadata that all decoders have."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -60,3 +61,47 @@ def finish(writer: gguf.GGUFWriter) -> None:
 def add_plain(writer: gguf.GGUFWriter, tensors: Sequence[tuple[str, np.ndarray]]) -> None:
     for name, values in tensors:
         writer.add_tensor(name, np.ascontiguousarray(values))
+
+
+QWEN3_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+
+
+def _theirs(name: str) -> str:
+    module, _, end = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{QWEN3_NAMES[module]}.{end}"
+    number, _, part = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{number}.{QWEN3_NAMES[part]}.{end}"
+
+
+def write_qwen3(source: Path, path: Path, **sampling: float) -> Path:
+    """Write a Qwen3 checkpoint folder as one file.
+
+    sampling: what the file recommends.
+    """
+    writer = gguf.GGUFWriter(path, "qwen3")
+    config = AutoConfig.from_pretrained(source)
+    write_sizes(writer, config)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    write_vocabulary(writer, source)
+    for key, value in sampling.items():
+        writer.add_float32(f"general.sampling.{key}", value)
+    tensors = load_file(source / "model.safetensors")
+    add_plain(writer, [(_theirs(name), tensor.numpy()) for name, tensor in tensors.items()])
+    finish(writer)
+    return path

@@ -1,4 +1,4 @@
-"""Decoders for tests of the decoding children: they do what a decoder that was taken over, or fooled, might do."""
+"""Define decoders that behave as if compromised, for tests of the sandboxed decoding processes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from motet_media.child import Payload, Task
 
 
 def spin(data: bytes) -> Iterator[Payload]:
-    """Compute for ever."""
+    """Compute without end."""
     while len(data) < 1 << 40:
         pass
     yield {}, b""
 
 
 def sleep(data: bytes) -> Iterator[Payload]:
-    """Wait for ever, at no cost of processor time."""
+    """Wait without end or CPU time."""
     yield {"pid": os.getpid()}, b""
     while True:
         time.sleep(1)
 
 
 def hoard(data: bytes, nbytes: int) -> Iterator[Payload]:
-    """Take memory, and touch it."""
+    """Allocate memory and touch it."""
     yield {}, bytes(bytearray(nbytes)[:1])
 
 
 def crash(data: bytes) -> Iterator[Payload]:
-    """Die as of a wild pointer."""
+    """Die of an invalid pointer."""
     os.kill(os.getpid(), 11)
     yield {}, b""
 
 
 def endless(data: bytes) -> Iterator[Payload]:
-    """Make parts for ever."""
+    """Produce parts without end."""
     number = 0
     while True:
         number += 1
@@ -45,7 +45,7 @@ def endless(data: bytes) -> Iterator[Payload]:
 
 
 def look(data: bytes, path: str, port: int) -> Iterator[Payload]:
-    """Tell what is in reach: modules, a file, a server, further processes."""
+    """Report what is reachable: modules, a file, a server, further processes."""
     yield {"torch": int("torch" in sys.modules), "secret": int("MOTET_SECRET" in os.environ)}, b""
     yield {"read": _tried(lambda: open(path).close())}, b""
     yield {"written": _tried(lambda: open(path + ".new", "w").close())}, b""
@@ -58,7 +58,7 @@ def look(data: bytes, path: str, port: int) -> Iterator[Payload]:
 
 
 def free_descriptors(data: bytes, path: str, port: int) -> Iterator[Payload]:
-    """Try again after making room for descriptors, as only code of an attacker could."""
+    """Retry after closing descriptors, as only an attacker's code would."""
     os.close(0)
     yield {"read": _tried(lambda: open(path).close())}, b""
     yield (
@@ -68,7 +68,7 @@ def free_descriptors(data: bytes, path: str, port: int) -> Iterator[Payload]:
 
 
 def echo(data: bytes) -> Iterator[Payload]:
-    """Give the input back."""
+    """Return the input."""
     yield {"pid": os.getpid()}, data
 
 
@@ -87,7 +87,7 @@ def _tried(step: Callable[[], object]) -> int:
 
 
 def warm() -> None:
-    """Load what is used later."""
+    """Import modules that are used later."""
 
 
 TASKS: dict[str, Task] = {

@@ -1,7 +1,7 @@
-"""The part of a Kubernetes API server that the planner speaks to: scale subresources of deployments, over HTTPS.
+"""Serve the part of the Kubernetes API that the planner uses: scale subresources over HTTPS.
 
-It checks what a real one checks: the token, the path, the content type of a patch, the patch itself; and answers with
-Scale objects, or with Status objects that say what is wrong.
+It checks what a real server checks (token, path, content type and content of a patch) and answers
+with Scale objects, or with Status objects that describe the error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _PATCHES = (
 
 
 class KubernetesApi:
-    """`replicas` by deployment, of one namespace; `account` is the folder that a pod would have."""
+    """Serve the deployments of one namespace.
+
+    replicas: by deployment. account: a pod's service account folder.
+    """
 
     def __init__(self, folder: Path, namespace: str = "motet"):
         self.namespace = namespace
@@ -53,7 +56,7 @@ class KubernetesApi:
         }
 
     def renew(self, token: str) -> None:
-        """From now on only this one counts, and the pod's file has it."""
+        """Accept only this token from now on, and write it to the service account folder."""
         self.token = token
         (self.account / "token").write_text(token)
 
@@ -125,7 +128,7 @@ class KubernetesApi:
             do_GET = do_PATCH = _serve
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Quiet."""
+                """Write nothing."""
 
         return Handler
 

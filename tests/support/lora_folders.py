@@ -1,4 +1,4 @@
-"""LoRA adapters of tiny models, made and saved by peft itself."""
+"""Write LoRA adapters of tiny models with peft."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from motet_llm.adapters.folder import CONFIG, WEIGHTS
 def make_adapter(
     model: PreTrainedModel, path: Path, *, seed: int = 0, strength: float = 0.3, **config: Any
 ) -> Path:
-    """Write an adapter of random factors for `model` into the folder `path`; the model is as before afterwards."""
+    """Write an adapter of random factors for `model` into `path`; `model` does not change."""
     torch.manual_seed(seed)
     settings: dict[str, Any] = {
         "r": 4,
@@ -42,14 +42,14 @@ def make_adapter(
 
 
 def with_adapter(model: PreTrainedModel, path: Path) -> PeftModel:
-    """The model as peft runs it with the adapter; `model` itself is changed."""
+    """Return the model as peft runs it with the adapter; this changes `model`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return PeftModel.from_pretrained(model, str(path)).eval()
 
 
 def change_config(path: Path, **fields: Any) -> None:
-    """Write fields into an adapter's config; a value of None takes one out."""
+    """Write fields into an adapter's config; None removes one."""
     config = json.loads((path / CONFIG).read_text()) | fields
     (path / CONFIG).write_text(
         json.dumps({name: value for name, value in config.items() if value is not None})
@@ -57,7 +57,7 @@ def change_config(path: Path, **fields: Any) -> None:
 
 
 def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    """Replace tensors of an adapter, by the end of their names with _ for every dot; None takes one out."""
+    """Replace tensors of an adapter, by the end of their names with _ for dots; None removes one."""
     tensors = load_file(path / WEIGHTS)
     for ending, tensor in changes.items():
         key = next((key for key in tensors if key.replace(".", "_").endswith(ending)), ending)

@@ -1,8 +1,9 @@
-"""Services that tell whose sound and words they get, as processes: `python -m support.marked_services ROLE`.
+"""Run services that trace whose audio and text they get: `python -m support.marked_services ROLE`.
 
-Every sample that a test's client says carries in its lowest bits whose it is and its place in the session, too faint to
-be heard. The recognizer writes down what it reads there, the language model talks about that, and the voice speaks PCM
-that spells the words. So whatever reaches the wrong session, comes twice or is lost can be read off its transcripts.
+Each sample of a test's client has its speaker and position in its lowest bits, too faint to be
+heard. The recognizer transcribes these marks, the language model answers with them, and the
+synthesizer encodes its words in PCM. So audio or text that reaches the wrong session, repeats or is
+lost shows in the transcripts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from support.fake_services import FakeDecode, FakeTokenizer, words
-from support.voice_services import Ears
+from support.voice_services import FakeRecognizer
 
 BLOCK = 6  # samples: the speaker, and its number in five digits of four bits
 BITS = 4
@@ -45,7 +46,7 @@ STORY = 12  # sentences of a reply
 
 # --------------------------------------------------------------------------------------------------------------- marks
 def marked(pcm: bytes, speaker: int, first: int = 0) -> bytes:
-    """`pcm` in whole blocks, the first of which is number `first` of this speaker."""
+    """Mark `pcm` in whole blocks, the first of which has the number `first` of this speaker."""
     samples = np.frombuffer(
         pcm[: len(pcm) // (SAMPLE_BYTES * BLOCK) * SAMPLE_BYTES * BLOCK], "<i2"
     ).reshape(-1, BLOCK)
@@ -58,7 +59,7 @@ def marked(pcm: bytes, speaker: int, first: int = 0) -> bytes:
 
 
 def read_marks(pcm: bytes) -> str:
-    """`speaker 3 from 120 to 480`, or what is wrong with it."""
+    """Return `speaker 3 from 120 to 480`, or the error in the marks."""
     digits = np.frombuffer(pcm, "<i2").reshape(-1, BLOCK) & 15
     numbers = digits[:, 1:].astype(int) @ (1 << BITS * np.arange(BLOCK - 1))
     speakers = sorted(set(digits[:, 0].tolist()))
@@ -70,7 +71,7 @@ def read_marks(pcm: bytes) -> str:
 
 
 def story(heard: str) -> str:
-    """What is answered: sentences of which every word names the speaker and its place."""
+    """Return an answer in which every word names the speaker and its position."""
     speaker = heard.split()[1]
     lines = [
         " ".join(f"S{speaker}n{line}w{word}" for word in range(6)) + "." for line in range(STORY)
@@ -84,7 +85,7 @@ def spelled(word: str) -> bytes:
 
 
 def read_words(pcm: bytes) -> list[str]:
-    """The words that were spoken, the last one perhaps cut off behind its letters."""
+    """Return the spoken words; the last one may be truncated."""
     samples = np.frombuffer(pcm, "<i2")
     return [
         "".join(map(chr, part[part != 0]))
@@ -95,13 +96,16 @@ def read_words(pcm: bytes) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- services
 @dataclass(frozen=True, kw_only=True)
 class MarkedConfig(ProcessConfig):
-    """`pace`: how long each item takes."""
+    """Configure the services.
+
+    pace: seconds per item.
+    """
 
     pace: float = setting("seconds between two items", default=0.01, min=0.0)
 
 
-class MarkedAsr(Ears):
-    """Writes down the marks of what it hears, a segment per word."""
+class MarkedAsr(FakeRecognizer):
+    """Transcribe the marks of the audio, one segment per word."""
 
     name = "marked-ears"
 
@@ -119,7 +123,7 @@ class MarkedAsr(Ears):
 
 
 class MarkedTokenizer(FakeTokenizer):
-    """Tells a story to whoever speaks."""
+    """Answer each speaker with a story."""
 
     def __init__(self, config: MarkedConfig, bus: Bus):
         super().__init__(config, bus)
@@ -133,7 +137,7 @@ def _told(request: object) -> list[Text]:
 
 
 class MarkedTts(Actor):
-    """Spells what it speaks, a word per item; goes on where another instance was lost."""
+    """Encode its text, one word per item; continues where another instance was lost."""
 
     role = "tts"
 

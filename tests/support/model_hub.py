@@ -29,18 +29,19 @@ _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path
 
 @dataclass
 class Repository:
-    """Files of the default branch's only commit, and the faults with which they are served."""
+    """Hold the files of the default branch's only commit, and the faults to serve them with."""
 
     files: dict[str, bytes]
     token: str | None = None  # required to read it
     cut_after: int | None = None  # bytes of a body after which the connection closes, once per file
     damaged: str | None = None  # path of a file that is served with its last byte changed
     status: int | None = None  # of every answer
+    busy: int = 0  # requests that are answered with 429 and Retry-After first
 
 
 @dataclass
 class ModelHub:
-    """Repositories by name, and how often each path was requested."""
+    """Serve repositories by name and count the requests of each path."""
 
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -104,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._hub.repositories.get(match["repo"]) if match else None
         if match is None or repository is None:
             return self._refuse(404, "RepoNotFound")
+        if repository.busy > 0:
+            repository.busy -= 1
+            return self._send(429, b"{}", {"Retry-After": "0"})
         if repository.status is not None:
             return self._refuse(repository.status, "")
         if repository.token and self.headers["Authorization"] != f"Bearer {repository.token}":

@@ -1,6 +1,7 @@
-"""Steps of packed rows through a model, with a plain layout as oracle for the caches of the engine.
+"""Run steps of packed rows through a model, with a plain layout as the reference.
 
-`check_against_generate` compares a model under a random schedule of chunks with `transformers.generate`.
+`check_against_generate` compares a model under a random schedule of chunks with
+`transformers.generate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.attention.options import AttentionOptions
-from motet_llm.attention.paged import TurnsHeads
+from motet_llm.attention.paged import RotatesHeads
 from motet_llm.models.recurrent import Recurrent
 
 TOLERANCE = 1e-4
@@ -24,7 +25,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Sequence:
-    """A prompt and its continuation, of which the first `computed` tokens are done. `logits` follow each token."""
+    """Hold a prompt and its continuation; `computed` tokens are done, `logits` follow each."""
 
     prompt: int
     tokens: list[int]
@@ -39,8 +40,8 @@ class Sequence:
 
 
 @dataclass
-class PlainLayout(TurnsHeads):
-    """A step in which `rows` compute so many tokens each. Keys and values grow as plain tensors, row by row."""
+class PlainLayout(RotatesHeads):
+    """Lay out a step of `rows`, with keys and values as plain tensors."""
 
     rows: Rows[tuple[Sequence, int]]
     states: dict[int, tuple[Tensor, ...]]
@@ -116,7 +117,7 @@ def _causal(query_HQD: Tensor, keys_KTD: Tensor, values_KTV: Tensor, scale: floa
 
 @torch.inference_mode()
 def run_step(model: PreTrainedModel, layout: PlainLayout) -> None:
-    """Compute the layout's rows: those of one token first, as the engine packs them."""
+    """Compute the layout's rows, those of one token first, as the engine packs them."""
     layout.rows = sorted(layout.rows, key=lambda row: row[1] > 1)
     spans = [range(row.computed, row.computed + count) for row, count in layout.rows]
     ids = [row.tokens[i] for (row, _), span in zip(layout.rows, spans, strict=True) for i in span]
@@ -137,7 +138,7 @@ def run_step(model: PreTrainedModel, layout: PlainLayout) -> None:
 def run_schedule(
     model: PreTrainedModel, sequences: list[Sequence], rng: random.Random, longest: int = 40
 ) -> None:
-    """Compute all tokens of `sequences` in random chunks: a random part of them per step, many one token at a time."""
+    """Compute all tokens of `sequences` in random chunks, many of one token."""
     states: dict[int, tuple[Tensor, ...]] = {}
     while pending := [row for row in sequences if row.computed < len(row.tokens)]:
         chosen = rng.sample(pending, rng.randint(1, len(pending)))
@@ -151,7 +152,7 @@ def run_schedule(
 
 @torch.inference_mode()
 def generate(reference: PreTrainedModel, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
-    """The greedy continuation of `count` tokens, and the log-probabilities it was drawn from, `[count, V]`."""
+    """Return the greedy continuation of `count` tokens and their log-probabilities `[count, V]`."""
     ids = torch.tensor([prompt])
     result = reference.generate(
         ids,
@@ -175,7 +176,7 @@ def check_against_generate(
     longest: int = 40,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Raises AssertionError where a log-probability differs by more than `tolerance` from `generate`'s at equal tokens.
+    """Raise AssertionError if a log-probability differs from `generate`'s by more than `tolerance`.
 
     The reference's tokens are the input of both, so a tie that falls the other way ends nothing.
     """

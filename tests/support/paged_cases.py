@@ -1,4 +1,4 @@
-"""Packed rows over a paged cache with what attention makes of them in float64."""
+"""Build packed rows over a paged cache, with their attention in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GARBAGE = 1 << 30
 
 @dataclass
 class Case:
-    """Rows over a cache that is NaN wherever nothing of theirs is, behind tables that are garbage where not needed."""
+    """Hold rows over a cache that is NaN outside them, with tables that are garbage where unused."""
 
     query_NHD: Tensor
     key_PKSD: Tensor
@@ -30,13 +30,13 @@ class Case:
     tables: list[list[int]]
 
     def run(self, chosen: list[int] | None = None) -> Tensor:
-        """The output of some rows, `[N, H, V]`, packed in the order given; of all by default."""
+        """Return the output `[N, H, V]` of some rows in the given order; of all by default."""
         chosen = list(range(len(self.rows))) if chosen is None else chosen
         query = torch.cat([self.queries(row) for row in chosen]) if chosen else self.query_NHD[:0]
         return self.attend(query, [(row, *self.rows[row]) for row in chosen])
 
     def attend(self, query_NHD: Tensor, pieces: list[tuple[int, int, int]]) -> Tensor:
-        """Packed pieces of rows: (row, keys before, queries) each."""
+        """Compute attention of packed pieces of rows: (row, keys before, queries) each."""
         starts = torch.tensor([0] + [queries for _, _, queries in pieces]).cumsum(0).int()
         lengths = torch.tensor(
             [earlier + queries for _, earlier, queries in pieces], dtype=torch.int32
@@ -146,12 +146,12 @@ def make(
 
 
 def _held(rows: Tensor, cache: torch.dtype) -> Tensor:
-    """Rows as a cache of this type holds them."""
+    """Return rows as a cache of this type stores them."""
     return encode(rows, cache) if cache in CODED else rows.to(cache)
 
 
 def _all_nan(*shape: int, cache: torch.dtype, device: torch.device | str) -> Tensor:
-    """A cache, part of something larger."""
+    """Return a NaN cache that is a slice of a larger tensor."""
     rows = _held(torch.full(shape, math.nan), cache).to(device)
     return torch.cat((rows.view(torch.uint8), rows.view(torch.uint8)), -1).view(cache)[
         ..., : rows.shape[-1]
@@ -159,5 +159,5 @@ def _all_nan(*shape: int, cache: torch.dtype, device: torch.device | str) -> Ten
 
 
 def _put(cache_PKSD: Tensor, block: int, place: int, rows_KD: Tensor) -> None:
-    """As bytes: torch puts no float8 into places."""
+    """Write as bytes, since torch does not index-assign float8."""
     cache_PKSD.view(torch.uint8)[block, :, place] = rows_KD.view(torch.uint8).to(cache_PKSD.device)

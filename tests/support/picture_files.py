@@ -1,4 +1,4 @@
-"""Picture files of many kinds, as clients may send them."""
+"""Make picture files of many kinds, as clients may send them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def encoded(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def pattern(width: int = 16, height: int = 8) -> Image.Image:
-    """Red grows to the right and green downwards, so that turning it shows."""
+    """Return a picture whose red grows to the right and green downwards, so that turning it shows."""
     red, green = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([red, green, np.full_like(red, 128)], -1).astype(np.uint8))
 
 
 def bomb(width: int, height: int) -> bytes:
-    """The beginning of a PNG that claims a size; a decoder that believed it would ask for all of it."""
+    """Return the start of a PNG that claims a huge size."""
     parts = [b"\x89PNG\r\n\x1a\n"]
     for kind, body in (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
@@ -37,7 +37,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def odd_kinds() -> dict[str, tuple[bytes, bytes]]:
-    """Files that are unusual but readable, each with a plain one that shows the same."""
+    """Return unusual but readable files, each with a plain one of the same content."""
     plain = pattern(64, 48)
     grey = plain.convert("L")
     wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
@@ -59,7 +59,7 @@ def odd_kinds() -> dict[str, tuple[bytes, bytes]]:
 
 
 def unreadable_kinds() -> dict[str, tuple[bytes, int, str]]:
-    """Files that are refused, with the HTTP status and a part of the message."""
+    """Return files that are refused, with the HTTP status and a part of the message."""
     whole = encoded(pattern(64, 48))
     return {
         "truncated": (whole[: len(whole) // 2], 400, "cut short"),

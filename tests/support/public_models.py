@@ -1,4 +1,4 @@
-"""Facts of public models: what their config.json says, and what their publishers say of their size."""
+"""List facts of public models: their config.json and their published sizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tiny quantized checkpoints, packed as the formats' papers and files say, and what they stand for.
+"""Write tiny quantized checkpoints as the formats' papers define, with their float32 values.
 
-Nothing of the packing here shares code with the loader.
+No packing code is shared with the loader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Codes = tuple[np.ndarray, np.ndarray, np.ndarray]  # steps [N, K], scales [N, G]
 
 
 def quantize(weight: Tensor, bits: int, groups: np.ndarray, symmetric: bool) -> Codes:
-    """Steps of 0 to 2^bits - 1, whose input k is of group `groups[k]`; scales are float16."""
+    """Return steps of 0 to 2^bits - 1 and float16 scales; input k is in group `groups[k]`."""
     rows, top = weight.numpy().astype(np.float64), (1 << bits) - 1
     count = int(groups.max()) + 1
     steps = np.zeros(rows.shape, np.int64)
@@ -61,7 +61,9 @@ def stands_for(codes: Codes, groups: np.ndarray) -> Tensor:
 
 
 def words(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """int32 `[R, C · bits / 32]`: of each word's values the i-th is number `order[i]`, the lowest bits first."""
+    """Pack int32 words `[R, C · bits / 32]`, lowest bits first; `order` permutes the values of a
+    word.
+    """
     count = 32 // bits
     order = order or tuple(range(count))
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % count))).astype(np.uint32)
@@ -86,9 +88,10 @@ def make(
     pack: Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]],
     family: str = "llama",
 ) -> tuple[Path, Path]:
-    """The quantized checkpoint, and one with what its matrices stand for in float32.
+    """Write a quantized checkpoint, and one with its float32 values.
 
-    `pack(module, weight)`: its tensors by the ends of their names, and the weight that they stand for.
+    `pack(module, weight)` returns its tensors by the ends of their names, and the dequantized
+    weight.
     """
     plain = tiny_checkpoint(family, folder / "plain", **SIZES)
     tensors = calmed(load_file(plain / "model.safetensors"))
@@ -117,7 +120,10 @@ def gptq(
     version: str = "gptq",
     act: bool = False,
 ) -> tuple[Path, Path]:
-    """As AutoGPTQ ("gptq": zeros less one) or GPTQModel ("gptq_v2") writes it; act: groups in any order of inputs."""
+    """Write AutoGPTQ's format ("gptq": zeros less one) or GPTQModel's ("gptq_v2").
+
+    act: groups in any order of inputs.
+    """
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         inputs = weight.shape[1]
@@ -146,7 +152,7 @@ def gptq(
 
 
 def awq(folder: Path, *, group: int = 64) -> tuple[Path, Path]:
-    """As AutoAWQ writes its gemm layout."""
+    """Write AutoAWQ's gemm layout."""
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         groups = np.arange(weight.shape[1]) // group
@@ -178,7 +184,7 @@ def compressed(
     symmetric: bool = True,
     block: int = 0,
 ) -> tuple[Path, Path]:
-    """As compressed-tensors writes `form`; without `group` a scale per output, or per square of `block` numbers."""
+    """Write compressed-tensors' `form`; without `group`, a scale per output or per `block`."""
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         return (
@@ -245,7 +251,7 @@ def engine_of(folder: Path, **settings: Any) -> Engine:
 
 
 def answer(engine: Engine) -> tuple[list[int], list[float]]:
-    """Greedy tokens and their log-probabilities."""
+    """Return greedy tokens and their log-probabilities."""
     engine.add("a", PROMPT, Sampling(max_tokens=TOKENS, temperature=0, ignore_eos=True, logprobs=0))
     ids: list[int] = []
     logprobs: list[float] = []
@@ -257,7 +263,7 @@ def answer(engine: Engine) -> tuple[list[int], list[float]]:
 
 
 def check(quantized: Path, dense: Path, form: str, layers: int = 2) -> None:
-    """The engine's tokens and log-probabilities are those of transformers in float32.
+    """Require the tokens and log-probabilities of transformers in float32.
 
     With inputs of 8 bits another token may be chosen where two are equal within the bound.
     """

@@ -1,4 +1,4 @@
-"""A realtime client that knows nothing of us: raw WebSocket, every event checked by the official types."""
+"""Connect to realtime sessions over a raw WebSocket; official types validate every event."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SPOKEN_TURN = [
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Raises for what is no event of a server in the eyes of the official types."""
+    """Raise if the official types do not accept an event."""
     parsed: Any = construct_type(type_=RealtimeServerEvent, value=event)
     type(parsed).model_validate(event, strict=True)
 
 
 @dataclass
 class Client:
-    """One end of a socket, and all that came."""
+    """Hold one end of a socket and all received events."""
 
     socket: websockets.ClientConnection
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Client:
         return event
 
     async def until(self, *kinds: str) -> list[dict[str, Any]]:
-        """Events up to and with the first of these types; an error that is not one of them fails."""
+        """Return the events up to the first of these types; any other error event fails."""
         found = [await self.next()]
         while found[-1]["type"] not in kinds:
             assert found[-1]["type"] != "error", found[-1]
@@ -76,7 +76,7 @@ class Client:
 
 @asynccontextmanager
 async def talking(url: str, **session: Any) -> AsyncIterator[Client]:
-    """A session, with these settings if there are any."""
+    """Open a session, with these settings if given."""
     async with websockets.connect(url, proxy=None, max_size=None) as socket:
         client = Client(socket)
         await client.until("session.created")
@@ -86,7 +86,7 @@ async def talking(url: str, **session: Any) -> AsyncIterator[Client]:
 
 
 def kinds(events: list[dict[str, Any]], *, heard: bool = True) -> list[str]:
-    """Types of events, each delta once where it first comes; `heard=False`: without those of transcription."""
+    """Return the types of events, each kind of delta once; `heard=False` leaves out transcription."""
     found: list[str] = []
     for event in events:
         kind = event["type"]

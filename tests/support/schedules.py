@@ -1,4 +1,4 @@
-"""A seeded random schedule for requests to the engine: arrivals, stalled credit, cancels, moves between engines."""
+"""Run seeded random schedules of engine requests: arrivals, stalled credit, cancels, moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_PROMPT, LONGEST_ANSWER = 40, 30  # tokens; windows and chunks of tiny mo
 
 @dataclass
 class Job:
-    """A request and what came of it. `engine` is where it lives now."""
+    """Hold a request and its result; `engine` is where it runs now."""
 
     prompt: list[int]
     sampling: Sampling
@@ -33,9 +33,9 @@ class Job:
 
 
 class Schedule:
-    """Plays random events against two engines with the same weights, until every job is done.
+    """Apply random events to two engines with the same weights until every job is done.
 
-    tenants: whose the jobs are, in turn.
+    tenants: of the jobs, in turn.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Schedule:
 
 
 def random_prompts(rng: random.Random, vocab: int, count: int) -> list[list[int]]:
-    """Every second one begins as one before it does, or is the same."""
+    """Return prompts of which every second one repeats an earlier one or its prefix."""
     prompts: list[list[int]] = []
     for _ in range(count):
         prompt = [rng.randrange(vocab - 3) for _ in range(rng.randint(1, LONGEST_PROMPT))]

@@ -1,4 +1,4 @@
-"""A decode instance that says what it is told to, and fails as it is told to."""
+"""Run a decode instance with scripted output and failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODEL = "tiny"
 
 
 class ScriptedDecode(Actor):
-    """Emits `script[len(output):]`, `step` tokens per item, up to max_tokens or an end token."""
+    """Emit `script[len(output):]`, `step` tokens per item, up to max_tokens or an end token."""
 
     role = "decode"
 

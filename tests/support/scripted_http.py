@@ -1,4 +1,4 @@
-"""A small HTTP server that answers as a test wants it to, on a free loopback port."""
+"""Serve scripted HTTP responses on a free loopback port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
 class ScriptedHandler(BaseHTTPRequestHandler):
     def answer(self, status: int, body: dict[str, Any]) -> None:
-        """A whole reply of JSON."""
+        """Send a JSON response."""
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))

@@ -1,4 +1,4 @@
-"""A real gateway on a port of its own, in the test's process, and the official client of what it serves."""
+"""Run a real gateway on its own port, in the test's process, with the official client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Service = TypeVar("Service", bound=Actor)
 
 @dataclass
 class Served:
-    """Base of what a test has in its hands."""
+    """Hold the gateway and its client."""
 
     gateway: Gateway
 
@@ -38,7 +38,7 @@ class Served:
 
 @asynccontextmanager
 async def served_gateway(nats: NatsServer, **settings: Any) -> AsyncIterator[Gateway]:
-    """Without any services: what it knows of them is in `gateway.bus.directory`."""
+    """Run a gateway without services; `gateway.bus.directory` has what it knows."""
     config = GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, **settings)
     async with running(Gateway(config, await nats.bus("gateway"))) as gateway:
         yield gateway
@@ -48,7 +48,7 @@ async def served_gateway(nats: NatsServer, **settings: Any) -> AsyncIterator[Gat
 async def served(
     role: str, make: Callable[[Bus], Service], count: int = 1
 ) -> AsyncIterator[tuple[Gateway, list[Service]]]:
-    """A gateway that has found `count` services of `role`, on a server of their own."""
+    """Run a gateway that has found `count` services of `role`, on their own NATS server."""
     async with NatsServer() as nats, AsyncExitStack() as stack:
         services = [
             await stack.enter_async_context(running(make(await nats.bus(role))))

@@ -1,4 +1,4 @@
-"""A service as a process of its own on a test's nats-server, with one thread that computes."""
+"""Run a service as a process on a test's nats-server, with one compute thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Process = asyncio.subprocess.Process
 
 
 async def start(nats: NatsServer, module: str, *argv: str) -> Process:
-    """`python -m MODULE ARGV`, which ends with this process at the latest."""
+    """Run `python -m MODULE ARGV`, which ends with this process at the latest."""
     env = python_environment() | settings(nats)
     return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *argv, env=env)
 
 
 def python_environment() -> dict[str, str]:
-    """In which a process finds the modules that this one finds."""
+    """Return an environment in which a process finds this one's modules."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -31,7 +31,7 @@ def python_environment() -> dict[str, str]:
 
 
 class Reachable(Protocol):
-    """A nats-server, or a way to one."""
+    """Describe a nats-server or a proxy of one."""
 
     credentials: Path
 
@@ -40,7 +40,7 @@ class Reachable(Protocol):
 
 
 def settings(nats: Reachable) -> dict[str, str]:
-    """With which a service finds this server, and says little."""
+    """Return the settings with which a service finds this server and logs little."""
     return {
         "MOTET_NATS_URL": nats.url,
         "MOTET_NATS_CREDENTIALS": str(nats.credentials),
@@ -60,7 +60,7 @@ async def service_process(nats: NatsServer, module: str, *argv: str) -> AsyncIte
 
 
 async def end(process: Process) -> None:
-    """As gently as it allows; nothing to do for one that is dead."""
+    """Terminate a process, by SIGKILL if necessary; a dead one is ignored."""
     if process.returncode is None:
         process.terminate()
     try:

@@ -1,4 +1,4 @@
-"""Sound files of all kinds and damages, made by the library that everybody's recorder uses."""
+"""Make sound files of all kinds and kinds of damage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tone(seconds: float = 2.0, rate: int = RATE, pitch: float = 440.0) -> Any:
 
 
 def encoded(sound: Any, container: str, codec: str, rate: int = RATE, channels: int = 1) -> bytes:
-    """A file of that kind."""
+    """Return a file of a container and codec."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as out:
         stream: Any = out.add_stream(codec, rate=rate)
@@ -46,7 +46,7 @@ def encoded(sound: Any, container: str, codec: str, rate: int = RATE, channels: 
 
 
 def picture() -> bytes:
-    """A film without a sound track."""
+    """Return a video without sound track."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as out:
         stream = out.add_stream("mpeg4", rate=5)
@@ -58,13 +58,13 @@ def picture() -> bytes:
 
 
 def float_wav(sound: Any, rate: int = RATE) -> bytes:
-    """32-bit floats as they are, whatever they are."""
+    """Return a WAV file of 32-bit floats, unchanged."""
     data = np.asarray(sound, "<f4").tobytes()
     return _header(_FLOAT, rate, 32, len(data)) + data
 
 
 def hours_of_wav(hours: float, rate: int = 1000) -> bytes:
-    """Mu-law silence, a byte per sample."""
+    """Return mu-law silence, a byte per sample."""
     data = b"\xff" * round(hours * 3600 * rate)
     return _header(_MU_LAW, rate, 8, len(data)) + data
 
@@ -83,5 +83,5 @@ def _header(kind: int, rate: int, bits: int, nbytes: int) -> bytes:
 
 
 def claiming(data: bytes, rate: int) -> bytes:
-    """A WAV file whose header says another rate than the sound has."""
+    """Return a WAV file whose header has another rate than the sound."""
     return data[:24] + struct.pack("<II", rate, min(rate * 2, 2**32 - 1)) + data[32:]

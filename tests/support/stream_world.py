@@ -1,4 +1,4 @@
-"""A gateway that calls, workers that send, a clock that obeys: the two ends of streams, for tests of the wire."""
+"""Run the two ends of streams under a fake clock, for tests of the wire."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from motet_shared.wire.stream import Stream
 from motet_shared.wire.transport import Message
 
 
-class Parrot(Actor):
-    """Sends `count` items. `served` lists what it has begun, `ended` how each ended."""
+class EchoWorker(Actor):
+    """Send `count` items; `served` lists started streams, `ended` how each ended."""
 
     role = "tokenizer"
 
@@ -43,7 +43,7 @@ class Parrot(Actor):
 
 
 class World:
-    """A hub under a fake clock, a gateway that calls, and parrots that answer."""
+    """Run a hub under a fake clock, a gateway that calls, and workers that answer."""
 
     def __init__(self, hub: MemoryHub, clock: FakeClock):
         self.hub, self.clock = hub, clock
@@ -52,12 +52,12 @@ class World:
     async def gateway(self) -> Bus:
         return await self._bus("gateway")
 
-    async def parrot(self, max_active: int = 64) -> Parrot:
-        parrot = Parrot(await self._bus("tokenizer"))
-        parrot.max_active = max_active
-        await parrot.start()
+    async def echo_worker(self, max_active: int = 64) -> EchoWorker:
+        echo_worker = EchoWorker(await self._bus("tokenizer"))
+        echo_worker.max_active = max_active
+        await echo_worker.start()
         await settle()
-        return parrot
+        return echo_worker
 
     async def close(self) -> None:
         for bus in self.buses:
@@ -71,7 +71,7 @@ class World:
 
 
 async def ids(stream: Stream) -> list[int]:
-    """All token ids of a stream, in order."""
+    """Return all token ids of a stream, in order."""
     found: list[int] = []
     async with stream:
         async for body in stream:
@@ -81,7 +81,7 @@ async def ids(stream: Stream) -> list[int]:
 
 
 class LoseOnce:
-    """Loses the first message for which `when` holds."""
+    """Lose the first message for which `when` holds."""
 
     def __init__(self, when: Callable[[Message], bool]):
         self.when, self.lost = when, 0

@@ -1,4 +1,4 @@
-"""A gateway in memory with a file of tenants, and with a clock of its own for their limits."""
+"""Run a gateway in memory with a tenants file and a clock for its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACME, OTHER, GONE = "sk-motet-acme", "sk-motet-other", "sk-motet-gone"
 
 
 class Now:
-    """A clock that stands still until it is moved."""
+    """Define a clock that moves only on request."""
 
     def __init__(self) -> None:
         self.ns = 0
@@ -38,7 +38,7 @@ def document(limits: str, keys: tuple[str, ...] = (ACME,)) -> str:
 
 
 class Limited:
-    """A gateway with a file of tenants, and the clock of its limits."""
+    """Hold the gateway and the clock of its limits."""
 
     def __init__(self, made: World, now: Now, path: Path):
         self.made, self.now, self.path = made, now, path

@@ -1,10 +1,13 @@
-"""Which tests run in `make test`, `make test-long` and `make extended`: each in exactly one, by its markers.
+"""Assign each test to one tier by its markers: `make test`, `make test-long` or `make extended`.
 
-    @pytest.mark.long                  `make test-long`; of a parametrized test with `after=1` all cases but the first
-    @pytest.mark.extended("soak")      `make extended PART=soak`, never in CI
-    neither                            `make test`
+@pytest.mark.long                  `make test-long`; of a parametrized test with `after=1` all cases
+but the first
 
-`--tier NAME` selects one. Without it everything runs that is not extended, whatever the tier, so that a file can be run
+@pytest.mark.extended("soak")      `make extended PART=soak`, never in CI
+
+neither                            `make test`
+
+`--tier NAME` selects one. Without it all tests run except extended ones, so that a file can be run
 by its name. `scripts/list_tiers.py` prints every test with its tier.
 """
 
@@ -54,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def select(found: Iterable[tuple[str, T]], wanted: str) -> list[T]:
-    """Return what `--tier WANTED` runs of tests that are given with their tiers."""
+    """Return the tests that `--tier WANTED` runs, of tests with their tiers."""
     return [
         test
         for tier, test in found
@@ -63,9 +66,9 @@ def select(found: Iterable[tuple[str, T]], wanted: str) -> list[T]:
 
 
 def mostly_long(values: Iterable[object], quick: Sequence[object]) -> list[object]:
-    """Return parameters of which those that are not in `quick` carry the marker `long`.
+    """Return parameters of which those outside `quick` carry the marker `long`.
 
-    Raises ValueError where `quick` names one that does not exist.
+    Raises ValueError if `quick` names an unknown one.
     """
     known = list(values)
     if missing := [value for value in quick if value not in known]:

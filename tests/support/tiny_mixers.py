@@ -1,4 +1,4 @@
-"""Tiny configurations of the families whose layers keep latents or recurrent states, and models made of them."""
+"""Build tiny models of the families whose layers have latent or recurrent states."""
 
 from __future__ import annotations
 
@@ -186,9 +186,10 @@ def tiny_config(name: str, **overrides: Any) -> PreTrainedConfig:
 
 
 def tiny_model(name: str, **overrides: Any) -> PreTrainedModel:
-    """A float32 model of a family above (what follows a space is a variant), its weights drawn from a fixed seed.
+    """Return a float32 model of a family above, with fixed weights; a variant follows a space.
 
-    They are wide enough for answers to vary, and small enough that float32 keeps its own noise well under 1e-4.
+    It is wide enough for answers to vary, and small enough that float32 noise stays well under
+    1e-4.
     """
     config = tiny_config(name, **overrides)
     # transformers names Mistral 4 only as a part of a multimodal model.
@@ -204,7 +205,7 @@ def tiny_model(name: str, **overrides: Any) -> PreTrainedModel:
 
 
 def with_mixers(reference: PreTrainedModel) -> PreTrainedModel:
-    """A copy that runs as in the engine: packed rows and a layout."""
+    """Return a copy that runs as in the engine: packed rows and a layout."""
     AttentionInterface.register(attention.NAME, attention.paged_attention)
     model = copy.deepcopy(reference)
     model.config._attn_implementation = attention.NAME

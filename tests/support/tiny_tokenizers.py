@@ -1,4 +1,4 @@
-"""Small tokenizers of each family, made in code: what a checkpoint folder would hold, without its weights."""
+"""Build small tokenizers of each family, as a checkpoint folder without weights has them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CHATML = """\
 
 @functools.cache
 def byte_level() -> Tokenizer:
-    """Byte-level BPE as in GPT-2, Llama 3 and Qwen, with the tool tags as tokens."""
+    """Return byte-level BPE as in GPT-2, Llama 3 and Qwen, with the tool tags as tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -67,7 +67,7 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def sentencepiece(strip: bool = True) -> Tokenizer:
-    """SentencePiece BPE with byte fallback, as in Llama 2 (`strip`) and Gemma."""
+    """Return SentencePiece BPE with byte fallback, as in Llama 2 (`strip`) and Gemma."""
     vocab = {token: i for i, token in enumerate(SPECIALS)}
     for byte in range(256):
         vocab[f"<0x{byte:02X}>"] = len(vocab)
@@ -101,7 +101,7 @@ def sentencepiece(strip: bool = True) -> Tokenizer:
 
 @functools.cache
 def metaspace() -> Tokenizer:
-    """A decoder that treats the first token differently, so that no table does."""
+    """Return a tokenizer whose decoder treats the first token differently, so that no table can."""
     vocab = {
         token: i
         for i, token in enumerate(
@@ -116,7 +116,7 @@ def metaspace() -> Tokenizer:
 
 
 def id_of(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that there is."""
+    """Return the id of a token that exists."""
     found = tokenizer.token_to_id(token)
     if found is None:
         raise KeyError(token)
@@ -124,7 +124,7 @@ def id_of(tokenizer: Tokenizer, token: str) -> int:
 
 
 def wrapped(tokenizer: Tokenizer, template: str | None = CHATML) -> PreTrainedTokenizerFast:
-    """As transformers has it."""
+    """Wrap a tokenizer as transformers does."""
     copy = Tokenizer.from_str(tokenizer.to_str())  # wrapping changes settings
     fast = PreTrainedTokenizerFast(
         tokenizer_object=copy, eos_token=SPECIALS[EOS], pad_token=SPECIALS[0]
@@ -136,13 +136,13 @@ def wrapped(tokenizer: Tokenizer, template: str | None = CHATML) -> PreTrainedTo
 def vocabulary(
     tokenizer: Tokenizer | None = None, name: str = "tiny", template: str | None = CHATML
 ) -> Vocabulary:
-    """A loaded model, without a folder."""
+    """Return a loaded vocabulary without a folder."""
     config = {"max_position_embeddings": CONTEXT, "eos_token_id": EOS}
     return Vocabulary(name, wrapped(tokenizer or byte_level(), template), config, {})
 
 
 def write_folder(path: Path, **config: Any) -> Path:
-    """A checkpoint folder without weights."""
+    """Write a checkpoint folder without weights."""
     wrapped(byte_level()).save_pretrained(path)
     settings = {"max_position_embeddings": CONTEXT, "eos_token_id": EOS, **config}
     (path / "config.json").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""A stage for tests of the tokenizer service: a gateway's bus, one tokenizer, and scripted decode instances."""
+"""Run a gateway's bus, one tokenizer, and scripted decode instances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "draw", "parameters": {}}}
 
 
 class Stage:
-    """A gateway's bus, one tokenizer, and decode instances that come and go."""
+    """Hold a gateway's bus, one tokenizer, and decode instances that come and go."""
 
     def __init__(
         self, hub: MemoryHub, stack: contextlib.AsyncExitStack, gateway: Bus, tokenizer: Tokenizer
@@ -49,8 +49,8 @@ class Stage:
         return answer
 
     async def idle(self) -> None:
-        """Nothing is left behind."""
-        async with asyncio.timeout(2):
+        """Require that no state is left."""
+        async with asyncio.timeout(20):
             while self.tokenizer.bus.calls.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         self.tokenizer.check_integrity()
@@ -66,19 +66,36 @@ class Answer:
         return "".join([item.text for item in self.items])
 
     @property
+    def reasoning(self) -> str:
+        return "".join([item.reasoning for item in self.items])
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Return name and arguments of each tool call."""
+        found: list[tuple[str, str]] = []
+        for delta in [delta for item in self.items for delta in item.tools or ()]:
+            if delta.id:
+                found.append((delta.name, ""))
+            found[-1] = found[-1][0], found[-1][1] + delta.arguments
+        return found
+
+    @property
     def ids(self) -> list[int]:
         return [i for item in self.items for i in item.ids]
 
 
 @contextlib.asynccontextmanager
-async def stage_in_memory(folder: Path) -> AsyncIterator[Stage]:
-    """A stage on an in-memory hub; leaving it checks that nothing is left behind. `folder`: a checkpoint."""
+async def stage_in_memory(folder: Path, **settings: Any) -> AsyncIterator[Stage]:
+    """Run a stage on an in-memory hub and require that no state is left at its end.
+
+    folder: a checkpoint. settings: of the tokenizer.
+    """
     hub = MemoryHub()
     async with contextlib.AsyncExitStack() as stack:
         gateway = await memory_bus(hub, "gateway")
         stack.push_async_callback(gateway.close)
         config = TokenizerConfig(
-            model=(f"{MODEL}={folder}",), decode_wait=1.0, window=4, max_moves=2
+            model=(f"{MODEL}={folder}",), decode_wait=1.0, window=4, max_moves=2, **settings
         )
         tokenizer = Tokenizer(config, await memory_bus(hub, "tokenizer"))
         await stack.enter_async_context(running(tokenizer))

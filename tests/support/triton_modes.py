@@ -1,4 +1,4 @@
-"""Tests that compare a GPU, or Triton's interpreter, with the CPU."""
+"""Compare a GPU, or Triton's interpreter, with the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from motet_kernels import gpu
 
 @contextmanager
 def without_triton() -> Iterator[None]:
-    """Within, everything computes as where there is no GPU."""
+    """Make the block compute as on a machine without GPU."""
     mode = gpu.mode()
     gpu.select("off")
     try:
@@ -23,7 +23,7 @@ def without_triton() -> Iterator[None]:
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[None]:
-    """Grows by one whenever this function of a module is called."""
+    """Return a list that grows with each call of a module's function."""
     calls: list[None] = []
     function = getattr(module, name)
 

@@ -1,4 +1,4 @@
-"""Tiny speech checkpoints with random weights: real folders of real architectures for tests to load."""
+"""Write tiny speech synthesis checkpoints with random weights."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VOICES = ("anna", "ben")
 
 
 def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
-    """CSM with four codebooks of 32 codes."""
+    """Write a CSM with four codebooks of 32 codes."""
     torch.manual_seed(seed)
     codec = {
         **_MIMI,
@@ -82,7 +82,10 @@ def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
 
 
 def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, threshold: float = 1.5) -> Path:
-    """PocketTTS with its audio tokenizer beside it, and two voices. A lower threshold ends its sentences sooner."""
+    """Write a PocketTTS with its audio tokenizer and two voices.
+
+    A lower threshold ends sentences sooner.
+    """
     torch.manual_seed(seed)
     dim = 6
     config = PocketTTSConfig(
@@ -132,7 +135,7 @@ def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, threshold: fl
 
 
 def vits(path: Path, *, seed: int = 0, speakers: int = 1, stochastic: bool = True) -> Path:
-    """VITS over letters, as MMS has it, at 16 kHz."""
+    """Write a VITS over letters at 16 kHz, as in MMS."""
     torch.manual_seed(seed)
     vocab = {letter: number for number, letter in enumerate("_ abcdefghijklmnopqrstuvwxyz'-")}
     config = VitsConfig(
@@ -177,7 +180,7 @@ MAKERS = {"csm": csm, "pocket_tts": pocket_tts, "vits": vits}
 
 
 def _spread(model: torch.nn.Module) -> None:
-    """Weights spread widely, so that what is drawn varies; codebooks too, which begin as zeros."""
+    """Spread weights so that outputs vary, codebooks included, which are initialized to zero."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("embed_sum"):

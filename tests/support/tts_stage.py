@@ -1,4 +1,4 @@
-"""Speech services over a tiny checkpoint, for tests of the service, the pipeline and the gateway."""
+"""Run speech synthesis services over a tiny checkpoint, for tests of service, pipeline and gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "The blue circle, as you know, is left of 21 stars. It is small. Dr. Li p
 
 @dataclass
 class Speech:
-    """What a caller has got."""
+    """Hold the items that a caller has received."""
 
     items: list[Audio] = field(default_factory=list)
     outcome: Outcome = field(default_factory=Outcome)
@@ -32,7 +32,7 @@ class Speech:
 
     @property
     def words(self) -> list[tuple[str, int, int]]:
-        """The last list of each sentence."""
+        """Return the last word list of each sentence."""
         last = {item.sentence: item.words for item in self.items if item.words}
         return [word for sentence in sorted(last) for word in last[sentence]]
 
@@ -47,7 +47,7 @@ def config(folder: Path, **settings: Any) -> TtsConfig:
 
 
 async def said(bus: Bus, request: Speak, **options: Any) -> Speech:
-    """All that the pipeline gives."""
+    """Return all items of the pipeline."""
     speech = Speech()
     async with aclosing(speak(bus, request, speech.outcome, **options)) as batches:
         async for batch in batches:
@@ -59,7 +59,7 @@ async def said(bus: Bus, request: Speak, **options: Any) -> Speech:
 async def stage(
     folder: Path, count: int = 1, **settings: Any
 ) -> AsyncIterator[tuple[Bus, list[Tts], MemoryHub]]:
-    """A caller and some speech services on a bus in memory."""
+    """Run a caller and some synthesis services on a bus in memory."""
     hub = MemoryHub()
     async with AsyncExitStack() as stack:
         caller = await memory_bus(hub, "gateway")

@@ -1,7 +1,7 @@
-"""Tiny checkpoints that see, with random weights: folders as transformers saves them, of every family that is served.
+"""Write tiny vision-language checkpoints of every supported family, as transformers does.
 
-Each has a byte-level tokenizer with the family's marks, a chat template in the family's manner and the settings of its
-image processor. Weights spread widely, so that what a picture shows changes the answer.
+Each has a byte-level tokenizer with the family's special tokens, a chat template and image
+processor settings. Weights spread widely, so that the picture changes the answer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ _QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 
 @dataclass(frozen=True)
 class Family:
-    """How a tiny checkpoint of a family is made. `marks` are tokens of its own, the first one stands for an image."""
+    """Define a tiny checkpoint of a family.
+
+    marks: its special tokens; the first one is the image placeholder.
+    """
 
     model: str
     marks: tuple[str, ...]
@@ -193,7 +196,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def tiny_vlm(family: str, path: Path, *, seed: int = 0) -> Path:
-    """Write a checkpoint of `family` (a key of FAMILIES) into the folder `path`."""
+    """Write a checkpoint of `family` (a key of FAMILIES) into `path`."""
     made = FAMILIES[family]
     ids = {mark: VOCAB + number for number, mark in enumerate(made.marks)}
     config = made.config(ids)
@@ -212,14 +215,14 @@ def tiny_vlm(family: str, path: Path, *, seed: int = 0) -> Path:
 
 
 def reference(path: Path) -> PreTrainedModel:
-    """transformers' own model of a folder that `tiny_vlm` wrote."""
+    """Load a folder of `tiny_vlm` with transformers."""
     return transformers.AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32
     ).eval()
 
 
 def picture(seed: int, width: int = 60, height: int = 50) -> Image.Image:
-    """Blots of random colour, so that every resolution shows something."""
+    """Return a picture of random blots, so that every resolution shows something."""
     noise = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 

@@ -1,4 +1,4 @@
-"""A stage for tests of chats with pictures: a gateway's bus and blobs; vision, tokenizer and decode that are real."""
+"""Run real vision, tokenizer and decode services for chats with pictures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Reply:
 
 
 class Stage:
-    """`store` is the gateway's: files that lie in it are read by reference."""
+    """Hold the gateway's bus and the services.
+
+    store: the gateway's, whose files are read by reference.
+    """
 
     def __init__(
         self, hub: MemoryHub, stack: AsyncExitStack, folder: Path, gateway: Bus, store: BlobStore
@@ -103,7 +106,7 @@ class Stage:
     async def ask(
         self, content: Any, images: list[Image], max_tokens: int = 8, **fields: Any
     ) -> Reply:
-        """The reply to a user who says `content`."""
+        """Return the reply to a user's `content`."""
         messages = fields.pop("messages", [{"role": "user", "content": content}])
         sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=max_tokens)
         request = Chat(
@@ -124,7 +127,7 @@ class Stage:
         return reply
 
     async def idle(self) -> None:
-        """Nothing is left behind, in any actor that lives."""
+        """Require that no state is left in any live actor."""
         async with asyncio.timeout(20):
             while any(actor.bus.calls.active for actor in self.actors):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -134,7 +137,10 @@ class Stage:
 
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncIterator[Stage]:
-    """On an in-memory hub; leaving it checks that nothing is left behind. `folder`: of a checkpoint that sees."""
+    """Run a stage on an in-memory hub and require that no state is left at its end.
+
+    folder: of a vision-language checkpoint.
+    """
     hub = MemoryHub()
     async with AsyncExitStack() as stack:
         gateway = await memory_bus(hub, "gateway")

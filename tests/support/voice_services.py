@@ -1,4 +1,4 @@
-"""A recognizer and a voice without models, that say what they are told to: for conversations whose words matter."""
+"""Fake speech recognition and synthesis with scripted words, for voice tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
-EARS, VOICE = "scripted-asr", "scripted-tts"
+ASR_MODEL, VOICE = "scripted-asr", "scripted-tts"
 WORD_MS = 200  # of sound per word
 _RATE = 24000
 
 
-class Ears(Actor):
-    """A recognizer without a model: it has the sound of files that are sent to it."""
+class FakeRecognizer(Actor):
+    """Fake a recognizer that receives audio files."""
 
     role = "asr"
     name: str
@@ -41,15 +41,15 @@ class Ears(Actor):
         return [ModelCard(name=self.name, context=0, accepts_prompt=True)]
 
     async def sound(self, request: Transcribe) -> tuple[int, bytes]:
-        """Rate and PCM of the wav file that is to be understood."""
+        """Return rate and PCM of the WAV file to transcribe."""
         data = bytes(await self._store.get(request.audio))
         return struct.unpack_from("<I", data, 24)[0], data[44:]
 
 
-class ScriptedAsr(Ears):
-    """Understands the next of `script`, a segment per line, whatever it hears; keeps what it heard."""
+class ScriptedAsr(FakeRecognizer):
+    """Return the next entry of `script`, one segment per line, for any audio, and record the audio."""
 
-    name = EARS
+    name = ASR_MODEL
 
     def __init__(self, bus: Bus):
         super().__init__(None, bus)
@@ -75,7 +75,10 @@ class ScriptedAsr(Ears):
 
 
 class ScriptedTts(Actor):
-    """A tone of 200 ms per word, a word per item, with the exact times; `pace` seconds between items."""
+    """Return a tone of 200 ms per word, one word per item, with exact times.
+
+    pace: seconds between items.
+    """
 
     role = "tts"
 
@@ -122,7 +125,7 @@ class ScriptedTts(Actor):
 
 
 def tone(ms: int, rate: int = _RATE) -> bytes:
-    """440 Hz at a quarter of full scale."""
+    """Return 440 Hz at a quarter of full scale."""
     count = ms * rate // 1000
     return b"".join(
         struct.pack("<h", round(8000 * math.sin(2 * math.pi * 440 * i / rate)))

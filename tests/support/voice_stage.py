@@ -1,4 +1,4 @@
-"""A real gateway and real voice activity on a real nats-server, before services whose words a test chooses."""
+"""Run a real gateway and voice activity detection on nats-server, with scripted services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.voice_services import ScriptedAsr, ScriptedTts
 
 @dataclass
 class Stage:
-    """What there is; None for a role that is not."""
+    """Hold the services; None for a role that does not run."""
 
     gateway: Gateway
     tokenizer: FakeTokenizer
@@ -34,7 +34,10 @@ class Stage:
 
 @asynccontextmanager
 async def stage(*roles: str, **settings: Any) -> AsyncIterator[Stage]:
-    """Those that think, and these roles, all of them ready. `settings`: of the gateway."""
+    """Run the language services and these roles, all ready.
+
+    settings: of the gateway.
+    """
     async with NatsServer() as nats, AsyncExitStack() as stack:
         buses = {role: await nats.bus(role) for role in ("tokenizer", "decode", "gateway", *roles)}
         config = GatewayConfig(port=0, drain_timeout=1.0, patience=1.0, **settings)

@@ -15,18 +15,22 @@ from motet_cli.bench import progress
 from motet_cli.bench.config import BenchConfig, configure
 from motet_cli.bench.exchange import exchange
 from motet_cli.bench.http import Client
-from motet_cli.bench.load import Load, Measured
-from motet_cli.bench.probe import measure_scale, pick_model
+from motet_cli.bench.load import LoadGenerator, Measured
+from motet_cli.bench.probe import measure_tokens_per_word, pick_model
 from motet_cli.bench.request import PATHS, Request, Shape
 from motet_cli.bench.results import plot, report, table
 from motet_cli.bench.results.record import Record
 from motet_cli.bench.results.summary import summarize
-from motet_cli.bench.scale import Scale
+from motet_cli.bench.tokens_per_word import TokensPerWord
 from motet_cli.commands.server import read_key
 
 
 def run(args: Namespace) -> int:
-    """Exit code: 0 if a reply was complete, 1 if none, 130 after Ctrl-C, with figures so far."""
+    """Run a benchmark and print its results.
+
+    Returns exit code 0 if a reply was complete, 1 if none was, 130 after Ctrl-C; the figures until
+    then are printed.
+    """
     config = configure(args)
     started = datetime.now(UTC)
     bench = Bench(config, Client(config.base, read_key(config.api_key_file)))
@@ -48,7 +52,11 @@ def run(args: Namespace) -> int:
 
 
 class Bench:
-    """Run a benchmark. Afterwards, `shape` and `scale` are those determined for the server."""
+    """Run a benchmark: probe the server, warm up, measure.
+
+    shape: request fields, with the model once it is determined.
+    scale: tokens per word of the server's tokenizer, once measured.
+    """
 
     def __init__(self, config: BenchConfig, client: Client):
         self.config = config
@@ -59,7 +67,7 @@ class Bench:
             temperature=config.temperature,
             extra=dict(config.extra),
         )
-        self.scale = Scale(config.tokens_per_word or 1.0)
+        self.scale = TokensPerWord(config.tokens_per_word or 1.0)
 
     async def run(self) -> Measured:
         config = self.config
@@ -73,7 +81,8 @@ class Bench:
             )
             if config.tokens_per_word is None:
                 self.scale = (
-                    await measure_scale(self.client, self.shape, config.timeout) or self.scale
+                    await measure_tokens_per_word(self.client, self.shape, config.timeout)
+                    or self.scale
                 )
             await self._warm_up()
             return await self._measure()
@@ -83,8 +92,8 @@ class Bench:
     def requests(self) -> Iterator[Request]:
         """Return the measured requests.
 
-        They are made beforehand where their number is known, so that making them takes no time
-        later.
+        They are generated beforehand if their number is known, so that no time of the
+        measurement is spent on generating them.
         """
         config = self.config
         if config.trace is not None:
@@ -110,10 +119,14 @@ class Bench:
         count = self.config.warmup
         if count:
             made = itertools.islice(self.config.workload.requests(self.scale, "warm-up"), count)
-            await Load(self._send, concurrency=min(count, self.config.concurrency or 1)).run(made)
+            await LoadGenerator(
+                self._send, concurrency=min(count, self.config.concurrency or 1)
+            ).run(made)
 
     async def _measure(self) -> Measured:
-        load = Load(self._send, concurrency=self.config.concurrency, duration=self.config.duration)
+        load = LoadGenerator(
+            self._send, concurrency=self.config.concurrency, duration=self.config.duration
+        )
         requests = self.requests()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.stop)
         try:

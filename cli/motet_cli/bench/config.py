@@ -1,4 +1,4 @@
-"""Check the options of a run before anything is sent."""
+"""Check the options of `motet bench` before any request is sent."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ DEFAULT_REQUESTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """Settings of one run. `base` ends in /v1.
+    """Hold the checked settings of one run.
 
-    concurrency: requests at a time; None: each request has an arrival time.
+    base: URL of the API, ending in /v1.
+        concurrency: requests in flight (closed loop); None: each request has an arrival time.
+        duration, timeout: seconds.
     """
 
     base: str
@@ -52,7 +54,7 @@ class BenchConfig:
 
 
 def configure(args: Namespace) -> BenchConfig:
-    """Return the settings. ConfigError names the option, its value and what it takes."""
+    """Return the checked settings. Raises ConfigError that names option, value and remedy."""
     _check_numbers(args)
     paced = args.rate is not None or args.trace is not None
     concurrency = None if paced else args.concurrency or DEFAULT_CONCURRENCY
@@ -91,7 +93,7 @@ def configure(args: Namespace) -> BenchConfig:
 
 
 def base_url(url: str) -> str:
-    """Return the address ending in /v1, whether or not it was given so."""
+    """Return the URL with /v1 appended unless it ends so already."""
     return url.rstrip("/").removesuffix("/v1") + "/v1"
 
 
@@ -130,20 +132,31 @@ def _check_numbers(args: Namespace) -> None:
             continue
         if not (low < value if above else low <= value) or value == float("inf"):
             raise ConfigError(
-                f"{option}: {value} is out of range; give {'more than' if above else 'at least'} {low}"
+                f"{option}: {value} is out of range; give {'more than' if above else 'at least'} {low}",
+                param=option,
             )
     if args.prefix_share > 1:
-        raise ConfigError(f"--prefix-share: {args.prefix_share} is out of range; give 0 to 1")
+        raise ConfigError(
+            f"--prefix-share: {args.prefix_share} is out of range; give 0 to 1",
+            param="--prefix-share",
+        )
     if args.speed != 1 and args.trace is None:
         raise ConfigError(
-            "--speed: only a --trace can be run faster; for generated requests give --rate"
+            "--speed: applies only to --trace; for generated requests give --rate",
+            param="--speed",
         )
     if args.records and args.json is None:
-        raise ConfigError("--records: the records go into the JSON file; give --json FILE")
+        raise ConfigError(
+            "--records: records are written to the JSON report; give --json FILE too",
+            param="--records",
+        )
 
 
 def parse_duration(option: str, text: str | None) -> float | None:
-    """Return seconds; None without a text. ConfigError names the option."""
+    """Parse a duration such as 250ms, 2s or 5m; return seconds, None for None.
+
+    Raises ConfigError that names the option.
+    """
     if text is None:
         return None
     try:
@@ -151,7 +164,10 @@ def parse_duration(option: str, text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
-        raise ConfigError(f"{option}: {text!r} is no time; give one such as 250ms, 2s or 5m")
+        raise ConfigError(
+            f"{option}: {text!r} is not a duration above 0; give one such as 250ms, 2s or 5m",
+            param=option,
+        )
     return seconds
 
 
@@ -160,7 +176,8 @@ def _extra(text: str, ignore_eos: bool) -> dict[str, Any]:
         found = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f'--extra: {text!r} is no JSON object ({error}); give one such as {{"top_k": 1}}'
+            f'--extra: {text!r} is not a JSON object ({error}); give one such as {{"top_k": 1}}',
+            param="--extra",
         ) from None
     return {**({"ignore_eos": True} if ignore_eos else {}), **found}
 
@@ -168,5 +185,8 @@ def _extra(text: str, ignore_eos: bool) -> dict[str, Any]:
 def _writable(option: str, path: str) -> Path:
     target = Path(path).expanduser()
     if not target.parent.is_dir() or target.is_dir():
-        raise ConfigError(f"{option}: {path!r} is no file in a folder that exists; name one")
+        raise ConfigError(
+            f"{option}: {path!r} is not a file in an existing folder; give another path",
+            param=option,
+        )
     return target

@@ -1,4 +1,4 @@
-"""Parse server-sent events, and the members of completion chunks that a measurement needs."""
+"""Parse server-sent events and the fields of completion chunks that are measured."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class _Choice(Struct):
     text: str | None = None
 
     @property
-    def speaks(self) -> bool:
-        """Return True if it carries tokens: text, reasoning or a tool call, not just the role."""
+    def has_tokens(self) -> bool:
+        """Return True for a chunk with text, reasoning or a tool call, not just the role."""
         if self.text:
             return True
         if self.delta is None:
@@ -40,7 +40,7 @@ class _Cached(Struct):
 
 
 class Usage(Struct):
-    """Members of OpenAI's usage that are of interest."""
+    """Hold the token counts of OpenAI's `usage` object."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,8 +52,11 @@ class Usage(Struct):
         return (details.cached_tokens or 0) if details is not None else 0
 
 
-class Chunk(Struct):
-    """One event's data. `timing`: seconds by `<role>.<stage>`, sent by Motet with the usage."""
+class CompletionChunk(Struct):
+    """Represent the data of one event.
+
+    timing: seconds by `<role>.<stage>`, which Motet sends with the usage.
+    """
 
     choices: list[_Choice] = []
     usage: Usage | None = None
@@ -61,11 +64,11 @@ class Chunk(Struct):
     error: Raw = Raw(b"")
 
     @property
-    def speaks(self) -> bool:
-        return any(choice.speaks for choice in self.choices)
+    def has_tokens(self) -> bool:
+        return any(choice.has_tokens for choice in self.choices)
 
 
-decode_chunk: Callable[[bytes], Chunk] = msgspec.json.Decoder(Chunk).decode
+decode_chunk: Callable[[bytes], CompletionChunk] = msgspec.json.Decoder(CompletionChunk).decode
 
 
 class EventParser:
@@ -75,7 +78,7 @@ class EventParser:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the data of the events that these bytes complete."""
+        """Return the data of each event that `data` completes."""
         data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
@@ -91,7 +94,10 @@ def _data(event: bytes) -> bytes:
 
 
 def error_kind(raw: bytes) -> tuple[str, str]:
-    """Return (code, message) of an `error` member in any of the shapes that servers send."""
+    """Return (code, message) of a JSON error body in any of the common shapes.
+
+    A body without a code yields "error" and its text.
+    """
     try:
         found = msgspec.json.decode(raw)
     except msgspec.DecodeError:

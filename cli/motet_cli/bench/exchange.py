@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from motet_cli.bench.events import DONE, Chunk, EventParser, decode_chunk, error_kind
+from motet_cli.bench.events import DONE, CompletionChunk, EventParser, decode_chunk, error_kind
 from motet_cli.bench.http import BadResponse, Client, Reply
 from motet_cli.bench.results.record import Record
 
@@ -15,7 +15,10 @@ from motet_cli.bench.results.record import Record
 async def exchange(
     client: Client, path: str, body: bytes, record: Record, now: Callable[[], float], timeout: float
 ) -> None:
-    """Fill in `record`, failures included; only a cancel is raised, recorded as "interrupted"."""
+    """Send a request and record its reply or its failure in `record`.
+
+    Raises only CancelledError, after recording it as "interrupted".
+    """
     record.sent = now()
     try:
         async with asyncio.timeout(timeout):
@@ -50,20 +53,20 @@ async def _read(reply: Reply, record: Record, now: Callable[[], float]) -> None:
         return
     parser, done = EventParser(), False
     async for data in reply.body():
-        speaking = 0
+        with_tokens = 0
         for event in parser.feed(data):
             if event == DONE:
                 done = True
             elif not done:
-                speaking += _note(decode_chunk(event), record)
-        if speaking:
+                with_tokens += _record_chunk(decode_chunk(event), record)
+        if with_tokens:
             record.times.append(now())
-            record.events.append(speaking)
+            record.events.append(with_tokens)
     if not done and record.ok:
         _fail(record, "broken reply", "the stream ended without [DONE]")
 
 
-def _note(chunk: Chunk, record: Record) -> bool:
+def _record_chunk(chunk: CompletionChunk, record: Record) -> bool:
     """Record the contents of a chunk; return True if it carries tokens."""
     if bytes(chunk.error) not in (b"", b"null"):
         code, message = error_kind(bytes(chunk.error))
@@ -76,4 +79,4 @@ def _note(chunk: Chunk, record: Record) -> bool:
         record.cached_tokens = chunk.usage.cached_tokens
     if chunk.timing:
         record.timing = chunk.timing
-    return chunk.speaks
+    return chunk.has_tokens

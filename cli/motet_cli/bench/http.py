@@ -1,7 +1,7 @@
-"""Provide a small HTTP/1.1 client for many streamed replies at once.
+"""Provide an HTTP/1.1 client that reads many streamed replies at little CPU cost.
 
-The load generator must not be what is measured: httpx takes about 50 µs of CPU for each chunk of a
-stream, this client a tenth of that. It reads bodies by length, in chunks or to the end of the
+The load generator must not limit what is measured: httpx takes about 50 µs of CPU for each chunk of
+a stream, this client a tenth of that. It reads bodies by length, in chunks or to the end of the
 connection, and supports keep-alive and TLS; it follows no redirects and neither asks for nor
 decodes compression.
 """
@@ -20,11 +20,18 @@ _HEAD_LIMIT = 64 << 10
 
 
 class BadResponse(Exception):
-    """Raised when the server's bytes are not HTTP/1.1, or end too early."""
+    """Report a reply that is not HTTP/1.1 or ends early.
+
+    `part` names where: "status", "head", "chunk" or "body".
+    """
+
+    def __init__(self, part: str, message: str) -> None:
+        super().__init__(message)
+        self.part = part
 
 
 class Connection:
-    """A connection, for one exchange at a time."""
+    """Hold a connection, which serves one exchange at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
@@ -35,10 +42,13 @@ class Connection:
 
 
 class Client:
-    """Send requests to one server. `base` is a URL without a trailing slash; paths are appended."""
+    """Send requests to one server over kept-alive connections."""
 
     def __init__(self, base: str, key: str | None = None):
-        """Parse `base`. Raises ConfigError if it is no http or https URL."""
+        """Parse `base`, a URL without a trailing slash, to which paths are appended.
+
+        Raises ConfigError if it is no http or https URL.
+        """
         parts = urlsplit(base)
         try:
             port = parts.port
@@ -46,7 +56,8 @@ class Client:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigError(
-                f"URL: {base!r} is no address of a server; give one such as http://127.0.0.1:8000"
+                f"URL: {base!r} is not an http or https URL; give one such as http://127.0.0.1:8000",
+                param="URL",
             )
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -67,9 +78,10 @@ class Client:
         self._idle.clear()
 
     async def request(self, method: str, path: str, body: bytes = b"") -> Reply:
-        """Send a request and read the reply's head. Raises OSError or BadResponse.
+        """Send a request and return the reply once its head has arrived.
 
-        A kept connection that the server has closed meanwhile is replaced by a new one, once.
+        A request on a kept-alive connection that the server has closed is sent once more on a
+        new one. Raises OSError or BadResponse.
         """
         head = f"{method} {self._path}{path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n".encode()
         message = head + self._headers + b"\r\n" + body
@@ -95,20 +107,25 @@ async def _read_head(connection: Connection, idle: list[Connection]) -> Reply:
     try:
         head = await connection.reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
-        raise BadResponse("the server closed the connection without a reply") from error
+        raise BadResponse("status", "the server closed the connection without a reply") from error
     except asyncio.LimitOverrunError as error:
-        raise BadResponse(f"the reply's head has more than {_HEAD_LIMIT} bytes") from error
+        raise BadResponse("head", f"the reply's head exceeds {_HEAD_LIMIT} bytes") from error
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-        raise BadResponse(f"the reply begins with {first[:60]!r}, not with an HTTP/1.1 status")
+        raise BadResponse(
+            "status", f"the reply begins with {first[:60]!r}, not with an HTTP/1.1 status"
+        )
     pairs = (line.partition(":") for line in lines if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     return Reply(int(words[1]), headers, connection, idle)
 
 
 class Reply:
-    """Status, headers, and a body that is read once, or not at all if the reply is closed."""
+    """Represent a reply: status, headers, and a body that can be read once.
+
+    Closing it before its body was read cancels the request.
+    """
 
     def __init__(
         self, status: int, headers: dict[str, str], connection: Connection, idle: list[Connection]
@@ -118,7 +135,7 @@ class Reply:
         self._finished = False
 
     def close(self) -> None:
-        """Keep the connection if the body was read to its end, else close it: a cancel."""
+        """Return the connection to the pool if the body was read to its end, else close it."""
         if self._finished and self.headers.get("connection", "").lower() != "close":
             self._idle.append(self._connection)
         else:
@@ -149,7 +166,7 @@ class Reply:
     async def _read(self) -> bytes:
         if data := await self._connection.reader.read(_READ):
             return data
-        raise BadResponse("the connection ended in the middle of the reply")
+        raise BadResponse("body", "the connection ended in the middle of the reply")
 
 
 class ChunkedBody:
@@ -181,4 +198,6 @@ def _size(line: bytes) -> int:
     try:
         return int(digits, 16)
     except ValueError:
-        raise BadResponse(f"a chunk begins with {line[:40]!r}, not with its size") from None
+        raise BadResponse(
+            "chunk", f"a chunk begins with {line[:40]!r}, not with its size"
+        ) from None

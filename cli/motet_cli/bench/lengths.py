@@ -1,4 +1,4 @@
-"""Parse distributions of lengths as they are written on the command line."""
+"""Parse distributions of token counts given on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _FORMS = "N, uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA"
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution: `draw(rng)` returns an integer of at least 1. `text` is its source."""
+    """Represent a distribution: `draw(rng)` returns an integer of at least 1.
+
+    text: the distribution as it was given.
+    """
 
     text: str
     draw: Callable[[Random], int]
@@ -24,8 +27,8 @@ class Lengths:
 def parse(option: str, text: str) -> Lengths:
     """Parse `128`, `uniform:64,256` (both included) or `lognormal:200,0.5`.
 
-    The latter's numbers are the median, and sigma of the logarithm. ConfigError names the option,
-    the text and the forms.
+    The numbers of `lognormal` are the median, and sigma of the logarithm. Raises ConfigError that
+        names the option, the text and the valid forms.
     """
     name, colon, rest = text.strip().partition(":")
     try:
@@ -34,12 +37,12 @@ def parse(option: str, text: str) -> Lengths:
     except (KeyError, TypeError, ValueError) as error:
         why = f" ({error})" if type(error) is _OutOfRange else ""
         raise ConfigError(
-            f"{option}: {text!r} is no distribution of lengths{why}; give {_FORMS}"
+            f"{option}: {text!r} is not a distribution of lengths{why}; give {_FORMS}", param=option
         ) from None
 
 
 class _OutOfRange(ValueError):
-    pass
+    """Report a parameter of a distribution outside its range."""
 
 
 def _whole(name: str, value: float) -> int:

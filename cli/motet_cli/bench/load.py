@@ -1,4 +1,4 @@
-"""Send a workload's requests when due, or with fixed concurrency, and collect the records."""
+"""Generate load: send requests when they are due, or with fixed concurrency, and record them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from motet_cli.bench.request import Request
 from motet_cli.bench.results.record import Record
 
-_TICK = 0.02  # seconds between measurements of the loop's lag
+_TICK = 0.02  # seconds between two measurements of the event loop's lag
 
 Send = Callable[[Request, Record, Callable[[], float]], Awaitable[None]]
 
 
 @dataclass
 class Measured:
-    """Records of a run.
+    """Hold the records of a run.
 
     seconds: from the first request to the end of the last one, or to the interruption.
-    lags: how late the client's event loop was, at each measurement.
+    lags: delay of the client's event loop in seconds, at each measurement.
     cpu_seconds: CPU time of this process during the run.
     """
 
@@ -33,18 +33,18 @@ class Measured:
     interrupted: bool = False
 
 
-class Load:
+class LoadGenerator:
     """Run a workload once.
 
-    `stop` ends it early: requests in flight are closed, and their records say "interrupted".
+    `stop` ends it early: requests in flight are cancelled and recorded as "interrupted".
     """
 
     def __init__(
         self, send: Send, *, concurrency: int | None = None, duration: float | None = None
     ):
-        """Set up.
+        """Prepare a run.
 
-        concurrency: requests at a time (a closed loop); None: each is sent when it is due.
+        concurrency: requests in flight (a closed loop); None: each is sent when it is due.
         duration: seconds in which requests are sent; those in flight at its end are awaited.
         """
         self.measured = Measured()
@@ -129,7 +129,7 @@ class Load:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Disable garbage collection within the context: it would be measured as the server's time."""
+    """Disable garbage collection, whose pauses would count as the server's time."""
     gc.collect()
     gc.disable()
     try:

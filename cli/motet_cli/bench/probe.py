@@ -1,4 +1,4 @@
-"""Check before a run that the server has the model, and measure what words cost in its tokens."""
+"""Probe a server before a run: its models, and the tokens per word of its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from motet_cli.bench.exchange import exchange
 from motet_cli.bench.http import BadResponse, Client
 from motet_cli.bench.request import PATHS, Request, Shape
 from motet_cli.bench.results.record import Record
-from motet_cli.bench.scale import Scale
+from motet_cli.bench.tokens_per_word import TokensPerWord
 from motet_shared.errors import MotetError, Unavailable, UnknownModel
 
-_SHORT, _LONG = 8, 72  # words
+_SHORT, _LONG = 8, 72  # words of the two prompts
 
 
 async def pick_model(client: Client, url: str, wanted: str | None) -> str:
-    """Return the model to measure. `wanted` is trusted if the server lists no models.
+    """Return the model to measure: `wanted`, or else the first that the server lists.
 
-    Raises Unavailable if the server does not answer or lists no model, UnknownModel with the names
-    that are served.
+    `wanted` is not checked if the server lists no models. Raises Unavailable if the server does not
+    answer or lists none, UnknownModel with the served names if `wanted` is not among them.
     """
     served = await _served(client, url)
     if wanted is not None:
         if served and wanted not in served:
             raise UnknownModel(
-                f"--model: {wanted!r} is not served by {url}; choose one of {', '.join(served)}"
+                f"--model: {wanted!r} is not served by {url}; choose one of {', '.join(served)}",
+                param="--model",
             )
         return wanted
     if not served:
@@ -49,17 +50,17 @@ async def _served(client: Client, url: str) -> list[str]:
         ) from None
     reply.close()
     if reply.status in (401, 403):
-        raise MotetError(
-            f"{url} wants a key (it answered {reply.status}); give --api-key-file PATH"
-        )
+        raise MotetError(f"{url} requires a key (status {reply.status}); give --api-key-file PATH")
     try:
         return [str(model["id"]) for model in msgspec.json.decode(body)["data"]]
     except (msgspec.DecodeError, KeyError, TypeError):
         return []
 
 
-async def measure_scale(client: Client, shape: Shape, timeout: float) -> Scale | None:
-    """Return what a word costs in tokens, from two requests' usage; None if it is not reported.
+async def measure_tokens_per_word(
+    client: Client, shape: Shape, timeout: float
+) -> TokensPerWord | None:
+    """Measure tokens per word with two requests; None if the server reports no usage.
 
     Raises MotetError with the server's message if it refuses them: no other request would succeed.
     """
@@ -76,4 +77,4 @@ async def measure_scale(client: Client, shape: Shape, timeout: float) -> Scale |
         if not record.prompt_tokens:
             return None
         observed.append((count, record.prompt_tokens))
-    return Scale.fit(*observed)
+    return TokensPerWord.fit(*observed)

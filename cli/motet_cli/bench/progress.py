@@ -1,4 +1,4 @@
-"""Show one line about a running benchmark on a terminal."""
+"""Show the progress of a running benchmark on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from motet_cli.bench.load import Load
+from motet_cli.bench.load import LoadGenerator
 
 _EVERY = 0.5  # seconds
 
 
 @contextlib.contextmanager
-def shown(load: Load, requests: int | None) -> Iterator[None]:
+def shown(load: LoadGenerator, requests: int | None) -> Iterator[None]:
     """Show progress on standard error within the context, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -26,7 +26,7 @@ def shown(load: Load, requests: int | None) -> Iterator[None]:
         sys.stderr.write("\r\x1b[K")
 
 
-async def _draw(load: Load, requests: int | None) -> None:
+async def _draw(load: LoadGenerator, requests: int | None) -> None:
     of = "" if requests is None else f" of {requests}"
     while True:
         sent = len(load.measured.records)

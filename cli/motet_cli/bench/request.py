@@ -1,4 +1,4 @@
-"""Define a workload's requests, and the bytes that are sent for each."""
+"""Define the requests of a workload and encode their bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/comp
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. `arrival`: seconds from the start until it is due; a closed loop ignores it."""
+    """Represent a request to send.
+
+    arrival: seconds from the start of the run until it is due; a closed loop ignores it.
+    """
 
     arrival: float
     prompt: str
@@ -23,7 +26,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Fields that all requests of a run share. `extra` fields replace those of the same name."""
+    """Hold the fields that all requests of a run share.
+
+    extra: further fields, which replace those of the same name.
+    """
 
     endpoint: Endpoint
     model: str
@@ -31,14 +37,16 @@ class Shape:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, request: Request) -> bytes:
-        """Return the JSON body: it asks for a stream that ends with its usage."""
+        """Return the JSON body of a streamed request with usage."""
         if self.endpoint == "chat":
-            said: dict[str, Any] = {"messages": [{"role": "user", "content": request.prompt}]}
+            prompt_fields: dict[str, Any] = {
+                "messages": [{"role": "user", "content": request.prompt}]
+            }
         else:
-            said = {"prompt": request.prompt}
+            prompt_fields = {"prompt": request.prompt}
         fields = {
             "model": self.model,
-            **said,
+            **prompt_fields,
             "max_tokens": request.max_tokens,
             "temperature": self.temperature,
             "stream": True,

@@ -1,10 +1,10 @@
-"""Read workloads from a file, one JSON object per line.
+"""Read the workload of `motet bench --trace` from a file, one JSON object per line.
 
-Motet's own: `{"arrival": 0.5, "prompt": "text", "max_tokens": 64}`, or instead of the prompt its
+Motet's format: `{"arrival": 0.5, "prompt": "text", "max_tokens": 64}`, or instead of the prompt its
 length, `"tokens": 128`, and optionally `"prefix": "a", "prefix_tokens": 512`: requests with the
 same prefix id begin with the same words.
 
-Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955, "output_length": 52,
+Mooncake's format: `{"timestamp": 27482, "input_length": 6955, "output_length": 52,
 "hash_ids": [46, 47]}`, with milliseconds, and one hash per block of 512 tokens: equal hashes become
 equal text. https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
 """
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from motet_cli.bench import words
 from motet_cli.bench.request import Request
-from motet_cli.bench.scale import Scale
+from motet_cli.bench.tokens_per_word import TokensPerWord
 from motet_shared.errors import ConfigError
 
 MOONCAKE_BLOCK = 512  # tokens per hash
@@ -69,36 +69,41 @@ def _at_least(low: float, **fields: float | None) -> None:
 
 
 class Trace:
-    """Hold the checked lines of a file, and make requests of them."""
+    """Hold the checked lines of a trace file and generate requests from them."""
 
     def __init__(self, path: Path, seed: int):
-        """Read the file. ConfigError names the file and the wrong line, or says it is empty."""
+        """Read the file.
+
+        Raises ConfigError that names file and line, or if the file is empty or unreadable.
+        """
         self.path = path
         self._seed = seed
         try:
             lines = path.read_bytes().splitlines()
         except OSError as error:
             raise ConfigError(
-                f"--trace: cannot read {str(path)!r}: {error.strerror}; give a JSONL file"
+                f"--trace: cannot read {str(path)!r}: {error.strerror}; give a JSONL file",
+                param="--trace",
             ) from None
         numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         if not numbered:
             raise ConfigError(
-                f"--trace: {str(path)!r} is empty; give one JSON object per request and line"
+                f"--trace: {str(path)!r} is empty; give one JSON object per request and line",
+                param="--trace",
             )
         self._lines = [_parse(path, number, line) for number, line in numbered]
 
     def __len__(self) -> int:
         return len(self._lines)
 
-    def requests(self, scale: Scale, speed: float = 1.0) -> list[Request]:
-        """Return the requests in order of arrival, the first at 0. `speed` 2 halves all times."""
+    def requests(self, scale: TokensPerWord, speed: float = 1.0) -> list[Request]:
+        """Return the requests in order of arrival, the first at 0; `speed` divides all times."""
         found = [self._request(line, scale) for line in self._lines]
         first = min(request.arrival for request in found)
         moved = [Request((r.arrival - first) / speed, r.prompt, r.max_tokens) for r in found]
         return sorted(moved, key=lambda request: request.arrival)
 
-    def _request(self, line: tuple[int, _Line | _Mooncake], scale: Scale) -> Request:
+    def _request(self, line: tuple[int, _Line | _Mooncake], scale: TokensPerWord) -> Request:
         number, entry = line
         if isinstance(entry, _Mooncake):
             return Request(
@@ -114,7 +119,7 @@ class Trace:
             prompt = f"{words.draw(Random(f'{self._seed}/prefix/{entry.prefix}'), count)} {prompt}"
         return Request(entry.arrival, prompt, entry.max_tokens)
 
-    def _of_blocks(self, number: int, entry: _Mooncake, scale: Scale) -> str:
+    def _of_blocks(self, number: int, entry: _Mooncake, scale: TokensPerWord) -> str:
         total = scale.words(entry.input_length)
         block = scale.words(MOONCAKE_BLOCK, with_overhead=False)
         texts: list[str] = []
@@ -137,5 +142,5 @@ def _parse(path: Path, number: int, line: bytes) -> tuple[int, _Line | _Mooncake
         return number, _decode_mooncake(line) if b'"timestamp"' in line else _decode_line(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"--trace: line {number} of {str(path)!r}: {error}; give {_FORMS}"
+            f"--trace: line {number} of {str(path)!r}: {error}; give {_FORMS}", param="--trace"
         ) from None

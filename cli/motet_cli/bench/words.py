@@ -1,4 +1,4 @@
-"""Make seeded text of a given length, of words that most vocabularies hold as one token."""
+"""Generate seeded text of a given length from words that most vocabularies hold as one token."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _WORDS = (
 
 
 def draw(rng: Random, count: int) -> str:
-    """Return `count` words with spaces between them."""
+    """Return `count` random words, separated by spaces."""
     return " ".join(rng.choices(_WORDS, k=count))

@@ -15,14 +15,14 @@ from typing import Literal
 from motet_cli.bench import words
 from motet_cli.bench.lengths import Lengths
 from motet_cli.bench.request import Request
-from motet_cli.bench.scale import Scale
+from motet_cli.bench.tokens_per_word import TokensPerWord
 
 Process = Literal["poisson", "constant"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Parameters of generated requests.
+    """Hold the parameters of generated requests.
 
     rate: requests per second; None: all are due at once, for a closed loop.
     input, output: tokens of a prompt (without its shared prefix) and max_tokens.
@@ -39,8 +39,11 @@ class Workload:
     prefix_length: Lengths
     prefixes: int = 1
 
-    def requests(self, scale: Scale, part: str = "run") -> Iterator[Request]:
-        """Yield requests without end. `part` separates warm-up requests from measured ones."""
+    def requests(self, scale: TokensPerWord, part: str = "run") -> Iterator[Request]:
+        """Yield requests without end.
+
+        part: name that seeds warm-up and measured requests differently.
+        """
         for number, arrival in enumerate(self._arrivals(part)):
             yield self._request(Random(f"{self.seed}/{part}/{number}"), arrival, scale)
 
@@ -53,13 +56,13 @@ class Workload:
             yield now if self.process == "poisson" else number / self.rate
             now += rng.expovariate(self.rate)
 
-    def _request(self, rng: Random, arrival: float, scale: Scale) -> Request:
+    def _request(self, rng: Random, arrival: float, scale: TokensPerWord) -> Request:
         tokens, max_tokens = self.input.draw(rng), self.output.draw(rng)
         prompt = words.draw(rng, scale.words(tokens))
         if rng.random() < self.prefix_share:
             prompt = f"{self._prefix(rng.randrange(self.prefixes), scale)} {prompt}"
         return Request(arrival, prompt, max_tokens)
 
-    def _prefix(self, number: int, scale: Scale) -> str:
+    def _prefix(self, number: int, scale: TokensPerWord) -> str:
         rng = Random(f"{self.seed}/prefix/{number}")
         return words.draw(rng, scale.words(self.prefix_length.draw(rng), with_overhead=False))

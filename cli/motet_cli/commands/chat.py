@@ -1,4 +1,4 @@
-"""Chat in the terminal: one streamed reply, or a dialogue: `motet chat`."""
+"""Chat in the terminal, with one streamed reply or a dialogue: `motet chat`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 from motet_cli.commands.server import Message, Server, read_key
 from motet_shared.errors import MotetError, Unavailable
 
-_HELP = "  /new starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+_HELP = "  /new starts a new conversation, /exit or Ctrl-D ends, Ctrl-C stops a reply."
 _PROMPT = "you › "
 
 
@@ -25,7 +25,7 @@ def run(args: Namespace) -> int:
             prompt = sys.stdin.read().strip()
             if not prompt:
                 raise MotetError(
-                    "standard input is empty; say something, as in: motet chat 'hello'"
+                    "PROMPT: standard input is empty; give a prompt, such as: motet chat 'hello'"
                 )
         return _answer_once(conversation, prompt) if prompt else _dialogue(conversation)
 
@@ -38,7 +38,7 @@ def _first_model(server: Server) -> str:
 
 
 class Conversation:
-    """Keep the messages so far. A stopped reply stays as far as it was shown."""
+    """Keep the messages of a dialogue, a stopped reply as far as it was shown."""
 
     def __init__(self, server: Server, model: str, system: str | None, temperature: float) -> None:
         self.model = model
@@ -51,9 +51,9 @@ class Conversation:
         self._messages = list(self._start)
 
     def say(self, text: str) -> None:
-        """Print the reply as it streams. Ctrl-C and errors are raised.
+        """Send `text` and print the reply as it streams.
 
-        A question without any reply is not kept.
+        Raises KeyboardInterrupt and MotetError; a message without any reply is not kept.
         """
         messages = [*self._messages, {"role": "user", "content": text}]
         shown = ""

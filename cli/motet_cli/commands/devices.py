@@ -26,24 +26,29 @@ _RECORDERS: tuple[Command, ...] = (
 
 
 def player() -> Command:
-    """Return a command that plays PCM from its standard input. Raises ConfigError if none is."""
+    """Return a command that plays PCM from standard input. Raises ConfigError if none exists."""
     return _find(
-        _PLAYERS, "nothing here plays sound ({}); install one of them, or give --output FILE"
+        _PLAYERS,
+        "--output",
+        "--output: no program for playback is installed ({}); install one, or give --output FILE",
     )
 
 
 def recorder() -> Command:
-    """Return a command that writes the microphone's PCM to its standard output.
+    """Return a command that writes the microphone's PCM to standard output.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if none exists.
     """
     return _find(
-        _RECORDERS, "nothing here records sound ({}); install one of them, or give a sound file"
+        _RECORDERS,
+        "--mic",
+        "--mic: no program for recording is installed ({}); install one, or give a sound file",
     )
 
 
-def _find(commands: tuple[Command, ...], otherwise: str) -> Command:
+def _find(commands: tuple[Command, ...], param: str, otherwise: str) -> Command:
     for command in commands:
         if shutil.which(command[0]):
             return command
-    raise ConfigError(otherwise.format(", ".join(command[0] for command in commands)))
+    names = ", ".join(command[0] for command in commands)
+    raise ConfigError(otherwise.format(names), param=param)

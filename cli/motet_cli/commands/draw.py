@@ -1,4 +1,4 @@
-"""Draw an image from text into a file, with a progress line: `motet draw`."""
+"""Generate an image from text and write it to a file: `motet draw`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAR = 30  # characters
 
 
 def run(args: Namespace) -> int:
-    """Return 0 once the image is written."""
+    """Generate an image and write it; return 0."""
     output = Path(args.output)
     files = _files(args)
     fields = _fields(args, _format(output))
@@ -25,16 +25,16 @@ def run(args: Namespace) -> int:
         names = [args.model] if args.model else server.models("image")
         if not names:
             raise Unavailable(
-                f"{server.url} has no model that draws yet; start one with: motet up --draw PATH"
+                f"{server.url} serves no image model yet; start one with: motet up --draw PATH"
             )
-        picture = _followed(server.drawing(fields | {"model": names[0]}, files))
+        picture = _show_progress(server.drawing(fields | {"model": names[0]}, files))
     try:
         output.write_bytes(picture)
     except OSError as error:
         message = (
             f"--output: cannot write {args.output!r}: {error.strerror}; give a file in a folder"
         )
-        raise ConfigError(message) from None
+        raise ConfigError(message, param="--output") from None
     print(output)
     return 0
 
@@ -43,7 +43,8 @@ def _format(output: Path) -> str:
     ending = output.suffix.lstrip(".").lower()
     if ending not in _FORMATS:
         raise ConfigError(
-            f"--output: {str(output)!r} names no format; end it with .{', .'.join(_FORMATS)}"
+            f"--output: {str(output)!r} names no format; end it with .{', .'.join(_FORMATS)}",
+            param="--output",
         )
     return _FORMATS[ending]
 
@@ -52,11 +53,17 @@ def _files(args: Namespace) -> dict[str, Path]:
     files = {name: Path(path) for name in ("image", "mask") if (path := getattr(args, name))}
     for name, path in files.items():
         if not path.is_file():
-            raise ConfigError(f"--{name}: {str(path)!r} is no file; give a picture")
+            raise ConfigError(
+                f"--{name}: {str(path)!r} is not a file; give an image file", param=f"--{name}"
+            )
     if "mask" in files and "image" not in files:
-        raise ConfigError("--mask: there is no picture that it belongs to; give --image too")
+        raise ConfigError(
+            "--mask: needs the image that it belongs to; give --image too", param="--mask"
+        )
     if args.strength is not None and "image" not in files:
-        raise ConfigError("--strength: there is no picture to be changed; give --image too")
+        raise ConfigError(
+            "--strength: needs an image to change; give --image too", param="--strength"
+        )
     return files
 
 
@@ -77,7 +84,7 @@ def _fields(args: Namespace, output_format: str) -> dict[str, Any]:
 
 
 def _lora(given: str) -> dict[str, Any]:
-    """Parse "ink:0.8", or "ink". A name may contain colons if a scale follows.
+    """Parse `NAME:SCALE` or `NAME`; a name may contain colons if a scale follows.
 
     Raises ConfigError.
     """
@@ -86,15 +93,21 @@ def _lora(given: str) -> dict[str, Any]:
         lora = {"name": name, "scale": float(scale)} if colon else {"name": given}
     except ValueError:
         raise ConfigError(
-            f"--lora: {scale!r} in {given!r} is no number; give NAME or NAME:SCALE"
+            f"--lora: {scale!r} in {given!r} is not a number; give NAME or NAME:SCALE",
+            param="--lora",
         ) from None
     if not lora["name"]:
-        raise ConfigError(f"--lora: {given!r} names no adapter; give NAME or NAME:SCALE")
+        raise ConfigError(
+            f"--lora: {given!r} names no adapter; give NAME or NAME:SCALE", param="--lora"
+        )
     return lora
 
 
-def _followed(events: Iterator[dict[str, Any]]) -> bytes:
-    """Return the image, showing a progress bar on standard error if that is a terminal."""
+def _show_progress(events: Iterator[dict[str, Any]]) -> bytes:
+    """Follow the events to the image and return its bytes.
+
+    Shows a progress bar on standard error if that is a terminal.
+    """
     shown = sys.stderr.isatty()
     for event in events:
         kind = str(event.get("type")).partition(".")[2]
@@ -106,4 +119,4 @@ def _followed(events: Iterator[dict[str, Any]]) -> bytes:
             if shown:
                 print("\r\033[K", end="", file=sys.stderr, flush=True)
             return base64.b64decode(event["b64_json"])
-    raise MotetError("the server ended before the picture was done; try again")
+    raise MotetError("the server ended the stream before the image was complete; try again")

@@ -1,7 +1,7 @@
-"""Compare what settings of the engine cost a model in quality and save in memory: `motet eval`.
+"""Compare engine settings by the quality and the memory of a model: `motet eval`.
 
 Each setting runs as a process of its own (`python -m motet_evaluation.evaluate`), one after the
-other, so that memory is measured separately. The first one is the model without changes.
+other, so that memory is measured separately. The first row is the model without changes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from motet_cli.supervision.model_folders import locate
+from motet_cli.checkpoints.model_folders import locate
 from motet_models.capacity import format_bytes
 from motet_shared.errors import ConfigError, InternalError
 
@@ -32,17 +32,17 @@ DEFAULTS = (
     "kv_dtype=int8",
     "kv_dtype=float8_e4m3fn",
 )
-PLAIN = "as it is"
+UNCHANGED = "unchanged"
 _POCKET = "pocket-chat"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting to evaluate.
+    """Represent a row of the comparison.
 
     name: the setting as it was given.
     model: folder of the checkpoint.
-    options: NAME=VALUE of the engine.
+    options: settings of the engine, NAME=VALUE each.
     """
 
     name: str
@@ -53,12 +53,14 @@ class Setting:
 def run(args: Namespace) -> int:
     _, model = locate(args.model, "MODEL")
     settings = [
-        Setting(PLAIN, model),
+        Setting(UNCHANGED, model),
         *(parse_setting(text, model) for text in args.setting or DEFAULTS),
     ]
     for name, least in (("limit", 0), ("window", 2), ("timeout", 1)):
         if getattr(args, name) < least:
-            raise ConfigError(f"--{name}: {getattr(args, name)}: give at least {least}")
+            raise ConfigError(
+                f"--{name}: {getattr(args, name)}: give at least {least}", param=f"--{name}"
+            )
     texts = [_file(path, "--text") for path in args.text]
     with _tasks(args, model, bool(texts)) as tasks:
         found = [_evaluate(setting, texts, tasks, args) for setting in settings]
@@ -70,7 +72,7 @@ def run(args: Namespace) -> int:
 
 
 def parse_setting(text: str, model: Path) -> Setting:
-    """Parse `NAME=VALUE,…`; `model=FOLDER` is another checkpoint, such as a quantized one.
+    """Parse `NAME=VALUE,…`, where `model=FOLDER` names another checkpoint to compare.
 
     Raises ConfigError.
     """
@@ -79,7 +81,8 @@ def parse_setting(text: str, model: Path) -> Setting:
         name, equals, value = part.partition("=")
         if not (name and equals and value):
             raise ConfigError(
-                f"--setting: {text!r}: give NAME=VALUE,… such as weights=int8,kv_dtype=int8"
+                f"--setting: {text!r}: give NAME=VALUE,… such as weights=int8,kv_dtype=int8",
+                param="--setting",
             )
         if name == "model":
             _, model = locate(value, "model")
@@ -91,15 +94,15 @@ def parse_setting(text: str, model: Path) -> Setting:
 def _file(path: str, flag: str) -> Path:
     found = Path(path).expanduser().resolve()
     if not found.is_file():
-        raise ConfigError(f"{flag}: {path!r} is no file; give one that is there")
+        raise ConfigError(f"{flag}: {path!r} is not a file; give an existing one", param=flag)
     return found
 
 
 @contextmanager
 def _tasks(args: Namespace, model: Path, has_texts: bool) -> Iterator[Path | None]:
-    """Yield the file of tasks: the given one, or for pocket-chat its held-out questions.
+    """Yield the file of tasks: that of --tasks, or pocket-chat's held-out questions.
 
-    Yields None if texts alone are evaluated.
+    Yields None if only texts are evaluated.
     """
     if args.tasks:
         yield _file(args.tasks, "--tasks")
@@ -108,7 +111,7 @@ def _tasks(args: Namespace, model: Path, has_texts: bool) -> Iterator[Path | Non
     if model.name != _POCKET or not recipe.is_file():
         if not has_texts:
             raise ConfigError(
-                "--text, --tasks: give at least one of them; only pocket-chat brings its own questions"
+                "--text, --tasks: give at least one of them; only pocket-chat has questions of its own"
             )
         yield None
         return
@@ -142,7 +145,7 @@ def _evaluate(
 
 
 def _output(argv: Sequence[str], timeout: float) -> str:
-    """Return what a process prints.
+    """Run a process and return its standard output.
 
     Raises ConfigError or InternalError with its last line if it fails or exceeds `timeout` seconds.
     """
@@ -150,7 +153,7 @@ def _output(argv: Sequence[str], timeout: float) -> str:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
         raise InternalError(
-            f"--timeout: not done after {timeout:g} s; give more, or a --limit"
+            f"--timeout: not complete after {timeout:g} s; give more, or a --limit"
         ) from None
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
@@ -162,11 +165,11 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
     """Return a table of settings, each with its differences from the first one."""
     first = found[0]
     chosen = first["chosen"]
-    caption = f"{PLAIN}: weights {chosen['weights']}, KV {chosen['kv_dtype']}"
+    caption = f"{UNCHANGED}: weights {chosen['weights']}, KV {chosen['kv_dtype']}"
     caption += f"; perplexity of the {first['perplexity_of']}"
     shown = Table(box=box.SIMPLE, header_style="bold", caption=caption, caption_justify="left")
     shown.add_column("setting", overflow="fold", min_width=16)
-    for name in ("memory", "KV per token", "perplexity", "right", ""):
+    for name in ("memory", "KV per token", "perplexity", "accuracy", ""):
         shown.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
     for one in found:
         shown.add_row(
@@ -181,10 +184,10 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
 
 
 def _difference(first: dict[str, Any], one: dict[str, Any]) -> str:
-    """Return a setting's cost against the first one.
+    """Return a setting's difference from the first one.
 
-    That is the change of perplexity, the category that loses most, and the share of accepted
-    drafts.
+    Names the change of perplexity, the category that loses most accuracy, and the acceptance rate
+    of drafts.
     """
     parts = [f"perplexity {one['perplexity'] / first['perplexity'] - 1:+.1%}"]
     ours, theirs = one.get("accuracy_by_category", {}), first.get("accuracy_by_category", {})
@@ -194,5 +197,5 @@ def _difference(first: dict[str, Any], one: dict[str, Any]) -> str:
         if changes[worst] < 0:
             parts.append(f"{worst} {100 * changes[worst]:+.1f} points")
     if drafted := one.get("drafted_tokens"):
-        parts.append(f"{one['accepted_tokens'] / drafted:.0%} of {drafted:,} guesses right")
+        parts.append(f"{one['accepted_tokens'] / drafted:.0%} of {drafted:,} draft tokens accepted")
     return ", ".join(parts)

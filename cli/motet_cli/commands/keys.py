@@ -1,4 +1,4 @@
-"""Make, list and revoke tenants' keys in the file that the gateway reads: `motet keys`."""
+"""Create, list and revoke keys of tenants in the gateway's tenants file: `motet keys`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from motet_shared.tenants import (
     parse_tenants,
 )
 
-_LEAST_ID = 4  # fewest digits that may name a key
+_MIN_ID_DIGITS = 4  # of a key's digest, to name the key
 _TEMPLATE = """[tenants.{name}]
 # requests_per_minute = 600
 # tokens_per_minute = 100_000
@@ -35,19 +35,19 @@ _TEMPLATE = """[tenants.{name}]
 # images_per_hour = 100
 # audio_seconds_per_hour = 3600
 # max_context = 8192
-# service_tier = "default"  # the highest that may be asked for; else "priority"
+# service_tier = "default"  # the highest that requests may ask for; or "priority"
 """
 
 
 def run(args: Namespace) -> int:
-    """Make, list or revoke keys, as `args.way` says."""
+    """Create, list or revoke keys, as `args.action` says."""
     path = _path(args.tenants_file)
-    ways: dict[str, Callable[[Path, Namespace], None]] = {
+    actions: dict[str, Callable[[Path, Namespace], None]] = {
         "new": _new,
         "list": _list,
         "revoke": _revoke,
     }
-    ways[args.way](path, args)
+    actions[args.action](path, args)
     return 0
 
 
@@ -55,14 +55,15 @@ def _path(given: str | None) -> Path:
     named = given or os.environ.get("MOTET_TENANTS_FILE")
     if not named:
         raise ConfigError(
-            "--tenants-file: is not set; name the file of tenants, or set MOTET_TENANTS_FILE"
+            "--tenants-file: is not set; give the tenants file, or set MOTET_TENANTS_FILE",
+            param="--tenants-file",
         )
     return Path(named).expanduser().resolve()
 
 
-# ------------------------------------------------------------------------------------------------------------- the ways
+# ------------------------------------------------------------------------------------------------------------- actions
 def _new(path: Path, args: Namespace) -> None:
-    """Print a new key to standard output, once, and a message to standard error."""
+    """Create a key; print it to standard output and a message to standard error."""
     check_name(args.tenant)
     key = new_key()
     with _editing(path) as file:
@@ -77,9 +78,11 @@ def _new(path: Path, args: Namespace) -> None:
         limits = dict(file.tenants.limits) | ({} if known else {args.tenant: TenantLimits()})
         file.replace(Tenants(limits, (*file.tenants.keys, added)))
     print(key)
-    about = "" if known else f"; {args.tenant} is new, and has no limits until you set them there"
+    about = (
+        "" if known else f"; {args.tenant} is new and has no limits until you set them in that file"
+    )
     print(
-        f"key {added.id} of {args.tenant} is in {path}, as a digest: it is not shown again{about}",
+        f"key {added.id} of {args.tenant} is stored in {path} as a digest, and not shown again{about}",
         file=sys.stderr,
     )
 
@@ -90,7 +93,8 @@ def _list(path: Path, args: Namespace) -> None:
     for name in names:
         if name not in tenants.limits:
             raise ConfigError(
-                f"TENANT: there is no {name!r} in {path}; there are: {', '.join(sorted(tenants.limits))}"
+                f"TENANT: {name!r} is not in {path}; choose one of {', '.join(sorted(tenants.limits))}",
+                param="TENANT",
             )
         for key in (key for key in tenants.keys if key.tenant == name):
             print("  ".join(filter(None, (key.id, name, str(key.created or "-"), key.note))))
@@ -109,17 +113,18 @@ def _revoke(path: Path, args: Namespace) -> None:
 def _named(start: str, tenants: Tenants, path: Path) -> TenantKey:
     """Return the only key whose digest begins with `start`. Raises ConfigError."""
     found = [key for key in tenants.keys if key.sha256.startswith(start)]
-    if len(start) < _LEAST_ID or len(found) != 1:
-        why = f"{len(found)} of {path} begin so; give all of it, and at least {_LEAST_ID} digits"
+    if len(start) < _MIN_ID_DIGITS or len(found) != 1:
+        why = f"{len(found)} keys of {path} begin so; give more, at least {_MIN_ID_DIGITS} digits"
         raise ConfigError(
-            f"ID: {start!r} names no single key: {why}; `motet keys list` has the ids"
+            f"ID: {start!r} is not the id of one key: {why}; `motet keys list` shows the ids",
+            param="ID",
         )
     return found[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- the file
-class _File:
-    """Edit a file of tenants; comments and order are kept."""
+class _TenantsFile:
+    """Edit a tenants file; comments and order are kept."""
 
     def __init__(self, path: Path, text: str, tenants: Tenants):
         self.path, self.text, self.tenants = path, text, tenants
@@ -141,7 +146,7 @@ class _File:
         )
         if here is None:
             raise ConfigError(
-                f"{self.path}: key {key.id} is not written as [[keys]]; take it out by hand"
+                f"{self.path}: key {key.id} is not a [[keys]] table; remove it by hand"
             )
         begin = next((n for n in range(here, -1, -1) if lines[n].lstrip().startswith("[")), here)
         end = next(
@@ -153,9 +158,9 @@ class _File:
         self.text = "".join(lines[:begin] + lines[end:])
 
     def replace(self, expected: Tenants) -> None:
-        """Write the file atomically if its text parses to `expected`. Raises ConfigError.
+        """Write the file atomically; a new file is readable only by its owner.
 
-        A new file is readable only by its owner.
+        Raises ConfigError if the new text does not parse to `expected`.
         """
         try:
             now = parse_tenants(self.text, str(self.path))
@@ -163,7 +168,7 @@ class _File:
             now = None
         if now != expected:
             raise ConfigError(
-                f"{self.path}: cannot be changed without changing something else; do it by hand"
+                f"{self.path}: the change would alter other entries; edit the file by hand"
             )
         mode = stat.S_IMODE(self.path.stat().st_mode) if self.path.exists() else 0o600
         number, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
@@ -179,32 +184,35 @@ class _File:
 
 
 @contextlib.contextmanager
-def _editing(path: Path) -> Iterator[_File]:
-    """Yield the file while holding a lock. A missing file counts as empty."""
+def _editing(path: Path) -> Iterator[_TenantsFile]:
+    """Yield the file, locked against other processes; a missing file counts as empty."""
     try:
         folder = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
         raise ConfigError(
-            f"--tenants-file: {str(path.parent)!r}: {error.strerror}; make the folder first"
+            f"--tenants-file: {str(path.parent)!r}: {error.strerror}; create the folder first",
+            param="--tenants-file",
         ) from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         text, tenants = _read(path) if path.exists() else ("", Tenants({}, ()))
-        yield _File(path, text, tenants)
+        yield _TenantsFile(path, text, tenants)
     except OSError as error:
         raise ConfigError(
-            f"--tenants-file: {str(path)!r}: {error.strerror}; check who may write there"
+            f"--tenants-file: {str(path)!r}: {error.strerror}; check the permissions of its folder",
+            param="--tenants-file",
         ) from None
     finally:
         os.close(folder)
 
 
 def _read(path: Path) -> tuple[str, Tenants]:
-    """Return the text and its parsed contents. Raises ConfigError."""
+    """Return the text of the file and its parsed contents. Raises ConfigError."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--tenants-file: cannot read {str(path)!r}: {error}; name a file of tenants"
+            f"--tenants-file: cannot read {str(path)!r}: {error}; give a tenants file",
+            param="--tenants-file",
         ) from None
     return text, parse_tenants(text, str(path))

@@ -1,4 +1,4 @@
-"""Print the transcript of a sound file or microphone as it is understood: `motet listen`."""
+"""Print the transcript of a sound file or the microphone as it is recognized: `motet listen`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from motet_cli.commands.captions import Captions
 from motet_cli.commands.devices import Command, recorder
+from motet_cli.commands.live_transcription import LiveTranscription
 from motet_cli.commands.server import Server, read_key
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
 
 def run(args: Namespace) -> int:
-    """Transcribe a file or the microphone. Return 0 once everything is printed."""
+    """Transcribe a file or the microphone and print the text; return 0."""
     if args.mic == bool(args.file):
-        raise ConfigError("give a sound file or --mic, one of them")
+        raise ConfigError("FILE, --mic: give either a sound file or --mic", param="FILE")
     if args.speakers and (args.mic or args.translate):
-        raise ConfigError("--speakers needs a sound file, and goes without --translate")
+        raise ConfigError(
+            "--speakers: needs a sound file, and excludes --translate", param="--speakers"
+        )
     return _listen_to_microphone(args) if args.mic else _listen_to_file(args)
 
 
@@ -29,7 +31,8 @@ def _listen_to_file(args: Namespace) -> int:
     path = Path(args.file).expanduser()
     if not path.is_file():
         raise ConfigError(
-            f"{args.file!r} is no file; give a sound file: wav, mp3, flac, ogg, m4a, webm"
+            f"FILE: {args.file!r} is not a file; give a sound file: wav, mp3, flac, ogg, m4a, webm",
+            param="FILE",
         )
     with Server(args.url, read_key(args.api_key_file)) as server:
         model, given = _model(server, args.model), _settings(args)
@@ -48,60 +51,61 @@ def _listen_to_file(args: Namespace) -> int:
     return 0
 
 
-def _print_speakers(said: Iterator[tuple[str, str]]) -> None:
-    """Print a line per turn, which begins with its speaker."""
-    before = None
-    for speaker, text in said:
-        if speaker == before:
+def _print_speakers(turns: Iterator[tuple[str, str]]) -> None:
+    """Print a line per turn, beginning with its speaker."""
+    last_speaker = None
+    for speaker, text in turns:
+        if speaker == last_speaker:
             print(text, end="", flush=True)
         else:
             print(
-                "\n" if before is not None else "",
+                "\n" if last_speaker is not None else "",
                 f"{speaker}: {text.lstrip()}",
                 sep="",
                 end="",
                 flush=True,
             )
-        before = speaker
+        last_speaker = speaker
 
 
 def _listen_to_microphone(args: Namespace) -> int:
-    """Transcribe until Ctrl-C, and then what was said until then; a second Ctrl-C ends at once."""
+    """Transcribe until Ctrl-C and print the rest; a second Ctrl-C ends at once."""
     if args.translate:
         raise ConfigError(
-            "--translate needs a sound file; with --mic, text comes in the language that is spoken"
+            "--translate: needs a sound file; --mic transcribes in the spoken language",
+            param="--translate",
         )
     command, key = recorder(), read_key(args.api_key_file)
     with Server(args.url, key) as server:
         given = {"model": _model(server, args.model), **_settings(args)}
-    with Captions(args.url, key) as captions, _recording(command) as program:
+    with LiveTranscription(args.url, key) as session, _recording(command) as program:
         assert program.stdout is not None
         print("listening; Ctrl-C ends it", file=sys.stderr)
-        for piece in captions.of(program.stdout, given):
+        for piece in session.transcribe(program.stdout, given):
             print(piece, end="", flush=True)
     return 0
 
 
 @contextmanager
 def _recording(command: Command) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a recorder until the first Ctrl-C. Raises MotetError if it ends by itself."""
+    """Run a recorder until the first Ctrl-C. Raises MotetError if it fails before."""
     stopped = False
     with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
 
         def stop(number: int, frame: object) -> None:
             nonlocal stopped
             stopped = True
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
             program.terminate()
 
-        before = signal.signal(signal.SIGINT, stop)
+        previous_handler = signal.signal(signal.SIGINT, stop)
         try:
             yield program
         except BaseException:
             program.terminate()
             raise
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
     if program.returncode and not stopped:
         raise MotetError(
             f"{command[0]} could not record (exit code {program.returncode}); is there a microphone?"
@@ -112,7 +116,7 @@ def _model(server: Server, name: str | None) -> str:
     names = [name] if name else server.models("transcription")
     if not names:
         raise Unavailable(
-            f"{server.url} has no model that listens; start one with: motet up --asr PATH"
+            f"{server.url} serves no transcription model; start one with: motet up --asr PATH"
         )
     return names[0]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from motet_cli.checkpoints.model_folders import local_models
 from motet_cli.commands.server import Listed, Server, read_key
 from motet_cli.hub.download import cached_models
-from motet_cli.supervision.model_folders import local_models
 from motet_models.capacity import format_bytes
 from motet_shared.errors import MotetError
 
 
 def run(args: Namespace) -> int:
-    """Return 0 also without a server: what is on this machine is listed anyway."""
+    """Print all models; return 0 also without a server, since local models are listed anyway."""
     try:
         with Server(args.url, read_key(args.api_key_file)) as server:
             print(f"served at {server.url}:")
@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
 
 
 def _line(model: Listed) -> str:
-    """Return name, kind and state, such as `pocket-draw  (image, starting)`."""
+    """Return name, kind and status of a model: `pocket-draw  (image, starting)`."""
     kind = f"adapter of {model.parent}" if model.parent else model.kind
     return f"{model.name}  ({kind}, {model.status})"
 

@@ -9,20 +9,20 @@ from argparse import Namespace
 from pathlib import Path
 
 from motet_cli.supervision import connection
-from motet_cli.supervision.connection import Connection
-from motet_cli.supervision.operator import operator_bus
+from motet_cli.supervision.connection import NatsAccess
+from motet_cli.supervision.stack_bus import stack_bus
 from motet_shared.errors import ConfigError, InternalError, Unavailable
 from motet_shared.messages import Chunk, Heartbeat, Profile
 from motet_shared.wire.discovery import Directory
 
-_WINDOW = 4  # chunks in flight; together below any server's max_payload
-_LOOK = 3.0  # seconds in which every worker has sent several heartbeats
+_WINDOW = 4  # chunks in flight, together smaller than any server's max_payload
+_DISCOVERY_TIMEOUT = 3.0  # seconds in which every worker has sent several heartbeats
 _STEP = re.compile(rb'"name": "engine step \d+"')
 
 
 def run(args: Namespace) -> int:
     output = check_output(args.output)
-    found = connection.find(args.url, args.nats)
+    access = connection.find(args.url, args.nats)
     request = Profile(
         model=args.model or "",
         steps=args.steps,
@@ -31,7 +31,7 @@ def run(args: Namespace) -> int:
         stacks=args.stacks,
         memory=args.memory,
     )
-    instance, trace = asyncio.run(record(found, request, args.instance))
+    instance, trace = asyncio.run(record(access, request, args.instance))
     steps = save(output, trace)
     print(
         f"{output}: {steps} steps of {instance}, {output.stat().st_size:,} bytes; open it in https://ui.perfetto.dev"
@@ -40,22 +40,23 @@ def run(args: Namespace) -> int:
 
 
 def check_output(path: str) -> Path:
-    """Return the output path. Raises ConfigError, before recording, if it cannot be written."""
+    """Return the output path. Raises ConfigError if the trace could not be written there."""
     output = Path(path).expanduser()
     if not output.parent.is_dir() or output.is_dir():
         raise ConfigError(
-            f"--output: {path!r} is no file in a folder that exists; give one such as trace.json.gz"
+            f"--output: {path!r} is not a file in an existing folder; give one such as trace.json.gz",
+            param="--output",
         )
     return output
 
 
-async def record(found: Connection, request: Profile, instance: str | None) -> tuple[str, bytes]:
-    """Return the id of the recorded worker and its trace, gzipped.
+async def record(access: NatsAccess, request: Profile, instance: str | None) -> tuple[str, bytes]:
+    """Record a trace; return the id of the worker and the trace, gzipped.
 
-    An empty `request.model` is filled in.
+    Sets an empty `request.model` to the model of the worker.
     """
-    async with operator_bus(found) as bus:
-        worker = await _pick(bus.directory, request.model, instance)
+    async with stack_bus(access) as bus:
+        worker = await _pick_worker(bus.directory, request.model, instance)
         request.model = request.model or worker.models[0].name
         trace = b""
         async with bus.open("decode", request, instance=worker.instance, window=_WINDOW) as stream:
@@ -66,10 +67,11 @@ async def record(found: Connection, request: Profile, instance: str | None) -> t
         return worker.instance, trace
 
 
-async def _pick(directory: Directory, model: str, instance: str | None) -> Heartbeat:
-    """Return the worker: the one with the given id, else the model's busiest.
+async def _pick_worker(directory: Directory, model: str, instance: str | None) -> Heartbeat:
+    """Return the heartbeat of the worker to record: `instance`, else the model's busiest worker.
 
-    Without a model, there must be only one. Raises Unavailable or ConfigError.
+    Raises Unavailable if no such worker is ready, ConfigError if `model` is empty and several are
+    served.
     """
 
     def matching() -> list[Heartbeat]:
@@ -77,7 +79,7 @@ async def _pick(directory: Directory, model: str, instance: str | None) -> Heart
         return [beat for beat in ready if beat.models and instance in (None, beat.instance)]
 
     try:
-        await directory.wait_for(lambda _: matching(), _LOOK)
+        await directory.wait_for(lambda _: matching(), _DISCOVERY_TIMEOUT)
         await asyncio.sleep(0.7)  # wait for the other workers' heartbeats, sent every half second
     except TimeoutError:
         known = ", ".join(
@@ -88,19 +90,21 @@ async def _pick(directory: Directory, model: str, instance: str | None) -> Heart
             if instance
             else f"--model: {model!r}"
             if model
-            else "profile:"
+            else "--model: ''"
         )
         raise Unavailable(
-            f"{wanted} no such decode worker is ready; ready: {known or 'none'}"
+            f"{wanted} no such decode worker is ready; choose one of: {known or 'none is ready'}"
         ) from None
     names = sorted({card.name for beat in matching() for card in beat.models})
     if len(names) > 1:
-        raise ConfigError(f"--model: several are served; choose one of {', '.join(names)}")
+        raise ConfigError(
+            f"--model: several models are served; choose one of {', '.join(names)}", param="--model"
+        )
     return max(matching(), key=lambda beat: beat.load.get("running", 0.0))
 
 
 def save(output: Path, trace: bytes) -> int:
-    """Write the trace atomically, unpacked unless named .gz; return its number of steps."""
+    """Write the trace atomically, unpacked unless named .gz; return the number of steps in it."""
     plain = gzip.decompress(trace)
     part = output.with_name(output.name + ".part")
     part.write_bytes(trace if output.suffix == ".gz" else plain)

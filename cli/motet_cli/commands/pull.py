@@ -9,7 +9,7 @@ from motet_cli.hub.reference import require_reference
 
 
 def run(args: Namespace) -> int:
-    """Download each model, and print its folder."""
+    """Download each model and print its folder; return 0."""
     for given in args.models:
         reference = require_reference(given)
         print(f"{reference}  {pull(reference)}")

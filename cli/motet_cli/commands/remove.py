@@ -10,7 +10,7 @@ from motet_models.capacity import format_bytes
 
 
 def run(args: Namespace) -> int:
-    """Delete each model, and print how much space that frees."""
+    """Delete each model and print the freed space; return 0."""
     for given in args.models:
         reference = require_reference(given)
         print(f"{reference}  {format_bytes(remove(reference))} freed")

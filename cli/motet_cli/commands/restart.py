@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from motet_cli.supervision.orders import Restart, give
+from motet_cli.supervision.orders import Restart, send_order
 
 
 def run(args: Namespace) -> int:
-    for line in give(args.url, Restart(args.roles, args.drain)):
+    for line in send_order(args.url, Restart(args.roles, args.drain)):
         print(line, flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""Turn text into speech, played as it arrives or written to a file: `motet say`."""
+"""Synthesize speech from text, and play it as it arrives or write it to a file: `motet say`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OTHER_ENDINGS = {"ogg": "opus", "m4a": "aac", "raw": "pcm"}
 
 
 def run(args: Namespace) -> int:
-    """Return 0 once everything is spoken or written."""
+    """Synthesize the text and play or write it; return 0."""
     audio_format = _format(args.output)
     text = " ".join(args.text) or ("" if sys.stdin.isatty() else sys.stdin.read())
     if not text.strip():
-        raise MotetError("there is nothing to say; as in: motet say 'hello there'")
+        raise MotetError("TEXT: is empty; give a text, such as: motet say 'hello there'")
     speakers = player() if args.output is None else None
     with Server(args.url, read_key(args.api_key_file)) as server:
         names = [args.model] if args.model else server.models("speech")
         if not names:
             raise Unavailable(
-                f"{server.url} has no speech model yet; start one with: motet up --tts PATH"
+                f"{server.url} serves no speech model yet; start one with: motet up --tts PATH"
             )
         chunks = server.speech(names[0], text, args.voice, args.speed, audio_format)
         if speakers is not None:
@@ -38,14 +38,15 @@ def run(args: Namespace) -> int:
 
 
 def _format(output: str | None) -> str:
-    """Return the audio format by the file's ending; PCM for speakers and standard output."""
+    """Return the audio format by the file's suffix; PCM for speakers and standard output."""
     if output is None or output == "-":
         return "pcm"
     ending = Path(output).suffix.lstrip(".").lower()
     audio_format = _OTHER_ENDINGS.get(ending, ending)
     if audio_format not in FORMATS:
         raise ConfigError(
-            f"--output: {output!r} names no format; end it with .{', .'.join(FORMATS)}"
+            f"--output: {output!r} names no format; end it with .{', .'.join(FORMATS)}",
+            param="--output",
         )
     return audio_format
 
@@ -64,13 +65,13 @@ def _play(command: Command, chunks: Iterator[bytes]) -> int:
         cut = True
     if cut or program.returncode:
         raise MotetError(
-            f"{command[0]} could not play it (exit code {program.returncode}); give --output FILE"
+            f"{command[0]} failed to play (exit code {program.returncode}); give --output FILE"
         )
     return 0
 
 
 def _write(output: str, chunks: Iterator[bytes]) -> None:
-    """Write the sound to a file, which is opened only once the first sound has arrived."""
+    """Write the audio to a file, which is created only once the first audio has arrived."""
     first = next(chunks, b"")
     with sys.stdout.buffer if output == "-" else _open(output) as file:
         file.write(first)
@@ -82,7 +83,8 @@ def _open(output: str) -> IO[bytes]:
         return open(output, "wb")
     except OSError as error:
         raise ConfigError(
-            f"--output: cannot write {output!r}: {error.strerror}; give a file in a folder"
+            f"--output: cannot write {output!r}: {error.strerror}; give a file in a folder",
+            param="--output",
         ) from None
 
 

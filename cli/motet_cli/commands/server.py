@@ -1,4 +1,4 @@
-"""Access a Motet server from a terminal: its models, and one streamed reply at a time."""
+"""Call a Motet server from a terminal: its models, and one streamed reply at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model of `/v1/models`. `parent`: the model that an adapter changes, else ""."""
+    """Represent a model of `/v1/models`.
+
+    parent: the model that an adapter belongs to, else "".
+    """
 
     name: str
     kind: str
@@ -30,12 +33,12 @@ class Listed:
 
 
 class Server:
-    """Call a server. Errors are raised as `MotetError`, with a remedy for the user."""
+    """Call a server; all errors are raised as MotetError with a remedy for the user."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        # No proxy: those of the environment are for the internet, not for a server named by --url.
+        # The environment's proxies are for the internet, not for a server named by --url.
         # Certificates are verified with this machine's trust store, or SSL_CERT_FILE.
         trust = ssl.create_default_context() if self.url.startswith("https:") else True
         self._http = httpx.Client(
@@ -58,11 +61,11 @@ class Server:
         self._http.close()
 
     def models(self, kind: str = "chat") -> list[str]:
-        """Return the names of a kind's models, served or starting; requests wait for these."""
+        """Return the names of a kind's models, served or starting; requests wait for starting ones."""
         return list(self.parents(kind))
 
     def parents(self, kind: str = "chat") -> dict[str, str]:
-        """Return a kind's models by name, each with the model that it is an adapter of, or ""."""
+        """Return the parent of each model of a kind by name, "" for a model that is no adapter."""
         return {model.name: model.parent for model in self.listed() if model.kind == kind}
 
     def listed(self) -> list[Listed]:
@@ -85,23 +88,21 @@ class Server:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise MotetError(
-                f"{self.url} does not answer like a Motet server; is --url right?"
-            ) from None
+            raise MotetError(f"{self.url} is not a Motet server; check --url") from None
 
     def metrics(self, page: str, **query: Any) -> dict[str, Any]:
-        """Return the contents of `/metrics/<page>`."""
+        """Return the JSON document `/metrics/<page>`."""
         try:
             reply = self._http.get(f"/metrics/{page}", params=query)
             _check(reply)
-            told: dict[str, Any] = reply.json()
-            return told
+            document: dict[str, Any] = reply.json()
+            return document
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
     @contextmanager
     def _streamed(self, path: str, **sent: Any) -> Iterator[httpx.Response]:
-        """Yield a reply with status 200, to be read as it arrives. Raises MotetError for others."""
+        """Yield a streamed reply of status 200. Raises MotetError for any other status."""
         try:
             with self._http.stream("POST", path, **sent) as reply:
                 if reply.status_code != 200:
@@ -120,7 +121,7 @@ class Server:
     def speech(
         self, model: str, text: str, voice: str | None, speed: float, audio_format: str
     ) -> Iterator[bytes]:
-        """Yield the speech of a text as it arrives. Closing the iterator cancels the request."""
+        """Yield encoded speech as it arrives. Closing the iterator cancels the request."""
         body = {"model": model, "input": text, "speed": speed, "response_format": audio_format}
         if voice:
             body["voice"] = voice
@@ -153,7 +154,7 @@ class Server:
             yield from _events(reply.iter_lines())
 
     def drawing(self, fields: dict[str, Any], files: dict[str, Path]) -> Iterator[dict[str, Any]]:
-        """Yield events of an image, the image last. Closing the iterator cancels the request."""
+        """Yield events of an image generation, the image last. Closing cancels the request."""
         body = fields | {"stream": True, "progress": True}
         with ExitStack() as opened:
             if files:
@@ -188,7 +189,7 @@ class Server:
         if isinstance(error, httpx.ConnectError):
             return Unavailable(f"no server at {self.url}; start one with `motet up`, or give --url")
         if isinstance(error, httpx.TimeoutException):
-            return Unavailable(f"{self.url} does not answer in time")
+            return Unavailable(f"{self.url} does not answer in time; try again later")
         return Unavailable(f"the connection to {self.url} broke: {error}")
 
 
@@ -203,7 +204,7 @@ def _check(reply: httpx.Response) -> None:
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    """Yield the data of server-sent events; an error event is raised."""
+    """Yield the data of server-sent events. Raises MotetError for an error event."""
     for line in lines:
         if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
             continue
@@ -214,7 +215,7 @@ def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the text of a chat from server-sent events."""
+    """Yield the text of a chat completion from server-sent events."""
     for chunk in _events(lines):
         for choice in chunk.get("choices", []):
             if text := choice.get("delta", {}).get("content"):
@@ -233,5 +234,6 @@ def read_key(path: str | None) -> str | None:
         return Path(path).expanduser().read_text().strip()
     except OSError as error:
         raise ConfigError(
-            f"--api-key-file: cannot read {path!r}: {error.strerror}; give a file with the key"
+            f"--api-key-file: cannot read {path!r}: {error.strerror}; give a readable file with the key",
+            param="--api-key-file",
         ) from None

@@ -1,4 +1,4 @@
-"""Show every instance of a stack and how fast its replies are, live: `motet top`."""
+"""Show the instances of a stack and the latency of its replies, live: `motet top`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from motet_shared.errors import ConfigError, MotetError
 Document = dict[str, Any]
 
 WIDE = 110  # columns that the whole table of instances needs
-LONGEST_MODEL = 14  # characters; longer names of models are folded in the narrow table
+LONGEST_MODEL = 14  # characters; longer model names are folded in the narrow table
 NUMBERS = ("running", "queued", "batch", "KV used", "work")
 NARROW_HEADS = {"running": "run", "queued": "queue", "KV used": "KV"}
 SHORT_UNITS = {"tokens/s": "tok/s", "× real time": "× real", "pictures/s": "pics/s"}
@@ -31,9 +31,9 @@ _STATES = {"ready": "green", "draining": "yellow", "warming": "cyan", "starting"
 
 @dataclass(frozen=True)
 class View:
-    """Two measurements of a stack: `now`, and the earlier `before`.
+    """Hold two measurements of a stack: `now`, and the earlier `before`.
 
-    price: of all machines, per hour.
+    price: price of all machines per hour; None: unknown.
     """
 
     now: Document
@@ -41,7 +41,7 @@ class View:
     price: float | None = None
 
     def rates(self) -> dict[str, float]:
-        """Return each instance's work per second; only of instances in both measurements."""
+        """Return each instance's work per second, for instances in both measurements."""
         passed = self.now["time"] - self.before["time"]
         earlier = {
             one["instance"]: one["work"]["done"] for one in self.before["instances"] if one["work"]
@@ -66,11 +66,14 @@ class View:
 
 
 def run(args: Namespace) -> int:
-    """Show the stack until Ctrl-C; once with `--once`, or where standard output is no terminal."""
+    """Show the stack until Ctrl-C; only once with `--once` or without a terminal."""
     if args.every <= 0:
-        raise ConfigError(f"--every: {args.every:g} is not a time; give seconds, such as 1")
+        raise ConfigError(
+            f"--every: {args.every:g} is out of range; give seconds above 0, such as 1",
+            param="--every",
+        )
     if args.json and not args.once:
-        raise ConfigError("--json: needs --once")
+        raise ConfigError("--json: needs --once; give both", param="--json")
     with Server(args.url, read_key(args.api_key_file)) as server:
         console = Console()
         views = _views(server, args)
@@ -110,34 +113,35 @@ def _print(view: View, console: Console, as_json: bool) -> None:
         console.print(screen(view, ""))
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# -------------------------------------------------------------------------------------- rendering
 def screen(view: View, url: str) -> RenderableType:
-    """Return everything that is shown."""
-    head = [Text(f"motet top  {url}  Ctrl-C ends", style="dim"), Text()] if url else []
+    """Return the screen: latencies of replies, and the table of instances."""
+    head = [Text(f"motet top  {url}  (Ctrl-C to end)", style="dim"), Text()] if url else []
     return Group(*head, replies(view), Text(), _Instances(view))
 
 
 def replies(view: View) -> Table:
-    """Return the figures of the window's replies."""
-    told = view.now["replies"]
+    """Return a table of the rates and latencies of the window's replies."""
+    figures = view.now["replies"]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_row(
-        "replies", f"{told['active']} now, {told['replies_per_second']:.2f}/s, {_failed(told)}"
+        "replies",
+        f"{figures['active']} now, {figures['replies_per_second']:.2f}/s, {_failed(figures)}",
     )
-    table.add_row("tokens", f"{told['tokens_per_second']:.1f}/s")
-    table.add_row("first token", _milliseconds(told["first_token_seconds"]))
-    table.add_row("between tokens", _milliseconds(told["between_tokens_seconds"]))
-    table.add_row("good", "-" if told["good"] is None else f"{told['good']:.1%}")
+    table.add_row("tokens", f"{figures['tokens_per_second']:.1f}/s")
+    table.add_row("first token", _milliseconds(figures["first_token_seconds"]))
+    table.add_row("between tokens", _milliseconds(figures["between_tokens_seconds"]))
+    table.add_row("goodput", "-" if figures["good"] is None else f"{figures['good']:.1%}")
     if view.price is not None:
         cost = view.per_million()
         table.add_row(
-            "a million tokens", "-" if cost is None else f"{cost:.2f} at {view.price:g} per hour"
+            "1M tokens cost", "-" if cost is None else f"{cost:.2f} at {view.price:g} per hour"
         )
     return table
 
 
-def _failed(told: Document) -> str:
-    return f"{told['failed']} of {told['replies']} failed in {told['window_seconds']:g} s"
+def _failed(figures: Document) -> str:
+    return f"{figures['failed']} of {figures['replies']} failed in {figures['window_seconds']:g} s"
 
 
 def _milliseconds(found: dict[str, float] | None) -> str:
@@ -148,7 +152,7 @@ def _milliseconds(found: dict[str, float] | None) -> str:
 
 @dataclass(frozen=True)
 class _Instances:
-    """Render the table of instances, one line per name, with fewer columns if narrow."""
+    """Render the table of instances, with fewer columns on a narrow console."""
 
     view: View
 
@@ -180,7 +184,10 @@ def instances(view: View, narrow: bool = False) -> Table:
 
 
 def _cells(one: Document, rate: float | None, narrow: bool) -> list[str | Text]:
-    """Return the cells of an instance; `rate`: its work per second, None if unknown."""
+    """Return the cells of an instance's row.
+
+    rate: its work per second; None: unknown.
+    """
     load = one["load"]
     state = Text(one["state"], style=_STATES.get(one["state"], "red"))
     running, queued = _count(load.get("running", load.get("active"))), _count(load.get("queued"))

@@ -1,4 +1,4 @@
-"""Show one reply's time as a waterfall across services: `motet trace`."""
+"""Show the stages of one reply as a waterfall across services: `motet trace`."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from rich.table import Table
 from motet_cli.commands.server import Server, read_key
 from motet_shared.errors import BadRequest
 
-_MOST = 200  # most replies that are searched
+_MAX_REPLIES = 200  # that are searched
 _WIDTH = 48
 
 
 def run(args: Namespace) -> int:
-    """Print a reply's stages. Raises BadRequest if the server does not know the reply."""
+    """Print the stages of a reply. Raises BadRequest if the gateway does not know it."""
     with Server(args.url, read_key(args.api_key_file)) as server:
         query = {"request": args.request} if args.request else {}
-        found = server.metrics("replies", count=_MOST, **query)["replies"]
+        found = server.metrics("replies", count=_MAX_REPLIES, **query)["replies"]
     if not found:
-        what = (
-            f"request {args.request!r} is not among the last replies"
+        message = (
+            f"REQUEST: {args.request!r} is not among the last replies of this gateway"
             if args.request
-            else "there is no reply yet"
+            else "REQUEST: this gateway has sent no reply yet"
         )
-        raise BadRequest(f"{what} of this gateway")
+        raise BadRequest(message, param="REQUEST")
     reply = max(found, key=lambda one: one["total"]) if args.slowest else found[0]
     Console().print(heading(reply), waterfall(reply), sep="\n")
     return 0
 
 
 def heading(reply: dict[str, Any]) -> str:
-    moved = f", moved {reply['moves']}×" if reply["moves"] else ""
+    failovers = f", {reply['moves']} failovers" if reply["moves"] else ""
     sizes = f"{reply['prompt_tokens']} tokens in ({reply['cached_tokens']} cached), {reply['tokens']} out"
-    return f"{reply['request'] or 'a realtime reply'}  {reply['model']}  {reply['status']}  {sizes}{moved}"
+    return f"{reply['request'] or 'a realtime reply'}  {reply['model']}  {reply['status']}  {sizes}{failovers}"
 
 
 def waterfall(reply: dict[str, Any]) -> Table:
-    """Return a row for each stage, with its place in the whole."""
+    """Return a table with a row per stage: duration, and a bar at its place in the reply."""
     total = max(reply["total"], 1e-9)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage")

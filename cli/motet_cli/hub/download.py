@@ -1,8 +1,8 @@
 """Download what serving needs of a repository into huggingface_hub's cache, and find it there.
 
-HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE are huggingface_hub's and mean here what they mean
-there; an interrupted download is resumed. A file whose contents do not have the hash that the hub
-lists is removed and refused. No file of a repository is executed.
+huggingface_hub reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE and resumes an interrupted
+download. A file whose contents do not have the hash that the hub lists is refused and removed. No
+file of a repository is executed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from huggingface_hub.errors import (
 from motet_shared.errors import ConfigError
 
 from .reference import HubReference
+from .retry import retried
 from .selection import select_files
 
 _CHUNK = 1 << 20  # bytes hashed at a time
@@ -36,9 +37,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def find_cached(reference: HubReference) -> Path | None:
-    """Return the folder (or GGUF file) of a model that was downloaded whole; None if it was not.
+    """Return the folder (or GGUF file) of a completely downloaded model, else None.
 
-    No connection is made.
+    Makes no connection.
     """
     try:
         paths = _cached_paths(reference, reference.revision)
@@ -51,22 +52,22 @@ def find_cached(reference: HubReference) -> Path | None:
 def pull(reference: HubReference) -> Path:
     """Download the files that serving needs, and return the folder (or GGUF file).
 
-    What is in the cache already is not downloaded again. Raises ConfigError with the reason and the
-    remedy if the repository cannot be read, holds nothing to serve, or arrives damaged.
+    Cached files are not downloaded again. Raises ConfigError with the reason and the remedy if the
+    repository cannot be read, contains nothing to serve, or arrives damaged.
     """
     with _explained(reference):
-        paths = _list_files(reference)
+        paths = retried(lambda: _list_files(reference))
         known = find_cached(reference)
-        folder = _snapshot(reference, paths, local_files_only=False)
+        folder = retried(lambda: _snapshot(reference, paths, local_files_only=False))
         if known is None:
             _verify(reference, folder)
     return _served_path(reference, folder)
 
 
 def remove(reference: HubReference) -> int:
-    """Delete a repository's files from the cache; return how many bytes that frees.
+    """Delete a repository's files from the cache; return the number of freed bytes.
 
-    Without a revision all revisions are deleted. Raises ConfigError if nothing of it is cached.
+    Without a revision all revisions are deleted. Raises ConfigError if none is cached.
     """
     repositories = [repo for repo in _repositories() if repo.repo_id == reference.repository]
     commits = [
@@ -76,7 +77,7 @@ def remove(reference: HubReference) -> int:
         if reference.revision in (None, revision.commit_hash, *revision.refs)
     ]
     if not commits:
-        raise ConfigError(f"{reference}: is not in the cache; `motet models` lists what is")
+        raise ConfigError(f"{reference}: is not in the cache; `motet models` lists cached models")
     strategy = hub.scan_cache_dir().delete_revisions(*commits)
     strategy.execute()
     return strategy.expected_freed_size
@@ -88,9 +89,13 @@ def cached_models() -> list[tuple[str, int]]:
 
 
 def fetch_config(reference: HubReference) -> Path:
-    """Return the folder of the repository's config.json, which alone is downloaded if need be."""
+    """Return the folder of the repository's config.json, downloading only that file if needed."""
     with _explained(reference):
-        path = hub.hf_hub_download(reference.repository, "config.json", revision=reference.revision)
+        path = retried(
+            lambda: hub.hf_hub_download(
+                reference.repository, "config.json", revision=reference.revision
+            )
+        )
     return Path(path).parent
 
 
@@ -103,7 +108,7 @@ def _repositories() -> list[hub.CachedRepoInfo]:
 
 
 def _list_files(reference: HubReference) -> list[str]:
-    """Return the paths of the files of the reference's commit, from the cached list if the hub is offline."""
+    """Return the paths of the files at the reference's commit; offline, from the cached list."""
     api = hub.HfApi()
     revision = api.resolve_revision(reference.repository, revision=reference.revision)
     try:
@@ -116,7 +121,7 @@ def _list_files(reference: HubReference) -> list[str]:
 
 
 def _cached_paths(reference: HubReference, revision: str | None) -> list[str]:
-    """Return the listed paths of a commit that was downloaded. Raises CachedRepoTreeNotFoundError."""
+    """Return the cached list of a commit's paths. Raises CachedRepoTreeNotFoundError."""
     tree = hub.get_cached_repo_tree(reference.repository, revision=revision)
     return [entry.path for entry in tree]
 
@@ -137,9 +142,9 @@ def _served_path(reference: HubReference, folder: Path) -> Path:
 
 
 def _verify(reference: HubReference, folder: Path) -> None:
-    """Compare the files in `folder` with their ETags, which are their hashes and name their blobs.
+    """Compare the files in `folder` with their ETags, which are their hashes and blob names.
 
-    A file that differs is removed from the cache. Raises ConfigError for it.
+    Removes a file that differs from the cache and raises ConfigError.
     """
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         blob = path.resolve()
@@ -148,15 +153,15 @@ def _verify(reference: HubReference, folder: Path) -> None:
         blob.unlink()
         path.unlink(missing_ok=True)
         raise ConfigError(
-            f"{reference}: {path.relative_to(folder)} does not have the hash that the hub lists; it"
-            " is removed from the cache: pull again, and if it stays so, report it to the repository"
+            f"{reference}: {path.relative_to(folder)} does not have the hash that the hub lists and is"
+            " removed from the cache; pull again, and if that fails too, report it to the repository"
         )
 
 
 def _has_hash(blob: Path, expected: str) -> bool:
     """Compare with SHA-256 (files in LFS) or git's blob hash, by the length of `expected`.
 
-    A mirror's ETag of another kind cannot be compared: True.
+    Returns True for an ETag of another length, which cannot be compared.
     """
     if len(expected) == _SHA256:
         digest = hashlib.sha256()
@@ -172,7 +177,7 @@ def _has_hash(blob: Path, expected: str) -> bool:
 
 @contextmanager
 def _explained(reference: HubReference) -> Iterator[None]:
-    """Turn errors of the hub, the network and the disk into ConfigErrors with a remedy."""
+    """Convert errors of the hub, the network and the disk to ConfigErrors with a remedy."""
     try:
         yield
     except GatedRepoError:
@@ -187,7 +192,7 @@ def _explained(reference: HubReference) -> Iterator[None]:
         ) from None
     except RepositoryNotFoundError:
         raise ConfigError(
-            f"{reference}: the hub knows no such repository, or HF_TOKEN may not read it;"
+            f"{reference}: the hub has no such repository, or HF_TOKEN may not read it;"
             " check the spelling of org/name"
         ) from None
     except HfHubHTTPError as error:
@@ -204,5 +209,5 @@ def _explained(reference: HubReference) -> Iterator[None]:
             raise
         raise ConfigError(
             f"{reference}: the disk of the cache is full; free space, or set HF_HOME to a folder"
-            " on another disk. What is downloaded stays and is not downloaded again"
+            " on another disk; finished files are kept"
         ) from None

@@ -17,7 +17,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class HubReference:
-    """A repository of a hub, a revision of it, and the one GGUF file that is meant, if any."""
+    """Name a repository of a hub, a revision of it and, for GGUF, one file in it."""
 
     repository: str  # "org/name"
     revision: str | None = None  # branch, tag or commit; None: the default branch
@@ -25,7 +25,7 @@ class HubReference:
 
     @property
     def name(self) -> str:
-        """Return the name under which the model is served: the reference without revision."""
+        """Return the name that the model is served under: the reference without revision."""
         return f"{self.repository}:{self.file}" if self.file else self.repository
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class HubReference:
 
 
 def parse_reference(text: str) -> HubReference | None:
-    """Return the reference that `text` is; None if it has another form, such as a path."""
+    """Parse a reference; return None for a text of another form, such as a path."""
     match = _REFERENCE.fullmatch(text)
     if match is None or ".." in text or "//" in text:
         return None
@@ -42,9 +42,10 @@ def parse_reference(text: str) -> HubReference | None:
 
 
 def require_reference(text: str) -> HubReference:
-    """Return the reference that `text` is. Raises ConfigError if it is none."""
+    """Parse a reference. Raises ConfigError for a text of another form."""
     if (reference := parse_reference(text)) is None:
         raise ConfigError(
-            f"MODEL={text!r}: is no name on a hub; give org/name, as the hub shows it"
+            f"MODEL: {text!r} is not a name on a hub; give org/name, as the hub shows it",
+            param="MODEL",
         )
     return reference

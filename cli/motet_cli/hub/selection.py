@@ -20,6 +20,7 @@ _SMALL = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 # Folders with the same model for other engines.
 _FOREIGN = frozenset({"onnx", "openvino", "original", "coreml", "tflite", "gguf", "metal"})
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.safetensors")
+_GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 # Weights of one component, as transformers, diffusers, sentence-transformers and PEFT name them.
 _WEIGHTS = frozenset(
     {"model.safetensors", "diffusion_pytorch_model.safetensors", "adapter_model.safetensors"}
@@ -28,9 +29,9 @@ _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt"})
 
 
 def select_files(reference: HubReference, paths: Collection[str]) -> list[str]:
-    """Return those of a repository's `paths` that serving the reference needs, sorted.
+    """Return the paths of a repository that serving the reference needs, sorted.
 
-    Raises ConfigError if the repository holds no weights that can be served, or lacks the file.
+    Raises ConfigError if the repository has no weights that can be served, or lacks the GGUF file.
     """
     paths = [path for path in paths if _is_safe(path)]
     if reference.file is not None:
@@ -42,7 +43,7 @@ def select_files(reference: HubReference, paths: Collection[str]) -> list[str]:
 
 
 def is_adapter(paths: Collection[str]) -> bool:
-    """Return True if the files are those of a LoRA adapter that PEFT has saved."""
+    """Return True for the files of a LoRA adapter as PEFT saves it."""
     return "adapter_config.json" in paths and "config.json" not in paths
 
 
@@ -52,21 +53,26 @@ def _select_gguf(reference: HubReference, paths: Collection[str]) -> list[str]:
         raise ConfigError(
             f"{reference}: the repository has no such file; it has {_list_gguf(paths) or 'no GGUF file'}"
         )
-    return [reference.file]
+    match = _GGUF_PART.fullmatch(reference.file)
+    if match is None:
+        return [reference.file]
+    count = int(match["count"])
+    parts = [f"{match['stem']}-{n:05d}-of-{count:05d}.gguf" for n in range(1, count + 1)]
+    if absent := [part for part in parts if part not in paths]:
+        raise ConfigError(f"{reference}: the repository lacks {absent[0]}; choose another file")
+    return parts
 
 
 def _refusal(reference: HubReference, paths: Collection[str]) -> str:
-    """Return why nothing can be served, with what to give instead."""
+    """Return the reason why nothing can be served, and the remedy."""
     if files := _list_gguf(paths):
-        return (
-            f"it holds GGUF files; name one, such as {reference.repository}:{files.split(', ')[0]}"
-        )
+        return f"it has GGUF files; name one, such as {reference.repository}:{files.split(', ')[0]}"
     if any(PurePosixPath(path).suffix in _PICKLES for path in paths):
         return (
-            "its weights are PyTorch pickles, which run code when they are read;"
+            "its weights are PyTorch pickles, which execute code when they are loaded;"
             " choose a repository or a revision with safetensors"
         )
-    return "it holds no safetensors; choose a repository of a checkpoint"
+    return "it has no safetensors; choose a repository of a checkpoint"
 
 
 def _list_gguf(paths: Collection[str]) -> str:

@@ -1,1 +1,1 @@
-"""Plan what machines a model or a traffic needs: `motet plan`."""
+"""Compute the machines that a model or a traffic needs: `motet plan`."""

@@ -1,4 +1,4 @@
-"""Read traffic and SLO of `motet plan --traffic`: a rate with lengths, or a file of requests."""
+"""Read the traffic and the SLO of `motet plan --traffic` from its options."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from motet_planner.traces import read_trace
 from motet_planner.traffic import Arrival
 from motet_shared.errors import ConfigError
 
-MOST_REQUESTS = 20_000  # most requests of one simulation; of more, every n-th is taken
-DURATION = 600.0  # seconds of traffic, by default; a day for the shape `daily`
+MAX_REQUESTS = 20_000  # of one simulation; of more, every n-th is simulated
+DURATION = 600.0  # seconds of traffic by default, except for the shape `daily`
 
 Requests = Callable[[], Iterable[Arrival]]
 _SHAPES: dict[str, Callable[[float, float], tuple[traffic.Rate, float]]] = {
@@ -31,16 +31,19 @@ _SHAPES: dict[str, Callable[[float, float], tuple[traffic.Rate, float]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
-    """The traffic in numbers: requests per second, mean lengths in tokens."""
+class TrafficSummary:
+    """Summarize a traffic: requests per second, mean tokens of prompts and replies."""
 
     rate: float
     prompt: int
     output: int
 
 
-def read_demand(args: Namespace) -> tuple[Demand, About]:
-    """Return the demand and its figures. ConfigError names the option, value and valid range."""
+def read_demand(args: Namespace) -> tuple[Demand, TrafficSummary]:
+    """Return the demand and its summary.
+
+    Raises ConfigError that names the option, its value and the valid range.
+    """
     slo = Slo(
         ttft=parse_duration("--ttft", args.ttft) or math.inf,
         itl=parse_duration("--itl", args.itl) or math.inf,
@@ -49,7 +52,8 @@ def read_demand(args: Namespace) -> tuple[Demand, About]:
     some = list(islice(requests(), 2000))
     if not some:
         raise ConfigError(
-            f"--traffic: {args.traffic!r} is no request in {seconds:g} s; give more, or a longer --duration"
+            f"--traffic: {args.traffic!r} yields no request in {seconds:g} s; give more, or a longer --duration",
+            param="--traffic",
         )
     demand = Demand(
         traffic=requests,
@@ -62,18 +66,19 @@ def read_demand(args: Namespace) -> tuple[Demand, About]:
     prompt, output = (
         round(sum(values) / len(some)) for values in zip(*[r[1:] for r in some], strict=True)
     )
-    return demand, About(rate=rate, prompt=prompt, output=output)
+    return demand, TrafficSummary(rate=rate, prompt=prompt, output=output)
 
 
 def _rate(text: str) -> float | None:
-    """Return requests per second; None if the text names a file."""
+    """Return requests per second; None for a text that is no number, but a file."""
     try:
         rate = float(text)
     except ValueError:
         return None
     if not 0 < rate < math.inf:
         raise ConfigError(
-            f"--traffic: {text!r} is no rate; give requests per second, more than 0, or a file of requests"
+            f"--traffic: {text!r} is out of range; give requests per second above 0, or a trace file",
+            param="--traffic",
         )
     return rate
 
@@ -82,7 +87,7 @@ def _generated(args: Namespace) -> tuple[Requests, float, int]:
     rate = _rate(args.traffic) or 0.0
     given = parse_duration("--duration", args.duration)
     seconds = given or (traffic.DAY if args.shape == "daily" else DURATION)
-    sample = max(1, math.ceil(rate * seconds / MOST_REQUESTS))
+    sample = max(1, math.ceil(rate * seconds / MAX_REQUESTS))
     curve, most = _SHAPES[args.shape](rate / sample, seconds)
     prompt, output = (
         lengths.parse(f"--{name}", getattr(args, name)).draw for name in ("input", "output")
@@ -98,8 +103,8 @@ def _recorded(args: Namespace) -> tuple[Requests, float, int]:
     requests = read_trace(Path(args.traffic).expanduser())
     speed = args.traffic_speed
     if not 0 < speed < math.inf:
-        raise ConfigError(f"--speed: {speed:g} is out of range; give more than 0")
-    sample = max(1, math.ceil(len(requests) / MOST_REQUESTS))
+        raise ConfigError(f"--speed: {speed:g} is out of range; give more than 0", param="--speed")
+    sample = max(1, math.ceil(len(requests) / MAX_REQUESTS))
     taken = [request._replace(at=request.at / speed) for request in requests[::sample]]
     return lambda: taken, max(taken[-1].at, 1.0), sample
 
@@ -107,10 +112,11 @@ def _recorded(args: Namespace) -> tuple[Requests, float, int]:
 def share(option: str, value: float, zero: bool = False) -> float:
     """Return `value` if it is a share. Raises ConfigError that names the option.
 
-    zero: accept 0 up to, but not, 1; else more than 0 up to 1.
+    zero: accept [0, 1) instead of (0, 1].
     """
     if not (0 <= value < 1 if zero else 0 < value <= 1):
         raise ConfigError(
-            f"{option}: {value:g} is no share; give {'0 up to, but not, 1' if zero else 'more than 0, up to 1'}"
+            f"{option}: {value:g} is out of range; give {'0 to below 1' if zero else 'more than 0, up to 1'}",
+            param=option,
         )
     return value

@@ -1,4 +1,4 @@
-"""Report what a model needs and what a machine could do with it, from its config.json alone."""
+"""Report a model's memory and the speed limits of a machine, from config.json: `motet plan`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from motet_cli.checkpoints.conversion import gguf_folder, is_gguf
+from motet_cli.checkpoints.model_folders import local_folder
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
-from motet_cli.planning.this_cpu import available_memory, this_cpu
-from motet_cli.supervision.model_folders import local_folder
+from motet_cli.planning.this_cpu import this_cpu
 from motet_models.capacity import (
     KV_FORMATS,
     WEIGHT_FORMATS,
+    KvGroup,
     Plan,
     Settings,
     format_bytes,
     layout_of,
     plan,
 )
+from motet_models.free_memory import available_memory
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
 from motet_models.roofline import GPUS, Bound, Processor, decode_bound, prefill_bound
@@ -44,9 +47,8 @@ _UNITS = {
     "ti": 1 << 40,
 }
 _ALIASES = {"bf16": "bfloat16", "fp32": "float32", "float8_e4m3fn": "float8"}
-# Memory of an engine process besides the model: on a CPU Python with torch and transformers and
-# what its allocator keeps between tensors (measured); on a GPU the CUDA context, cuBLAS
-# workspaces and the allocator's slack.
+# Bytes of an engine process besides the model. CPU: Python with torch and transformers, and memory
+# that the allocator keeps (measured). GPU: the CUDA context, cuBLAS workspaces, the allocator's slack.
 CPU_OVERHEAD = 424 << 20
 GPU_OVERHEAD = 1536 << 20
 
@@ -55,53 +57,66 @@ def run(args: Namespace) -> int:
     folder = find_config(args.model)
     shape = model_shape(read_config(folder), folder)
     if args.traffic is not None:
-        return _for_traffic(args, shape)
+        return _plan_for_traffic(args, shape)
     processor = _processor(args)
     memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
     settings = _settings(args, on_gpu=args.gpu is not None)
     context = parse_tokens(args.context) if args.context else min(shape.context or 4096, 4096)
-    answer = Answer(args.model, shape, settings, plan(shape, settings, memory, context), processor)
+    model_report = ModelReport(
+        args.model, shape, settings, plan(shape, settings, memory, context), processor
+    )
     if args.json:
-        json.dump(answer.document(), sys.stdout, indent=1)
+        json.dump(model_report.document(), sys.stdout, indent=1)
         print()
     else:
-        answer.print()
+        model_report.print()
     return 0
 
 
 # --------------------------------------------------------------------------------------------------------- command line
 def find_config(given: str) -> Path:
-    """Return the folder of a config.json, given it, the file, or a model's name here or on a hub.
+    """Return the folder of a config.json.
 
-    Of a model on a hub config.json alone is downloaded. Raises ConfigError if there is none.
+    given: the folder, the file, a GGUF file, the name of a local model, or `org/name` on a hub, of
+    which only config.json is downloaded. Raises ConfigError if there is none.
     """
     path = Path(given).expanduser()
+    if is_gguf(path):
+        return gguf_folder(path, "MODEL")
     folder = path.parent if path.is_file() else local_folder(given)
     if folder is None and (reference := parse_reference(given)) is not None:
-        from motet_cli.hub.download import fetch_config  # huggingface_hub takes half a second
+        from motet_cli.hub import download  # huggingface_hub takes half a second
 
-        folder = fetch_config(reference)
+        if reference.file:
+            return gguf_folder(download.pull(reference), "MODEL")
+        folder = download.fetch_config(reference)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
-            f"MODEL={given!r}: no config.json there; give a checkpoint folder, the name of a local"
-            " model, or org/name on a hub"
+            f"MODEL: {given!r} has no config.json; give a checkpoint folder, the name of a local"
+            " model, or org/name on a hub",
+            param="MODEL",
         )
     return folder
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Parse "24GB" (10^9), "24GiB" (2^30), "500M", or bytes. Raises ConfigError."""
+    """Parse bytes: "24GB" (10^9 each), "24GiB" (2^30 each), "500M", "7". Raises ConfigError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise ConfigError(f"{name}={text!r}: give bytes such as 24GB or 24GiB")
+        raise ConfigError(
+            f"{name}: {text!r} is not a number of bytes; give one such as 24GB or 24GiB", param=name
+        )
     return int(float(match[1]) * _UNITS[match[2]])
 
 
 def parse_tokens(text: str) -> int:
-    """Parse "8192", or "8k" (1,024 each). Raises ConfigError."""
+    """Parse tokens: "8192", or "8k" (1,024 each). Raises ConfigError."""
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if match is None or not int(match[1]):
-        raise ConfigError(f"--context={text!r}: give tokens such as 8192 or 8k")
+        raise ConfigError(
+            f"--context: {text!r} is not a number of tokens; give one such as 8192 or 8k",
+            param="--context",
+        )
     return int(match[1]) * (1024 if match[2] else 1)
 
 
@@ -110,7 +125,8 @@ def _processor(args: Namespace) -> Processor | None:
         named = {name.lower(): gpu for name, gpu in GPUS.items()}
         if (gpu := named.get(args.gpu.lower())) is None:
             raise ConfigError(
-                f"--gpu={args.gpu!r} is not in the table; choose one of {', '.join(GPUS)}"
+                f"--gpu: {args.gpu!r} is unknown; choose one of {', '.join(GPUS)}",
+                param="--gpu",
             )
         return gpu
     if args.cpu:
@@ -119,21 +135,22 @@ def _processor(args: Namespace) -> Processor | None:
     return None
 
 
-def _for_traffic(args: Namespace, shape: ModelShape) -> int:
+def _plan_for_traffic(args: Namespace, shape: ModelShape) -> int:
     for option in ("memory", "context", "gpu"):
         if getattr(args, option) is not None:
             raise ConfigError(
-                f"--{option}: goes without --traffic, where the price list says what there is"
+                f"--{option}: excludes --traffic, which takes hardware from --prices; give only one",
+                param=f"--{option}",
             )
 
-    def find(name: str) -> Processor | None:
+    def find_processor(name: str) -> Processor | None:
         named = {gpu.lower(): gpu for gpu in GPUS}
         on_gpu = Namespace(
             **{**vars(args), "gpu": named.get(name.lower()), "cpu": name.lower() == "cpu"}
         )
         return _processor(on_gpu)
 
-    return plan_traffic.run(args, shape, _settings(args, on_gpu=not args.cpu), find)
+    return plan_traffic.run(args, shape, _settings(args, on_gpu=not args.cpu), find_processor)
 
 
 def _default_memory(processor: Processor | None) -> int:
@@ -151,7 +168,8 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
     for name, low in (("block_size", 1), ("token_budget", 1), ("max_running", 1)):
         if getattr(args, name) < low:
             raise ConfigError(
-                f"--{name.replace('_', '-')}={getattr(args, name)}: give at least {low}"
+                f"--{name.replace('_', '-')}: {getattr(args, name)} is too few; give at least {low}",
+                param=f"--{name.replace('_', '-')}",
             )
     return Settings(
         weights=WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)],
@@ -170,8 +188,11 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
 
 # --------------------------------------------------------------------------------------------------------------- output
 @dataclass(frozen=True)
-class Answer:
-    """Figures for a model with these settings, on a processor if one is named."""
+class ModelReport:
+    """Hold the figures of a model with these settings.
+
+    processor: hardware for upper bounds of speed; None: memory only.
+    """
 
     model: str
     shape: ModelShape
@@ -180,7 +201,7 @@ class Answer:
     processor: Processor | None
 
     def bounds(self) -> dict[str, Bound]:
-        """Return upper bounds by phase; none without a processor."""
+        """Return upper bounds of speed by phase; empty without a processor."""
         if self.processor is None:
             return {}
         bounds = {"decode, 1 sequence": self._decode_bound(self.processor, 1)}
@@ -204,7 +225,7 @@ class Answer:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the answer as JSON members."""
+        """Return the report as a JSON object."""
         counts = self.shape.parameters
         return {
             "model": self.model,
@@ -217,16 +238,18 @@ class Answer:
         }
 
     def print(self) -> None:
-        """Print the answer as tables."""
+        """Print the report as tables."""
         console = Console(highlight=False)
         title = f"{self.model} ({self.shape.model_type}): parameters"
         console.print(title, _parameters_table(self.shape), sep="\n")
         console.print("memory", _memory_table(self.shape, self.settings, self.plan), sep="\n")
-        console.print("capacity", _capacity_table(self.plan, self.settings), sep="\n")
+        console.print("limits", _capacity_table(self.plan, self.settings), sep="\n")
         if (processor := self.processor) is not None:
             rates = f"{processor.bandwidth / 1e9:,.0f} GB/s, {processor.bf16 / 1e12:,.2f} TFLOP/s"
             console.print(
-                f"at most on {processor.name} ({rates})", _roofline_table(self.bounds()), sep="\n"
+                f"upper bounds on {processor.name} ({rates})",
+                _roofline_table(self.bounds()),
+                sep="\n",
             )
 
 
@@ -251,39 +274,45 @@ def _parameters_table(shape: ModelShape) -> Table:
     return table
 
 
-def _memory_table(shape: ModelShape, settings: Settings, made: Plan) -> Table:
-    table = _table("use", "bytes", "how")
-    blocks = f"{made.num_blocks:,} blocks of {made.block_size} tokens, {format_bytes(made.block_bytes)} each"
+def _memory_table(shape: ModelShape, settings: Settings, memory_plan: Plan) -> Table:
+    table = _table("use", "bytes", "details")
+    each = format_bytes(memory_plan.block_bytes)
+    blocks = f"{memory_plan.num_blocks:,} blocks of {memory_plan.block_size} tokens, {each} each"
     rows = [
-        ("weights", made.weights, settings.weights.name),
-        ("activations", made.activations, f"{settings.token_budget} tokens per step"),
+        ("weights", memory_plan.weights, settings.weights.name),
+        ("activations", memory_plan.activations, f"{settings.token_budget} tokens per step"),
         (
             "recurrent states",
-            made.states,
+            memory_plan.states,
             f"{settings.max_running} sequences" + " and snapshots" * settings.prefix_cache,
         ),
-        ("overhead", made.overhead, "process, libraries"),
-        ("KV cache", made.kv, blocks),
-        ("used", made.used, f"of {format_bytes(made.memory)}"),
+        ("overhead", memory_plan.overhead, "process, libraries"),
+        ("KV cache", memory_plan.kv, blocks),
+        ("used", memory_plan.used, f"of {format_bytes(memory_plan.memory)}"),
     ]
     for name, number, how in rows:
         if number:
             table.add_row(name, format_bytes(number), how)
     kinds = ", ".join(
-        f"{len(group.layers)} layers {'full' if group.window is None else f'window {group.window}'}"
-        for group in layout_of(shape.layers, made.block_size, settings.kv).groups
+        f"{len(group.layers)} layers {_reach(group)}"
+        for group in layout_of(shape.layers, memory_plan.block_size, settings.kv).groups
     )
-    table.add_row("KV per token", format_bytes(made.per_token), f"groups: {kinds}")
+    table.add_row("KV per token", format_bytes(memory_plan.per_token), f"groups: {kinds}")
     return table
 
 
-def _capacity_table(made: Plan, settings: Settings) -> Table:
-    table = _table("what", "how much")
-    table.add_row(f"KV of a sequence of {made.context:,} tokens", format_bytes(made.per_sequence))
-    table.add_row(f"sequences of {made.context:,} tokens at a time", f"{made.sequences:,}")
-    if made.running < made.sequences:
+def _capacity_table(memory_plan: Plan, settings: Settings) -> Table:
+    table = _table("capacity", "value")
+    table.add_row(
+        f"KV of a sequence of {memory_plan.context:,} tokens",
+        format_bytes(memory_plan.per_sequence),
+    )
+    table.add_row(
+        f"concurrent sequences of {memory_plan.context:,} tokens", f"{memory_plan.sequences:,}"
+    )
+    if memory_plan.running < memory_plan.sequences:
         table.add_row("of which run (max_running)", f"{settings.max_running:,}")
-    table.add_row("longest single sequence", f"{made.longest:,} tokens")
+    table.add_row("longest single sequence", f"{memory_plan.longest:,} tokens")
     return table
 
 
@@ -292,3 +321,10 @@ def _roofline_table(bounds: dict[str, Bound]) -> Table:
     for name, bound in bounds.items():
         table.add_row(name, f"{bound.tokens_per_second:,.1f}", bound.limit)
     return table
+
+
+def _reach(group: KvGroup) -> str:
+    """Return what a query of a group of layers sees."""
+    if group.chunk is not None:
+        return f"chunks of {group.chunk}"
+    return "full" if group.window is None else f"window {group.window}"

@@ -1,4 +1,4 @@
-"""Describe this machine's CPU for `motet plan --cpu`: measure bandwidth, compute FLOP/s."""
+"""Describe this machine's CPU for `motet plan --cpu`: measured bandwidth, computed FLOP/s."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from motet_models.free_memory import available_memory
 from motet_models.roofline import Processor
-from motet_shared.errors import ConfigError
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
-SECONDS = 0.5
+SECONDS = 0.5  # of the measurement
 
 # float32 operations per core and cycle: two FMA units of 16 or 8 lanes, two operations each.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("avx2", 32), ("", 8))
@@ -24,11 +24,11 @@ _BF16 = (("amx_bf16", 16), ("avx512_bf16", 2), ("", 1))
 
 
 def this_cpu(*, threads: int = 0, bandwidth: float = 0.0, flops: float = 0.0) -> Processor:
-    """Return this machine; what is not given is determined, bandwidth by reading, within a second.
+    """Return this machine's processor; takes about a second if it measures the bandwidth.
 
     threads: threads that compute; 0: all.
-    bandwidth: bytes/s.
-    flops: float32 operations per second.
+    bandwidth: bytes/s; 0: measured.
+    flops: float32 operations per second; 0: computed from clock and vector width.
     """
     threads = threads or len(os.sched_getaffinity(0))
     info = Path("/proc/cpuinfo").read_text()
@@ -43,19 +43,11 @@ def this_cpu(*, threads: int = 0, bandwidth: float = 0.0, flops: float = 0.0) ->
     )
 
 
-def available_memory() -> int:
-    """Return the bytes that can be allocated without swapping."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    if match is None:
-        raise ConfigError("/proc/meminfo names no MemAvailable; give --memory")
-    return int(match[1]) * 1024
-
-
 def read_bandwidth(threads: int, nbytes: int = BUFFER_BYTES, seconds: float = SECONDS) -> float:
-    """Return the bytes per second that `threads` threads read together.
+    """Measure the bytes per second that `threads` threads read together.
 
-    That is the best of several passes of the C library's memchr; ctypes releases the interpreter's
-    lock during a call.
+    Returns the best of several passes of the C library's memchr, during which ctypes releases the
+    interpreter lock.
     """
     buffer = ctypes.create_string_buffer(nbytes)  # zeros are written, so every page is present
     memchr = ctypes.CDLL(None).memchr

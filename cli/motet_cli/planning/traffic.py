@@ -1,8 +1,7 @@
-"""Size a deployment: how many instances a traffic needs, and what a million tokens then cost.
+"""Size a deployment: the instances that a traffic needs, and the cost per million tokens.
 
-`motet plan --traffic` simulates with the policy that `motet-planner` runs
-(`motet_planner.simulator`). This module turns a command line into requests and instances, and
-results into tables.
+`motet plan --traffic` simulates with the policy that the planner runs (`motet_planner.simulator`).
+This module converts the command line to requests and instances, and results to tables.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from motet_cli.bench.results.table import duration
-from motet_cli.planning.demand import About, read_demand, share
+from motet_cli.planning.demand import TrafficSummary, read_demand, share
 from motet_models.capacity import Plan, Settings, plan
 from motet_models.model_shape import ModelShape
 from motet_models.roofline import GPUS, Processor, decode_bound, prefill_bound
-from motet_planner.outcome import Outcome, Slo
+from motet_planner.outcome import SimulationOutcome, Slo
 from motet_planner.prices import Price, read_prices
 from motet_planner.sizing import Demand, Sizing, size
 from motet_planner.speed import Speed, Steps
@@ -34,15 +33,15 @@ from motet_shared.quantiles import quantile
 
 
 class DoesNotFit(ConfigError):
-    """Raised when the model does not fit into the memory of a processor."""
+    """Report a model that exceeds the memory of a processor."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """The model that is served, and its settings.
+class ServedModel:
+    """Hold the served model and its settings.
 
     efficiency: share of a processor's upper bounds that the engine reaches.
-    cached: share of prompts that the prefix cache supplies.
+    cached: share of prompt tokens that the prefix cache supplies.
     """
 
     shape: ModelShape
@@ -52,35 +51,37 @@ class Engine:
     cached: float
 
     def speed(
-        self, name: str, price: Price, processor: Processor | None, about: About
+        self, name: str, price: Price, processor: Processor | None, summary: TrafficSummary
     ) -> tuple[Speed, str]:
         """Return an instance's speed and its source: measured, or the processor's bounds.
 
-        Bounds are those for requests of the mean lengths. Raises ConfigError for an unknown
+        Bounds apply to requests of the mean lengths. Raises ConfigError for an unknown
         processor, DoesNotFit if the model needs more memory.
         """
         if price.prefill_token is not None and price.decode_step is not None:
             steps = tuple(price.decode_step)
-            return self._made(price.prefill_token, steps, price.kv_tokens), "measured"
+            return self._speed(price.prefill_token, steps, price.kv_tokens), "measured"
         if processor is None:
             known = ", ".join([*GPUS, "cpu"])
             raise ConfigError(
-                f"--prices: {name!r} is none of {known}; give prefill_token and decode_step as measured, or such a name"
+                f"--prices: {name!r} is not one of {known}; give such a name, or measured"
+                " prefill_token and decode_step",
+                param="--prices",
             )
         try:
             memory_plan = plan(self.shape, self.settings, processor.memory, self.context)
         except ConfigError as error:
             raise DoesNotFit(error.message) from None
         prefill = prefill_bound(
-            self.shape, processor, self.settings.weights, tokens=about.prompt
+            self.shape, processor, self.settings.weights, tokens=summary.prompt
         ).tokens_per_second
-        steps = tuple(self._steps(processor, about.prompt + about.output // 2))
-        speed = self._made(
+        steps = tuple(self._steps(processor, summary.prompt + summary.output // 2))
+        speed = self._speed(
             1 / (prefill * self.efficiency), steps, price.kv_tokens or _kv_tokens(memory_plan)
         )
         return speed, f"{self.efficiency:g} of bounds"
 
-    def _made(self, prefill_token: float, steps: Steps, kv_tokens: int) -> Speed:
+    def _speed(self, prefill_token: float, steps: Steps, kv_tokens: int) -> Speed:
         return Speed(
             prefill_token=prefill_token,
             steps=steps,
@@ -106,7 +107,7 @@ class Engine:
 def _kv_tokens(memory_plan: Plan) -> int:
     """Return the tokens that the KV cache holds, for sequences of the planned length.
 
-    Sliding windows make a longer sequence take less per token.
+    With sliding windows, a longer sequence takes less memory per token.
     """
     return (
         memory_plan.num_blocks
@@ -116,15 +117,19 @@ def _kv_tokens(memory_plan: Plan) -> int:
     )
 
 
-Find = Callable[[str], Processor | None]  # maps a name in the price list to its processor, or None
+FindProcessor = Callable[
+    [str], Processor | None
+]  # maps a name in the price list to its processor, or None
 
 
-def run(args: Namespace, shape: ModelShape, settings: Settings, find: Find) -> int:
-    """Print the offers. Exit code 1 if nothing on the price list meets the SLO."""
+def run(
+    args: Namespace, shape: ModelShape, settings: Settings, find_processor: FindProcessor
+) -> int:
+    """Print the offers; return exit code 1 if none of them meets the SLO."""
     prices = _prices(args)
-    demand, about = read_demand(args)
-    longest = max(64, 2 * (about.prompt + about.output))
-    engine = Engine(
+    demand, summary = read_demand(args)
+    longest = max(64, 2 * (summary.prompt + summary.output))
+    served = ServedModel(
         shape=shape,
         settings=settings,
         context=min(longest, shape.context or longest),
@@ -132,34 +137,36 @@ def run(args: Namespace, shape: ModelShape, settings: Settings, find: Find) -> i
         cached=share("--cached", args.cached, zero=True),
     )
     offers = [
-        _offer(engine, demand, about, name, price, find(name)) for name, price in prices.items()
+        _offer(served, demand, summary, name, price, find_processor(name))
+        for name, price in prices.items()
     ]
     offers.sort(key=lambda offer: offer.cost)
     if args.json:
-        json.dump(_document(args, demand, about, offers), sys.stdout, indent=1)
+        json.dump(_document(args, demand, summary, offers), sys.stdout, indent=1)
         print()
     else:
-        _print(args, demand, about, offers)
+        _print(args, demand, summary, offers)
     return 0 if any(offer.sizing for offer in offers) else 1
 
 
 # -------------------------------------------------------------------------------------------------------------- offers
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Result for one line of the price list; without a sizing, `why` says why not."""
+    """Hold the result for one entry of the price list.
+
+    source: origin of the speed, measured or bounds.
+    reason: why there is no sizing; empty if there is one.
+    """
 
     name: str
     price: Price
     source: str = ""
     sizing: Sizing | None = None
-    why: str = ""
+    reason: str = ""
 
     @property
     def cost(self) -> float:
-        """Return the cost of a million output tokens with a fixed number of instances.
-
-        Offers are sorted by it; infinite without a sizing.
-        """
+        """Return the cost per million output tokens of a fixed deployment; infinite without one."""
         return (
             math.inf if self.sizing is None else self.sizing.fixed.per_million(self.price.price)[0]
         )
@@ -168,33 +175,37 @@ class Offer:
 def _prices(args: Namespace) -> dict[str, Price]:
     if args.prices is None:
         raise ConfigError(
-            "--traffic: without prices there is nothing to compare; give --prices FILE (docs/plan.md)"
+            "--prices: is not given, but --traffic compares costs; give --prices FILE (docs/plan.md)",
+            param="--traffic",
         )
     return read_prices(Path(args.prices).expanduser())
 
 
 def _offer(
-    engine: Engine,
+    served: ServedModel,
     demand: Demand,
-    about: About,
+    summary: TrafficSummary,
     name: str,
     price: Price,
     processor: Processor | None,
 ) -> Offer:
     try:
-        speed, source = engine.speed(name, price, processor, about)
+        speed, source = served.speed(name, price, processor, summary)
     except DoesNotFit as error:
-        return Offer(name=name, price=price, why=error.message)
+        return Offer(name=name, price=price, reason=error.message)
     found = size(demand, speed, price.cold_start)
     if found is None:
         return Offer(
-            name=name, price=price, source=source, why="too many requests take too long even alone"
+            name=name,
+            price=price,
+            source=source,
+            reason="too many requests miss the SLO even alone",
         )
     return Offer(name=name, price=price, source=source, sizing=found)
 
 
 # -------------------------------------------------------------------------------------------------------------- output
-def _figures(outcome: Outcome, slo: Slo, price: Price) -> dict[str, float]:
+def _figures(outcome: SimulationOutcome, slo: Slo, price: Price) -> dict[str, float]:
     output, total = outcome.per_million(price.price)
     return {
         "instances": outcome.mean_instances,
@@ -210,7 +221,9 @@ def _figures(outcome: Outcome, slo: Slo, price: Price) -> dict[str, float]:
     }
 
 
-def _document(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -> dict[str, Any]:
+def _document(
+    args: Namespace, demand: Demand, summary: TrafficSummary, offers: list[Offer]
+) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for offer in offers:
         entry: dict[str, Any] = {
@@ -219,7 +232,7 @@ def _document(args: Namespace, demand: Demand, about: About, offers: list[Offer]
             "speed": offer.source,
         }
         if (sizing := offer.sizing) is None:
-            found.append(entry | {"why_not": offer.why})
+            found.append(entry | {"why_not": offer.reason})
             continue
         fixed = _figures(sizing.fixed, demand.slo, offer.price) | {"instances": sizing.instances}
         scaled = _figures(sizing.scaled, demand.slo, offer.price) | {
@@ -230,13 +243,13 @@ def _document(args: Namespace, demand: Demand, about: About, offers: list[Offer]
     slo = {name: value for name, value in asdict(demand.slo).items() if value < math.inf}
     return {
         "model": args.model,
-        "traffic": {**asdict(about), "seconds": demand.seconds, "sample": demand.sample},
+        "traffic": {**asdict(summary), "seconds": demand.seconds, "sample": demand.sample},
         "slo": {**slo, "share": demand.share},
         "offers": found,
     }
 
 
-def _print(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -> None:
+def _print(args: Namespace, demand: Demand, summary: TrafficSummary, offers: list[Offer]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=120)
@@ -246,18 +259,19 @@ def _print(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -
         if limit < math.inf
     ]
     console.print(
-        f"{args.model}: {about.rate:,.3g} requests/s for {duration(demand.seconds)}, on average {about.prompt:,} tokens"
-        f" in and {about.output:,} out; {demand.share:.4g} of them with {', '.join(limits) or 'any latency'}"
+        f"{args.model}: {summary.rate:,.3g} requests/s for {duration(demand.seconds)}, on average"
+        f" {summary.prompt:,} tokens in and {summary.output:,} out; {demand.share:.4g} of them with"
+        f" {', '.join(limits) or 'any latency'}"
     )
     if demand.sample > 1:
         console.print(
-            f"simulated with one in {demand.sample} requests, so numbers of instances are multiples of that"
+            f"simulated with 1 of {demand.sample} requests: instances are multiples of {demand.sample}"
         )
-    console.print("the fewest instances, all the time", _fixed_table(demand, offers), sep="\n")
-    console.print("as many as motet-planner would have", _scaled_table(demand, offers), sep="\n")
+    console.print("fixed number of instances", _fixed_table(demand, offers), sep="\n")
+    console.print("scaled by the planner", _scaled_table(demand, offers), sep="\n")
     for offer in offers:
-        if offer.why:
-            console.print(f"{offer.name}: {offer.why}")
+        if offer.reason:
+            console.print(f"{offer.name}: {offer.reason}")
 
 
 def _fixed_table(demand: Demand, offers: list[Offer]) -> Table:
@@ -266,7 +280,7 @@ def _fixed_table(demand: Demand, offers: list[Offer]) -> Table:
         "speed",
         "instances",
         "streams each",
-        "kept",
+        "SLO met",
         "TTFT p95",
         "ITL p95",
         "cost/h",
@@ -293,7 +307,7 @@ def _fixed_table(demand: Demand, offers: list[Offer]) -> Table:
 
 def _scaled_table(demand: Demand, offers: list[Offer]) -> Table:
     table = _table(
-        "on", "target", "instances", "most", "kept", "misses", "cost/h", "1M out", "1M in+out"
+        "on", "target", "instances", "max", "SLO met", "misses", "cost/h", "1M out", "1M in+out"
     )
     for offer in offers:
         if (sizing := offer.sizing) is not None:

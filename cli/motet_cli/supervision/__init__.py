@@ -1,1 +1,1 @@
-"""`motet up`: start, watch, restart and scale the processes of a stack."""
+"""Start, supervise, restart and scale the processes of a stack: `motet up`."""

@@ -1,4 +1,4 @@
-"""Check addresses to listen on, loopback or not, free or not, before anything is started."""
+"""Check addresses to listen on before any process is started."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from motet_shared.errors import ConfigError
 
 
 def is_loopback(host: str) -> bool:
+    """Return True if only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -20,18 +21,19 @@ def is_loopback(host: str) -> bool:
 
 
 def local_view(host: str) -> str:
-    """Return the address at which this machine reaches a server that listens on `host`."""
+    """Return the address under which this machine reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def of_url(url: str) -> tuple[str, int]:
-    """Return host and port of http(s)://host[:port]. Raises ConfigError for anything else."""
+    """Return host and port of http(s)://host[:port]. Raises ConfigError for other texts."""
     try:
         parts = urlsplit(url)
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
         raise ConfigError(
-            f"--url: {url!r} is no address; give one such as http://127.0.0.1:8000"
+            f"--url: {url!r} is not an http or https URL; give one such as http://127.0.0.1:8000",
+            param="--url",
         ) from None
     return parts.hostname or "", port
 
@@ -42,12 +44,12 @@ def url(host: str, port: int, *, tls: bool = False) -> str:
 
 
 def free_port(host: str, port: int = 0) -> int:
-    """Return `port` if it can be listened on, for 0 one that is free. Raises ConfigError if not."""
+    """Return `port` if it is free, or any free port for 0. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror:
         raise ConfigError(
-            f"--host: {host!r} is not known here; give an address of this machine"
+            f"--host: {host!r} cannot be resolved; give an address of this machine", param="--host"
         ) from None
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -55,14 +57,14 @@ def free_port(host: str, port: int = 0) -> int:
             probe.bind(address)
             probe.listen(1)
         except OSError as error:
-            raise ConfigError(_refusal(host, port, error)) from None
+            raise _refusal(host, port, error) from None
         return int(probe.getsockname()[1])
 
 
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket bound to the address, for other processes to listen on.
 
-    Until one listens, connections are refused. Raises ConfigError.
+    Connections are refused until one of them listens. Raises ConfigError.
     """
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     taken = socket.socket(family, socket.SOCK_STREAM)
@@ -71,15 +73,19 @@ def bound(host: str, port: int) -> socket.socket:
         taken.bind(where)
     except OSError as error:
         taken.close()
-        raise ConfigError(_refusal(host, port, error)) from None
+        raise _refusal(host, port, error) from None
     return taken
 
 
-def _refusal(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"--port: {port} on {host} is in use; end what listens there or choose another port"
-    if error.errno == errno.EACCES:
-        return f"--port: {port} needs privileges; choose one above 1023"
+def _refusal(host: str, port: int, error: OSError) -> ConfigError:
+    """Return the error for an address that cannot be bound."""
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"--host: {host!r} is no address of this machine"
-    return f"--port: cannot listen on {host}:{port}: {error.strerror}"
+        return ConfigError(
+            f"--host: {host!r} is not an address of this machine; give one that is", param="--host"
+        )
+    reasons = {
+        errno.EADDRINUSE: f"{port} on {host} is in use; end the server there or choose another port",
+        errno.EACCES: f"{port} needs privileges; choose one above 1023",
+    }
+    other = f"cannot listen on {host}:{port}: {error.strerror}; choose another port"
+    return ConfigError(f"--port: {reasons.get(error.errno or 0, other)}", param="--port")

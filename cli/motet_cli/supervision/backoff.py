@@ -1,4 +1,4 @@
-"""Decide when to restart a dead process: at once, then later, and rarely in a crash loop."""
+"""Compute the delays between restarts of a process: exponential, with a pause in a crash loop."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class BackoffPolicy:
-    """Rule of delays: from `first` by `factor` up to `cap` seconds.
+    """Define the delays: from `first` by `factor` up to `cap` seconds.
 
-    A run of `healthy_after` seconds resets them. More than `burst` exits within `window` seconds
-    are a crash loop: the next start waits `pause` seconds.
+    A run of `healthy_after` seconds resets the delay. More than `burst` exits within `window`
+    seconds are a crash loop, after which the next start waits `pause` seconds.
     """
 
     first: float = 0.1
@@ -24,7 +24,7 @@ class BackoffPolicy:
 
 
 class Backoff:
-    """Keep the restart history of one process."""
+    """Track the exits of one process and compute its next delay."""
 
     def __init__(self, policy: BackoffPolicy) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""Run one supervised process: end it with its parent, split its output, stop or kill it."""
+"""Run one supervised process: bind its life to its parent, split its output, stop or kill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from motet_cli.supervision.leash import leash
+from motet_cli.supervision.parent_death import die_with_parent
 
 _TAIL_LINES = 20
 _LONGEST_LINE = 64 * 1024
@@ -22,28 +22,30 @@ _LONGEST_LINE = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """A process to run. `stage` orders the stop: the lowest ends first, equal ones together."""
+    """Describe a process to run.
+
+    stage: place in the order of stopping, lowest first, equal ones together.
+    env: additions to the environment; may hold passwords, so it is never printed.
+    grace: seconds from the last SIGTERM to SIGKILL.
+    drain: seconds from a first SIGTERM to a second, which ends running work; None: only one.
+    fds: open file descriptors that the process inherits.
+    forks: True if a nursery may fork it; `argv` then has the form `python -m module …`.
+    """
 
     name: str  # unique; shown in the log
     role: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  # may hold passwords: never printed
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     stage: int = 0
-    grace: float = 5.0  # seconds from the last SIGTERM to SIGKILL
-    drain: float | None = (
-        None  # seconds from the first SIGTERM to a second, which ends running work; None: only one
-    )
-    fds: tuple[int, ...] = ()  # open file descriptors that it inherits
+    grace: float = 5.0
+    drain: float | None = None
+    fds: tuple[int, ...] = ()
     model: str | None = None
-    forks: bool = (
-        False  # may be forked from a nursery; `argv` then has the form `python -m module …`
-    )
+    forks: bool = False
 
 
-def _exit_words(status: int) -> str:
-    """Return `exit code 3`, or `killed by SIGKILL`."""
+def _describe_exit(status: int) -> str:
+    """Describe an exit status, such as `exit code 3` or `killed by SIGKILL`."""
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -55,7 +57,7 @@ def _exit_words(status: int) -> str:
 class Child(asyncio.SubprocessProtocol):
     """Represent a running process.
 
-    Each start has an instance id of its own, so that stream numbers of a dead one are not reused.
+    Each start has an instance id of its own, so that stream numbers of an ended one are not reused.
     """
 
     def __init__(self, spec: ChildSpec, on_line: Callable[[str], None]) -> None:
@@ -74,9 +76,9 @@ class Child(asyncio.SubprocessProtocol):
     async def start(
         cls, spec: ChildSpec, on_line: Callable[[str], None], spawn: Spawn | None = None
     ) -> Child:
-        """Start the command in its own process group, which a terminal's Ctrl-C does not reach.
+        """Start the process in a group of its own, which a terminal's Ctrl-C does not reach.
 
-        spawn: creates the process; by default as a new program.
+        spawn: function that creates the process; None: execute a new program.
         """
         child = cls(spec, on_line)
         env = {**os.environ, **spec.env, "MOTET_INSTANCE": child.instance}
@@ -86,11 +88,11 @@ class Child(asyncio.SubprocessProtocol):
         return child
 
     @property
-    def exit_words(self) -> str:
-        return "running" if self.status is None else _exit_words(self.status)
+    def exit_description(self) -> str:
+        return "running" if self.status is None else _describe_exit(self.status)
 
     async def wait(self) -> int:
-        """Return the exit status once all output was passed on."""
+        """Wait for the end of the process and its output; return the exit status."""
         await self._gone.wait()
         if self.status is None:
             raise RuntimeError(f"{self.spec.name}: gone without an exit status")
@@ -99,7 +101,7 @@ class Child(asyncio.SubprocessProtocol):
     async def stop(self, drain: float | None = None) -> bool:
         """Send SIGTERM, again after `drain` seconds (None: the spec's), then SIGKILL after `grace`.
 
-        Returns True if the process ended by itself.
+        Returns True if SIGKILL was not needed.
         """
         drain = self.spec.drain if drain is None else drain
         for seconds in (self.spec.grace,) if drain is None else (drain, self.spec.grace):
@@ -151,15 +153,14 @@ class Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
     def _emit(self, line: bytes) -> None:
-        text = (
-            line.decode(errors="replace").rstrip().rpartition("\r")[2]
-        )  # of a progress line that redraws itself, the last state
+        # Of a progress line that redraws itself, only the last state is kept.
+        text = line.decode(errors="replace").rstrip().rpartition("\r")[2]
         if text:
             self.tail.append(text)
             self._on_line(text)
 
 
-# Takes a protocol factory, the spec, and the whole environment.
+# Creates a process from a protocol factory, the spec and the complete environment.
 Spawn = Callable[
     [Callable[[], Child], ChildSpec, Mapping[str, str]],
     Awaitable[tuple[asyncio.SubprocessTransport, Child]],
@@ -177,6 +178,6 @@ async def _execute(
         stderr=subprocess.STDOUT,
         env=env,
         process_group=0,
-        preexec_fn=partial(leash, os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
         pass_fds=spec.fds,
     )

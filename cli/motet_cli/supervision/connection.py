@@ -1,8 +1,8 @@
-"""Let commands of the same user find the NATS server of a running `motet up`.
+"""Publish the NATS server of a running `motet up` to commands of the same user, and find it.
 
 `motet up` picks a port and passwords for each run. While it runs, it keeps them in files that only
-its user can read, in `$XDG_RUNTIME_DIR/motet`, or in `motet-<uid>` in the temporary folder: one
-file per HTTP port with the operator's password, and a folder with the services' passwords.
+its user can read, in `$XDG_RUNTIME_DIR/motet`, or in `motet-<uid>` in the temporary folder: for
+each HTTP port a file with the address of NATS, and a folder with the passwords of all roles.
 """
 
 from __future__ import annotations
@@ -24,23 +24,39 @@ from motet_shared.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Connection:
-    """URL of NATS and the password of its user `operator`; None if it asks for none."""
+class NatsAccess:
+    """Where NATS is, and how to log in to it.
+
+    nats_credentials: folder with the passwords of all roles, or with that of one.
+    nats_password: without a folder, the password of any user; None if the server asks for none.
+    """
 
     nats_url: str
     nats_password: str | None = field(default=None, repr=False)
+    nats_credentials: str | None = None
+
+    def password(self, role: str) -> str | None:
+        """Return the password of a role's user; None if the server asks for none.
+
+        Raises ConfigError if the folder does not have it.
+        """
+        if self.nats_credentials is None:
+            return self.nats_password
+        credentials = Path(self.nats_credentials)
+        below = credentials / role
+        return read_password(below if below.is_dir() else credentials, role)
 
 
 def folder() -> Path:
-    """Return the folder of the files. It may not exist."""
+    """Return the folder of the published files, which may not exist."""
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "motet"
     return Path(tempfile.gettempdir()) / f"motet-{os.getuid()}"
 
 
 @contextlib.contextmanager
-def published(port: int, connection: Connection) -> Iterator[None]:
-    """Publish `connection` by the HTTP port to commands of the same user, within the context."""
+def published(port: int, connection: NatsAccess) -> Iterator[None]:
+    """Publish `connection` under the HTTP port to commands of the same user."""
     path = _private(folder()) / f"{port}.json"
     part = path.with_suffix(f".{os.getpid()}.part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -54,9 +70,9 @@ def published(port: int, connection: Connection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_folder(name: str) -> Iterator[Path]:
-    """Make an empty folder that only this user can read, and remove it after the context."""
+    """Create an empty folder that only this user can read; remove it after the context."""
     path = _private(folder()) / name
-    shutil.rmtree(path, ignore_errors=True)  # left by a killed run; no other run has this port now
+    shutil.rmtree(path, ignore_errors=True)  # left by a killed run: no other run has this port
     path.mkdir(mode=0o700)
     try:
         yield path
@@ -70,46 +86,41 @@ def given_credentials() -> Path | None:
     return Path(given).expanduser().resolve() if given else None
 
 
-def operator_password(credentials: Path) -> str:
-    """Read the operator's password from the folder of all roles, or from that of the role.
-
-    Raises ConfigError.
-    """
-    below = credentials / "operator"
-    return read_password(below if below.is_dir() else credentials, "operator")
-
-
-def with_environment(connection: Connection) -> Connection:
-    """Add a missing password from MOTET_NATS_PASSWORD or MOTET_NATS_CREDENTIALS."""
-    credentials = given_credentials()
-    password = connection.nats_password or os.environ.get("MOTET_NATS_PASSWORD") or None
-    if password is None and credentials is not None:
-        password = operator_password(credentials)
-    return Connection(connection.nats_url, password)
+def with_environment(connection: NatsAccess) -> NatsAccess:
+    """Add missing passwords from MOTET_NATS_PASSWORD or else MOTET_NATS_CREDENTIALS."""
+    if connection.nats_password is not None or connection.nats_credentials is not None:
+        return connection
+    password, folder = os.environ.get("MOTET_NATS_PASSWORD") or None, given_credentials()
+    if password is not None or folder is None:
+        return NatsAccess(connection.nats_url, password)
+    return NatsAccess(connection.nats_url, nats_credentials=str(folder))
 
 
-def find(url: str, nats_url: str | None) -> Connection:
-    """Return the connection for `--nats` (password from the environment), else for `--url`.
+def find(url: str, nats_url: str | None) -> NatsAccess:
+    """Return the access for `--nats` (password from the environment), else for `--url`.
 
-    Raises ConfigError if no stack is known at `url`.
+    Raises ConfigError if this user runs no stack at `url`.
     """
     if nats_url is not None:
-        return with_environment(Connection(nats_url))
+        return with_environment(NatsAccess(nats_url))
     parts = urlsplit(url)
     path = folder() / f"{parts.port}.json"
     if not address.is_loopback(parts.hostname or "") or not path.is_file():
         raise ConfigError(
-            f"--url: no `motet up` of this user serves {url}; start one, or give --nats URL and MOTET_NATS_CREDENTIALS"
+            f"--url: no `motet up` of this user serves {url}; start one, or give --nats URL and"
+            " MOTET_NATS_CREDENTIALS",
+            param="--url",
         )
-    return with_environment(Connection(**json.loads((_private(folder()) / path.name).read_text())))
+    return with_environment(NatsAccess(**json.loads((_private(folder()) / path.name).read_text())))
 
 
 def _private(path: Path) -> Path:
-    """Return the folder, made if needed. Raises ConfigError if other users could write to it."""
+    """Return the folder, created if missing. Raises ConfigError if other users can access it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(
-            f"{path} must be a folder that only its user can read; remove it, or set XDG_RUNTIME_DIR"
+            f"{path} must be a folder that only its user can read; remove it, or set XDG_RUNTIME_DIR",
+            param="XDG_RUNTIME_DIR",
         )
     return path

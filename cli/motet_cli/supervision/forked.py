@@ -1,4 +1,4 @@
-"""Present a child forked by another process as asyncio presents its own subprocesses."""
+"""Adapt a child that another process forked to asyncio's interface of subprocesses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import signal
 
 
 class ForkedTransport(asyncio.SubprocessTransport):
-    """Report output and exit to its protocol.
+    """Report output and exit of a process to its protocol.
 
-    Its process is a child of this one, which no other code waits for.
+    The process must be a child of this one that no other code waits for.
     """
 
     def __init__(self, pid: int, protocol: asyncio.SubprocessProtocol) -> None:
@@ -18,13 +18,13 @@ class ForkedTransport(asyncio.SubprocessTransport):
         self._pid, self._protocol = pid, protocol
         self._status: int | None = None
         self._output: asyncio.BaseTransport | None = None
-        self._open = True  # the pipe of its output
+        self._open = True  # the pipe of the process's output
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._exited)
 
     async def listen(self, output: int) -> None:
-        """Pass on what arrives from this pipe, and close it in the end."""
+        """Pass data from this pipe to the protocol, and close the pipe at its end."""
         pipe = os.fdopen(output, "rb", 0)
         self._output, _ = await self._loop.connect_read_pipe(lambda: _Output(self), pipe)
 
@@ -41,22 +41,23 @@ class ForkedTransport(asyncio.SubprocessTransport):
         if self._output is not None:
             self._output.close()
 
-    def heard(self, data: bytes) -> None:
+    def output_received(self, data: bytes) -> None:
+        """Pass output to the protocol."""
         self._protocol.pipe_data_received(1, data)
 
-    def silent(self) -> None:
-        """Record that the pipe has ended."""
+    def output_ended(self) -> None:
+        """Record the end of the output pipe."""
         self._open = False
-        self._tell_the_end()
+        self._report_end()
 
     def _exited(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         self._protocol.process_exited()
-        self._tell_the_end()
+        self._report_end()
 
-    def _tell_the_end(self) -> None:
+    def _report_end(self) -> None:
         if self._status is not None and not self._open:
             self._protocol.connection_lost(None)
 
@@ -66,7 +67,7 @@ class _Output(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._transport.heard(data)
+        self._transport.output_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport.silent()
+        self._transport.output_ended()

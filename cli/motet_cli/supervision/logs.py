@@ -1,4 +1,4 @@
-"""Write one log of the whole stack: a prefix and colour per process, and a progress line."""
+"""Write one log of the whole stack, with a prefix and a colour per process."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from typing import Literal, TextIO
 LogFormat = Literal["text", "json"]
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-_OWN = "motet"
-_BACKLOG = 20_000
+_OWN = "motet"  # name of the supervisor's own lines
+_BACKLOG = 20_000  # lines
 # nats-server: "[pid] 2026/01/01 10:00:00.000000 [INF] text". Its [INF] lines are not shown.
 _NATS_LINE = re.compile(r"^\[\d+\] \S+ \S+ \[(?P<level>[A-Z]{3})\] (?P<text>.*)$")
 _NATS_SHOWN = {"WRN": "warning", "ERR": "error", "FTL": "error"}
-_NATS_KNOWN = (
-    "Plaintext passwords detected"  # expected: they are in files that only this user can read
-)
+_NATS_KNOWN = "Plaintext passwords detected"  # expected: only this user can read their files
 
 
 class Log:
-    """Write lines of many processes to one stream, on its own thread.
+    """Write lines of many processes to one stream, on a thread of its own.
 
-    A terminal that is paused (Ctrl-S) or a reader that hangs must not stop the services through
-    their pipes: beyond a backlog, lines are dropped and counted.
+    A paused terminal (Ctrl-S) or a hanging reader must not block the services through their pipes:
+    beyond a backlog, lines are dropped and counted.
     """
 
     def __init__(
         self, out: TextIO, *, fmt: LogFormat = "text", colour: bool = False, live: bool = False
     ) -> None:
-        """Start the writer. `live`: a terminal, on which the progress line is redrawn in place."""
+        """Start the writer thread.
+
+        live: `out` is a terminal, on which a progress line is redrawn in place.
+        """
         self.live = live and fmt == "text"
         self._out, self._fmt, self._colour = out, fmt, colour
         self._width = len(_OWN)
         self._progress = ""
-        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(
-            _BACKLOG
-        )  # a line, and the progress line under it
+        # Each entry is a line, and the progress line below it.
+        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(_BACKLOG)
         self._dropped = 0
         self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._writer.start()
@@ -70,13 +70,13 @@ class Log:
             self._put(self._json(_OWN, level, text))
 
     def progress(self, text: str) -> None:
-        """Set the progress line; an empty one removes it. Does nothing without a terminal."""
+        """Set the progress line; an empty text removes it. Has no effect without a terminal."""
         if self.live and text != self._progress:
             self._progress = text
             self._put("")
 
     def close(self, timeout: float = 2.0) -> None:
-        """Write what is left, as far as the stream accepts it within `timeout` seconds."""
+        """Write the queued lines, as far as the stream accepts them within `timeout` seconds."""
         self.progress("")
         try:
             self._lines.put(None, timeout=timeout)
@@ -115,5 +115,5 @@ class Log:
             try:
                 self._out.write(wipe + (line + "\n" if line else "") + shown)
                 self._out.flush()
-            except (OSError, ValueError):  # the reader is gone; the services continue
+            except (OSError, ValueError):  # the stream is closed; the services must continue
                 shown = ""

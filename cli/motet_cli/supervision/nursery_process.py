@@ -1,9 +1,9 @@
-"""Import what services need, and fork them: `python -m motet_cli.supervision.nursery_process FD`.
+"""Import what services need and fork them: `python -m motet_cli.supervision.nursery_process FD`.
 
-The process takes one order at a time from its supervisor over the socket FD, and ends when that is
-closed. It does nothing but import, because a fork has only the thread that forks: a lock that
-another thread holds stays locked for ever, and a device that the parent has opened is useless to
-the child. `Load` refuses where a module's import has left either behind.
+The process serves one request at a time of its supervisor over the socket FD, and ends when that is
+closed. It only imports, because a forked process has only the thread that forked it: locks that
+other threads hold stay locked for ever, and devices that the parent has opened cannot be used.
+`ImportModule` is refused if the import of a module has left a thread or an open device behind.
 """
 
 from __future__ import annotations
@@ -20,67 +20,74 @@ from pathlib import Path
 
 import msgspec
 
-from motet_cli.supervision.leash import leash
+from motet_cli.supervision.parent_death import die_with_parent
 from motet_shared.process import starts
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-_MOST = 65536  # bytes read at a time
+_MAX_BYTES = 65536  # bytes read at a time
 
 
-class Load(msgspec.Struct, tag="load"):
-    """Import what `python -m module` imports. Answered with `Loaded`, `Changed` or `Refused`."""
+class ImportModule(msgspec.Struct, tag="load"):
+    """Request to import what `python -m module` imports.
+
+    Replies: `ModuleImported`, `FileChanged` or `RequestRefused`.
+    """
 
     module: str
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Run `python -m module` in a new process. Answered with `Forked` or `Refused`.
+    """Request to run `python -m module` in a forked process.
 
-    The process writes its output to the file that is sent along.
+    env: the complete environment. The file descriptor sent along receives the output. Replies:
+    `Forked` or `RequestRefused`.
     """
 
     module: str
     argv: list[str]
-    env: dict[str, str] = msgspec.field(default_factory=dict)  # the whole environment
+    env: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Loaded(msgspec.Struct, tag="loaded"):
-    """The module is imported."""
+class ModuleImported(msgspec.Struct, tag="loaded"):
+    """Report an imported module.
 
-    seconds: float  # that the import took
+    seconds: duration of the import.
+    """
+
+    seconds: float
 
 
-class Changed(msgspec.Struct, tag="changed"):
-    """An imported file has changed since: only a new nursery could import it again."""
+class FileChanged(msgspec.Struct, tag="changed"):
+    """Report that an imported file has changed, so that a new nursery is needed."""
 
     file: str
 
 
 class Forked(msgspec.Struct, tag="forked"):
-    """The new process is a child of the supervisor, which is a subreaper (prctl(2)) meanwhile."""
+    """Report a new process, a child of the supervisor, which is a subreaper (prctl(2)) meanwhile."""
 
     pid: int
 
 
-class Refused(msgspec.Struct, tag="refused"):
-    """The order was not carried out."""
+class RequestRefused(msgspec.Struct, tag="refused"):
+    """Report why a request was refused."""
 
-    why: str
-
-
-Order = Load | Fork
-Answer = Loaded | Changed | Forked | Refused
-
-_orders: msgspec.json.Decoder[Load | Fork] = msgspec.json.Decoder(Load | Fork)
+    reason: str
 
 
-class Imported:
-    """Record the files of all imported modules, as they were when they were imported."""
+Request = ImportModule | Fork
+Reply = ModuleImported | FileChanged | Forked | RequestRefused
+
+_requests: msgspec.json.Decoder[ImportModule | Fork] = msgspec.json.Decoder(ImportModule | Fork)
+
+
+class ImportedFiles:
+    """Track the files of all imported modules, to detect later changes."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int, int]] = {}
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Record the files of newly imported modules."""
         for module in list(sys.modules.values()):
             file = getattr(module, "__file__", None)
@@ -92,7 +99,7 @@ class Imported:
                 self._files[file] = state
 
     def changed(self) -> str | None:
-        """Return a file that has changed or is gone, or None."""
+        """Return a file that was changed or removed, or None."""
         return next((file for file, state in self._files.items() if _state(file) != state), None)
 
 
@@ -104,75 +111,72 @@ def _state(file: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-# ------------------------------------------------------------------------------------------------------------ obeying
-def obey(peer: socket.socket) -> Fork | None:
-    """Carry out orders until the supervisor has gone; then return None.
+# ------------------------------------------------------------------------------------------------------------ requests
+def serve_requests(peer: socket.socket) -> Fork | None:
+    """Serve requests until the supervisor closes the socket, then return None.
 
-    In a forked process, return the order for it.
+    In a forked process, return the request that it was forked for.
     """
-    imported = Imported()
+    imported = ImportedFiles()
     while (received := _receive(peer)) is not None:
-        order, output = received
-        answer: Answer
-        if isinstance(order, Load):
-            answer = _load(order.module, imported)
+        request, output = received
+        reply: Reply
+        if isinstance(request, ImportModule):
+            reply = _load(request.module, imported)
         else:
             try:
                 pid = _fork(output)
             except OSError as error:
-                pid, answer = -1, Refused(f"no process could be made: {error}")
+                pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
-                return order
+                return request
             if pid > 0:
-                answer = Forked(pid)
+                reply = Forked(pid)
         for fd in output:
             os.close(fd)
-        peer.sendall(msgspec.json.encode(answer) + b"\n")
+        peer.sendall(msgspec.json.encode(reply) + b"\n")
     return None
 
 
-def _receive(peer: socket.socket) -> tuple[Order, list[int]] | None:
-    data, fds, _, _ = socket.recv_fds(peer, _MOST, 1)
+def _receive(peer: socket.socket) -> tuple[Request, list[int]] | None:
+    data, fds, _, _ = socket.recv_fds(peer, _MAX_BYTES, 1)
     while data and not data.endswith(b"\n"):
-        data += peer.recv(_MOST)
-    return (_orders.decode(data), fds) if data else None
+        data += peer.recv(_MAX_BYTES)
+    return (_requests.decode(data), fds) if data else None
 
 
-def _load(module: str, imported: Imported) -> Answer:
+def _load(module: str, imported: ImportedFiles) -> Reply:
     if (file := imported.changed()) is not None:
-        return Changed(file)
+        return FileChanged(file)
     began = time.monotonic()
     try:
         importlib.import_module(main_of(module))
     except (
         Exception,
         SystemExit,
-    ) as error:  # started without a fork, the service reports it in full
-        return Refused(f"{module} cannot be imported: {type(error).__name__}: {error}")
-    imported.note()
-    unfit = unfit_to_fork()
+    ) as error:  # the service reports it in full when it starts without a fork
+        return RequestRefused(f"{module} cannot be imported: {type(error).__name__}: {error}")
+    imported.record()
+    reason = reason_not_to_fork()
     return (
-        Loaded(time.monotonic() - began)
-        if unfit is None
-        else Refused(f"after the import of {module} {unfit}")
+        ModuleImported(time.monotonic() - began)
+        if reason is None
+        else RequestRefused(f"after the import of {module}, {reason}")
     )
 
 
 def main_of(module: str) -> str:
-    """Return the module that `python -m module` runs.
-
-    A service's `__main__` only imports when it is imported.
-    """
+    """Return the module that `python -m module` runs, such as a package's `__main__`."""
     spec = importlib.util.find_spec(module)
     return (
         module if spec is None or spec.submodule_search_locations is None else f"{module}.__main__"
     )
 
 
-def unfit_to_fork() -> str | None:
+def reason_not_to_fork() -> str | None:
     """Return why this process must not fork any more, or None."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        return f"{threads} threads run"
+        return f"{threads} threads are running"
     files = (_link(path) for path in Path("/proc/self/fd").iterdir())
     opened = [file for file in files if file.startswith(_DEVICES)]
     return f"{opened[0]} is open" if opened else None
@@ -188,24 +192,25 @@ def _link(path: Path) -> str:
 def _fork(output: Iterable[int]) -> int:
     """Fork; return 0 in the new process and its id in this one. Raises OSError.
 
-    A process in between ends at once, so that the supervisor becomes the new process's parent.
+    Forks twice: the intermediate process ends at once, so that the supervisor, a subreaper, becomes
+    the parent of the new process.
     """
     supervisor = os.getppid()
     reading, writing = os.pipe()
-    between = os.fork()
-    if between == 0:
+    intermediate = os.fork()
+    if intermediate == 0:
         os.close(reading)
-        return _be_between(supervisor, writing, output)
+        return _fork_grandchild(supervisor, writing, output)
     os.close(writing)
-    os.waitpid(between, 0)
+    os.waitpid(intermediate, 0)
     with os.fdopen(reading, "rb") as pipe:
         if not (pid := pipe.read()):
-            raise OSError("the process in between has failed")
+            raise OSError("the intermediate process has failed")
         return int(pid)
 
 
-def _be_between(supervisor: int, writing: int, output: Iterable[int]) -> int:
-    between = os.getpid()
+def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> int:
+    intermediate = os.getpid()
     try:
         pid = os.fork()
     except OSError:
@@ -214,9 +219,9 @@ def _be_between(supervisor: int, writing: int, output: Iterable[int]) -> int:
         os.write(writing, str(pid).encode())
         os._exit(0)
     os.close(writing)
-    while os.getppid() == between:
+    while os.getppid() == intermediate:
         time.sleep(0.0005)
-    leash(supervisor)
+    die_with_parent(supervisor)
     os.setpgid(0, 0)
     for fd in output:
         os.dup2(fd, 1)
@@ -225,27 +230,27 @@ def _be_between(supervisor: int, writing: int, output: Iterable[int]) -> int:
     return 0
 
 
-# ----------------------------------------------------------------------------------------------------------- becoming
-def become(order: Fork) -> None:
-    """Run the order's module as `python -m module` would."""
+# ----------------------------------------------------------------------------------------------------------- running
+def run_module(request: Fork) -> None:
+    """Run the module of a request in this process, as `python -m module` would."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
-    os.environ.update(order.env)
+    os.environ.update(request.env)
     starts.begin_anew()
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads != before and threads is not None and threads.isdecimal() and "torch" in sys.modules:
         # OpenMP read the variable when it was loaded.
         sys.modules["torch"].set_num_threads(int(threads))
-    sys.argv = [order.module, *order.argv]
-    sys.modules.pop(main_of(order.module), None)
-    runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+    sys.argv = [request.module, *request.argv]
+    sys.modules.pop(main_of(request.module), None)
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as peer:
-        order = obey(peer)
-    if order is not None:
-        become(order)
+        request = serve_requests(peer)
+    if request is not None:
+        run_module(request)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Send orders to a running `motet up` over a Unix socket that only its user can open.
 
-Messages are lines of JSON, in the folder of `connection`. An order is carried out to its end even
-if its sender has gone; there is one at a time.
+The socket is in the folder of `connection`; messages are lines of JSON. One order is carried out at
+a time, to its end even if its sender disconnects.
 """
 
 from __future__ import annotations
@@ -18,71 +18,79 @@ import msgspec
 from motet_cli.supervision import address, connection
 from motet_shared.errors import ConfigError, MotetError, Unavailable, as_motet_error, from_wire
 
-_MOST = 65536  # bytes of a line
+_MAX_LINE = 65536  # bytes
 
 
 class Restart(msgspec.Struct, tag="restart", forbid_unknown_fields=True):
-    """Replace each process of these roles, one after the other; without roles: all but NATS."""
+    """Order to replace the processes of these roles one by one; no roles: all but NATS.
+
+    drain: seconds that replies of a gateway have to end.
+    """
 
     roles: list[str]
-    drain: float  # seconds that replies of a gateway have to end
+    drain: float
 
 
 class Scale(msgspec.Struct, tag="scale", forbid_unknown_fields=True):
-    """Run so many processes of each of these roles; for each model, where roles have models."""
+    """Order to run this many processes of each role, for each model if the role has models.
+
+    drain: seconds that replies of a gateway have to end.
+    """
 
     counts: dict[str, int]
     drain: float
 
 
-class Said(msgspec.Struct, tag="said"):
-    """A progress message."""
+class OrderProgress(msgspec.Struct, tag="said"):
+    """Report the progress of an order."""
 
     text: str
 
 
-class Done(msgspec.Struct, tag="done"):
-    """The order was carried out."""
-
-    pass
+class OrderDone(msgspec.Struct, tag="done"):
+    """Report that the order was carried out."""
 
 
-class Failed(msgspec.Struct, tag="failed"):
-    """The order failed, with an error code and a message."""
+class OrderFailed(msgspec.Struct, tag="failed"):
+    """Report that the order failed, with the code, message and param of the error."""
 
     code: str
     message: str
+    param: str | None = None
 
 
 Order = Restart | Scale
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 _orders: msgspec.json.Decoder[Restart | Scale] = msgspec.json.Decoder(Restart | Scale)
-_answers: msgspec.json.Decoder[Said | Done | Failed] = msgspec.json.Decoder(Said | Done | Failed)
+_answers: msgspec.json.Decoder[OrderProgress | OrderDone | OrderFailed] = msgspec.json.Decoder(
+    OrderProgress | OrderDone | OrderFailed
+)
 
 
 def path_of(port: int) -> Path:
-    """Return the socket of the stack with this HTTP port."""
+    """Return the path of the socket of the stack with this HTTP port."""
     return connection.folder() / f"{port}.sock"
 
 
 @asynccontextmanager
-async def taken(
-    path: Path, carry_out: Callable[[Order, Tell], Awaitable[None]]
+async def serving_orders(
+    path: Path, carry_out: Callable[[Order, Report], Awaitable[None]]
 ) -> AsyncIterator[None]:
-    """Carry out incoming orders within the context. Raises ConfigError if no socket can be made."""
-    desk = _Desk(carry_out)
+    """Serve orders within the context. Raises ConfigError if the socket cannot be created."""
+    order_server = _OrderServer(carry_out)
     try:
-        server = await asyncio.start_unix_server(desk.on_client, path, limit=_MOST)
+        server = await asyncio.start_unix_server(order_server.on_client, path, limit=_MAX_LINE)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot listen for orders there: {error}; set XDG_RUNTIME_DIR"
+            f"XDG_RUNTIME_DIR: cannot listen on {path}: {error}; set it to a writable folder",
+            param="XDG_RUNTIME_DIR",
         ) from None
     try:
         yield
     finally:
         server.close()
-        await desk.close()
+        await order_server.close()
         _remove(path)
 
 
@@ -90,8 +98,8 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-class _Desk:
-    def __init__(self, carry_out: Callable[[Order, Tell], Awaitable[None]]):
+class _OrderServer:
+    def __init__(self, carry_out: Callable[[Order, Report], Awaitable[None]]):
         self._carry_out = carry_out
         self._busy = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,30 +109,32 @@ class _Desk:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        def tell(answer: Said | Done | Failed) -> None:
+        def report(answer: OrderProgress | OrderDone | OrderFailed) -> None:
             if not writer.is_closing():
                 writer.write(msgspec.json.encode(answer) + b"\n")
 
         try:
-            await self._obey(await reader.readline(), tell)
+            await self._handle(await reader.readline(), report)
         finally:
             with contextlib.suppress(OSError):
                 writer.close()
 
-    async def _obey(self, line: bytes, tell: Callable[[Said | Done | Failed], None]) -> None:
+    async def _handle(
+        self, line: bytes, report: Callable[[OrderProgress | OrderDone | OrderFailed], None]
+    ) -> None:
         try:
             order = _orders.decode(line)
             if self._busy:
-                raise Unavailable("another order is being carried out; try again when it is done")
+                raise Unavailable("another order is being carried out; try again after it")
             self._busy = True
             try:
-                await self._carry_out(order, lambda text: tell(Said(text)))
+                await self._carry_out(order, lambda text: report(OrderProgress(text)))
             finally:
                 self._busy = False
-            tell(Done())
+            report(OrderDone())
         except Exception as error:
             known = as_motet_error(error)
-            tell(Failed(known.code, known.message))
+            report(OrderFailed(known.code, known.message, known.param))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -132,10 +142,10 @@ class _Desk:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def give(url: str, order: Order) -> Iterator[str]:
+def send_order(url: str, order: Order) -> Iterator[str]:
     """Send an order to the stack that serves `url` on this machine; yield its progress messages.
 
-    Raises ConfigError if this user runs no such stack; otherwise the stack's own error.
+    Raises ConfigError if this user runs no such stack, or the error that the stack reports.
     """
     host, port = address.of_url(url)
     path = path_of(port)
@@ -146,14 +156,15 @@ def give(url: str, order: Order) -> Iterator[str]:
             peer.connect(str(path))
         except OSError:
             raise ConfigError(
-                f"--url: no `motet up` of this user serves {url}; give the URL that it said"
+                f"--url: no `motet up` of this user serves {url}; give the URL that it printed",
+                param="--url",
             ) from None
         peer.sendall(msgspec.json.encode(order) + b"\n")
         for line in peer.makefile("rb"):
             answer = _answers.decode(line)
-            if isinstance(answer, Done):
+            if isinstance(answer, OrderDone):
                 return
-            if isinstance(answer, Failed):
-                raise from_wire(answer.code, answer.message)
+            if isinstance(answer, OrderFailed):
+                raise from_wire(answer.code, answer.message, param=answer.param)
             yield answer.text
-    raise MotetError(f"the stack at {url} ended before it was done")
+    raise MotetError(f"the stack at {url} ended before the order was carried out")

@@ -1,4 +1,4 @@
-"""Ask the gateway whether the stack can serve, and report what it still waits for."""
+"""Poll the gateway until the stack is ready, and report what is missing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Health:
-    """Answer of `/health/ready`; status 0: no answer yet."""
+    """Hold the answer of `/health/ready`; status 0: no answer."""
 
     status: int
     missing: str = ""
 
 
 async def probe(host: str, port: int, timeout: float = 2.0, *, tls: bool = False) -> Health:
-    """Send one request over a plain socket.
+    """Request `/health/ready` once, over a plain socket.
 
-    An HTTP client library would take longer to import than the rest of the command.
+    Importing an HTTP client library would take longer than the rest of the command.
     """
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_connection(
-                host, port, ssl=_own_server() if tls else None
+                host, port, ssl=_unverified_tls() if tls else None
             )
             try:
                 writer.write(
@@ -41,8 +41,8 @@ async def probe(host: str, port: int, timeout: float = 2.0, *, tls: bool = False
     return _parse(reply)
 
 
-def _own_server() -> ssl.SSLContext:
-    """Return a context without name checks: our server's certificate is not for loopback."""
+def _unverified_tls() -> ssl.SSLContext:
+    """Return a TLS context without verification: the certificate is not for loopback."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -63,9 +63,9 @@ def _parse(reply: bytes) -> Health:
 async def wait_until_ready(
     host: str, port: int, on_progress: Callable[[float, Health], None], *, tls: bool = False
 ) -> float:
-    """Poll until the answer is 200; return the seconds, 0 if it was so from the first.
+    """Poll until the status is 200; return the seconds, 0 if the first answer was 200.
 
-    on_progress: called with the seconds and the answer so far.
+    on_progress: called with the seconds so far and each other answer.
     """
     loop = asyncio.get_running_loop()
     started, waited = loop.time(), 0.0

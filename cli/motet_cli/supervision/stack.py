@@ -1,4 +1,4 @@
-"""Describe the processes of `motet up`: their arguments, and how many threads each may use."""
+"""Define the processes of `motet up`: their arguments, environment and numbers of threads."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
-from motet_cli.supervision.model_folders import ModelFolder
+from motet_cli.supervision.memory import MemoryDivision
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
-# Roles that a first chat token needs. With fewer cores than processes, the others start later.
+# Roles that chat needs. With fewer cores than processes, the others start later.
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
-# These import torch, which takes seconds; forked from a process that has it, they start at once.
+# These import torch, which takes seconds unless they are forked from the nursery.
 _WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
 _VAD_MODEL, _VAD_PACKAGE = "silero-vad", "silero_vad"  # optional: `pip install motet[vad]`
-_QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # no progress bars of libraries in the log
+_NO_PROGRESS_BARS = {
+    "PYTHONUNBUFFERED": "1",
+    "TQDM_DISABLE": "1",
+}  # no progress bars of libraries in the log
 _DRAIN = 10.0  # seconds that replies in flight have to end
-_LONGEST_DRAIN = 3600  # seconds, of a replaced gateway: the order to end it sets the actual limit
+_MAX_DRAIN = 3600  # seconds; the order that replaces a gateway sets the actual limit
 _GATEWAY_GRACE, _SERVICE_GRACE = 5.0, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """Options of the gateway: keys, tenants, allowed origins and hosts, proxies, TLS."""
+    """Hold the gateway's access options: keys, tenants, origins, hosts, proxies, TLS."""
 
     api_key_file: Path | None = None
     tenants_file: Path | None = None
@@ -69,47 +73,59 @@ class AccessOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Checked options of `motet up`."""
+    """Hold the checked options of `motet up`.
+
+    credentials: folder of passwords; None: processes read the environment.
+    decode, prefill: instances per model.
+    speculate: decode's --speculate; None: its environment or default.
+    adapters: LoRA adapters, NAME=FOLDER each.
+    turns: folder of the model that predicts the end of a turn; None: not used.
+    asr, tts, speakers, draw, embed: models; None: not served.
+    memory: division of the memory among language models; None: each engine measures it.
+    planner: TOML file of the roles to scale; None: no planner.
+    listen_fd: socket bound to host and port; None: the gateway opens one.
+    """
 
     models: tuple[ModelFolder, ...]
     nats_url: str
-    credentials: Path | None = None  # made by `make_passwords`; None: children read the environment
+    credentials: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
-    decode: int = 1  # instances per model
-    prefill: int = 0  # instances per model that compute prompts for decode
-    speculate: str | None = None  # decode's --speculate; None: as the environment says
-    adapters: tuple[str, ...] = ()  # LoRA adapters of the model, NAME=FOLDER each
+    decode: int = 1
+    prefill: int = 0
+    speculate: str | None = None
+    adapters: tuple[str, ...] = ()
+    memory: MemoryDivision | None = None
+    chat_templates: tuple[str, ...] = ()  # NAME=FILE each
+    generation_config: str | None = None  # the tokenizers'; None: as the environment says
     tokenizer: int = 1
     vad: int = 1
-    asr: ModelFolder | None = None  # speech recognition model; None: not served
-    turns: Path | None = None  # model that detects the end of a turn
-    tts: ModelFolder | None = None  # speech model; None: not served
-    speakers: ModelFolder | None = None  # speaker model; None: not served
-    draw: ModelFolder | None = None  # image model; None: not served
-    embed: ModelFolder | None = None  # embedding model; None: not served
-    planner: Path | None = (
-        None  # TOML file of the roles that motet-planner scales; None: no planner
-    )
-    door: AccessOptions = field(default_factory=AccessOptions)
-    listen_fd: int | None = None  # a socket bound to host and port; None: the gateway opens one
+    asr: ModelFolder | None = None
+    turns: Path | None = None
+    tts: ModelFolder | None = None
+    speakers: ModelFolder | None = None
+    draw: ModelFolder | None = None
+    embed: ModelFolder | None = None
+    planner: Path | None = None
+    access: AccessOptions = field(default_factory=AccessOptions)
+    listen_fd: int | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
 
     def services(self) -> list[ChildSpec]:
-        """Return one spec per process, in the order of the log."""
+        """Return one spec per process, in the order in which they are listed."""
         return [
             self._gateway(),
             *self._tokenizers(),
             *self._engines("decode", self.decode),
             *self._engines("prefill", self.prefill),
-            *self._eyes(),
+            *self._vision(),
             *self._vads(),
-            *self._listeners(),
-            *self._voices(),
+            *self._asr(),
+            *self._tts(),
             *self._speakers(),
-            *self._painters(),
-            *self._embedders(),
+            *self._diffusion(),
+            *self._embedding(),
             *self._planners(),
         ]
 
@@ -120,11 +136,11 @@ class Stack:
             "--port",
             str(self.port),
             "--drain-timeout",
-            str(_LONGEST_DRAIN),
+            str(_MAX_DRAIN),
         ]
         if self.listen_fd is not None:
             argv += ["--listen-fd", str(self.listen_fd)]
-        argv += self.door.arguments()
+        argv += self.access.arguments()
         argv += [part for pair in self.expected() for part in ("--expect", pair)]
         if self.insecure:
             argv.append("--insecure")
@@ -134,23 +150,33 @@ class Stack:
         return replace(spec, drain=_DRAIN, fds=() if self.listen_fd is None else (self.listen_fd,))
 
     def expected(self) -> list[str]:
-        """Return what the gateway must serve to be ready, as ROLE=MODEL; chat models first."""
-        voices = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
+        """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""
+        speech = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
         others = {"embedding": self.embed, "diffusion": self.draw}
-        hears = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
+        has_vad = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
         return [
             *(f"decode={model.name}" for model in self.models),
             *(
                 f"{role}={model.name}"
-                for role, model in (voices | others).items()
+                for role, model in (speech | others).items()
                 if model is not None
             ),
             *(f"vision={model.name}" for model in self.models if model.accepts_images),
-            *([f"vad={_VAD_MODEL}"] if hears else []),
+            *([f"vad={_VAD_MODEL}"] if has_vad else []),
         ]
+
+    def with_memory(self, share: float) -> Stack:
+        """Return the stack with `share` of the free memory divided among its language models."""
+        engines = [model.path for model in self.models] * (self.decode + self.prefill)
+        others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
+        paths = [model.path for model in others if model is not None]
+        return replace(self, memory=MemoryDivision.measure(share, engines, paths))
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
+        argv += [part for one in self.chat_templates for part in ("--chat-template", one)]
+        if self.generation_config is not None:
+            argv += ["--generation-config", self.generation_config]
         for name in _numbered("tokenizer", self.tokenizer):
             yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
 
@@ -163,20 +189,21 @@ class Stack:
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
             argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
+            argv += [] if self.memory is None else self.memory.arguments(model.path)
             for _ in range(count):
                 yield self._spec(
                     next(names), role, "motet_llm", argv, threads=threads, model=model.name
                 )
 
-    def _eyes(self) -> Iterator[ChildSpec]:
-        seeing = [model for model in self.models if model.accepts_images]
-        for name, model in zip(_numbered("vision", len(seeing)), seeing, strict=True):
+    def _vision(self) -> Iterator[ChildSpec]:
+        with_images = [model for model in self.models if model.accepts_images]
+        for name, model in zip(_numbered("vision", len(with_images)), with_images, strict=True):
             argv = ["--model", str(model.path), "--name", model.name]
             yield self._spec(
                 name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name
             )
 
-    def _listeners(self) -> Iterator[ChildSpec]:
+    def _asr(self) -> Iterator[ChildSpec]:
         if self.asr is not None:
             argv = ["--model", str(self.asr.path), "--name", self.asr.name]
             threads = compute_cores()
@@ -194,7 +221,7 @@ class Stack:
                 "speakers", "speakers", "motet_speakers", argv, model=self.speakers.name
             )
 
-    def _painters(self) -> Iterator[ChildSpec]:
+    def _diffusion(self) -> Iterator[ChildSpec]:
         if self.draw is not None:
             argv = ["--model", str(self.draw.path), "--name", self.draw.name]
             threads = compute_cores()
@@ -207,7 +234,7 @@ class Stack:
                 model=self.draw.name,
             )
 
-    def _embedders(self) -> Iterator[ChildSpec]:
+    def _embedding(self) -> Iterator[ChildSpec]:
         if self.embed is not None:
             argv = ["--model", str(self.embed.path), "--name", self.embed.name]
             threads = compute_cores()
@@ -223,12 +250,12 @@ class Stack:
     def _planners(self) -> Iterator[ChildSpec]:
         if self.planner is not None:
             url = address.url(
-                address.local_view(self.host), self.port, tls=self.door.tls is not None
+                address.local_view(self.host), self.port, tls=self.access.tls is not None
             )
             argv = ["--actuator", "local", "--url", url, "--roles", str(self.planner)]
             yield self._spec("planner", "planner", "motet_planner", argv)
 
-    def _voices(self) -> Iterator[ChildSpec]:
+    def _tts(self) -> Iterator[ChildSpec]:
         if self.tts is not None:
             argv = ["--model", str(self.tts.path), "--name", self.tts.name]
             threads = compute_cores()
@@ -251,7 +278,7 @@ class Stack:
             name=name,
             role=role,
             argv=(sys.executable, "-m", module, *argv, *common),
-            env=self._secrets(role) | thread_limits(threads) | _QUIET,
+            env=self._secrets(role) | thread_limits(threads) | _NO_PROGRESS_BARS,
             stage=stage,
             grace=grace,
             model=model,
@@ -259,9 +286,9 @@ class Stack:
         )
 
     def _secrets(self, role: str) -> dict[str, str]:
-        """Return the environment that names the folder with the password of this role alone.
+        """Return the environment that names the folder of this role's password.
 
-        A password in the environment is cleared, because it would take precedence.
+        Clears a password of the environment, which would take precedence.
         """
         if self.credentials is None:
             return {}
@@ -269,37 +296,36 @@ class Stack:
         return {"MOTET_NATS_CREDENTIALS": str(self.credentials / role), **others}
 
 
-def goes_first(spec: ChildSpec, services: int, cores: int = 0) -> bool:
-    """Return True if one of so many services starts at once, on `cores` cores.
+def starts_at_once(spec: ChildSpec, services: int, cores: int = 0) -> bool:
+    """Return True if a process starts at once rather than after chat is ready.
 
-    cores: 0 means those that this process may use.
+    services: number of processes to start.
+    cores: cores of the machine; 0: those that this process may use.
     """
     return spec.role in CHAT_PATH or services <= (cores or len(os.sched_getaffinity(0)))
 
 
 def compute_cores(cores: int = 0) -> int:
-    """Return how many of this machine's cores compute; beyond four, some are left to Python.
+    """Return the number of cores for numeric threads; beyond four, some are left to Python.
 
-    cores: 0 means those that this process may use.
+    cores: cores of the machine; 0: those that this process may use.
     """
     cores = cores or len(os.sched_getaffinity(0))
     return cores if cores <= 4 else cores - max(2, cores // 8)
 
 
 def nursery_environment() -> dict[str, str]:
-    """Return the variables that services' libraries read on import, for a nursery."""
-    return (
-        thread_limits(compute_cores()) | _QUIET | {"KINETO_LOG_LEVEL": "99"}
-    )  # silences torch's profiler
+    """Return the variables of a nursery, which the services' libraries read on import."""
+    # KINETO_LOG_LEVEL disables the log of torch's profiler.
+    return thread_limits(compute_cores()) | _NO_PROGRESS_BARS | {"KINETO_LOG_LEVEL": "99"}
 
 
 def thread_limits(threads: int) -> dict[str, str]:
-    """Return an environment that limits numeric libraries to `threads`; the user's own values win.
+    """Return variables that limit numeric libraries to `threads`, except those the user has set.
 
-    Idle OpenMP threads spin by default for a millisecond or more, which on a shared machine takes
-    the cores from other services. Put to sleep at once, they cost a decode step a third of its
-    time, to wake up for each of its kernels. Spinning for some ten microseconds bridges the gap
-    between two kernels.
+    Idle OpenMP threads spin by default for a millisecond or more, which takes cores from other
+    services. If they sleep at once, waking them for each kernel costs a decode step a third of its
+    time. Spinning for about ten microseconds bridges the gap between two kernels.
     """
     limits = {
         "OMP_NUM_THREADS": str(threads),

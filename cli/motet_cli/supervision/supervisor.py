@@ -1,6 +1,6 @@
 """Keep a set of processes running: start, restart with back-off, stop in order.
 
-The caller decides what to run (`stack`); `child` handles a single process.
+`stack` defines the processes; `child` runs a single one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 
 SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
-_SHOWN_TAIL = 8
+_SHOWN_TAIL = 8  # lines
 
 
 class Slot:
@@ -46,9 +46,9 @@ class Slot:
 
 
 class Supervisor:
-    """Run every spec until `stop`.
+    """Run processes until `stop`.
 
-    A process that keeps ending is reported with its last lines; the others run on.
+    A process in a crash loop is reported with its last lines; the others continue.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Supervisor:
         on_change: Callable[[], None] = lambda: None,
         nursery: Nursery | None = None,
     ) -> None:
-        """Set up, without starting a process.
+        """Configure the supervisor without starting a process.
 
         on_change: called after every start and exit.
-        nursery: forks the specs that may be forked; None: each is a new program.
+        nursery: forks the specs that may be forked; None: each is executed as a new program.
         """
         self.slots: list[Slot] = []
         self._log = log
@@ -73,14 +73,17 @@ class Supervisor:
         self._stopping = False
 
     def start(self, specs: Iterable[ChildSpec]) -> None:
-        """Add processes; they start at once, all together."""
+        """Add processes and start all of them at once."""
         for spec in specs:
             self.add(spec)
 
     def add(
         self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None
     ) -> Slot:
-        """Add a process, listed before `before` or last; start it at once, or at `gate`."""
+        """Add a process and start it, once `gate` is set if one is given.
+
+        before: the slot that it is listed before; None: listed last.
+        """
         slot = Slot(spec, self._policy)
         self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
         self._tasks[slot] = asyncio.create_task(
@@ -89,7 +92,7 @@ class Supervisor:
         return slot
 
     async def remove(self, slot: Slot, drain: float | None = None) -> bool:
-        """End a process for good; after `drain` seconds at most, its work is cut off.
+        """Stop a process without restarting it; its work has `drain` seconds to end.
 
         Returns True if it did not have to be killed.
         """
@@ -100,7 +103,7 @@ class Supervisor:
         return clean
 
     async def stop(self) -> bool:
-        """End all processes, stage by stage. Return True if none had to be killed."""
+        """Stop all processes, stage by stage; return True if none had to be killed."""
         self._stopping = True
         clean = True
         stages = sorted(self.slots, key=lambda slot: slot.spec.stage)
@@ -145,7 +148,7 @@ class Supervisor:
             slot.restarts += 1
 
     async def _run_once(self, slot: Slot) -> float:
-        """Run the process to its end; return the seconds to wait before the next start."""
+        """Run the process until it exits; return the seconds to wait before the next start."""
         started = time.monotonic()
         try:
             slot.child = await self._started(slot.spec)
@@ -155,7 +158,7 @@ class Supervisor:
             slot.state = "running"
             self._on_change()
             await slot.child.wait()
-            slot.last_exit = slot.child.exit_words
+            slot.last_exit = slot.child.exit_description
             state: SlotState = slot.state  # may have changed meanwhile
             if state == "leaving":
                 return 0.0
@@ -169,7 +172,7 @@ class Supervisor:
         return delay
 
     async def _started(self, spec: ChildSpec) -> Child:
-        """Start the process, forked if it may be. Raises OSError."""
+        """Start the process, forking it if possible. Raises OSError."""
 
         def on_line(line: str) -> None:
             self._log.child(spec.name, spec.role, line)
@@ -178,7 +181,7 @@ class Supervisor:
             try:
                 return await Child.start(spec, on_line, self._nursery.fork)
             except NotForked as error:
-                self._log.note(f"{spec.name} imports what it needs by itself: {error}", "warning")
+                self._log.note(f"{spec.name} starts without the nursery: {error}", "warning")
         return await Child.start(spec, on_line)
 
     def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
@@ -187,5 +190,7 @@ class Supervisor:
             self._log.note(f"{slot.spec.name} ended ({slot.last_exit}); {again}", "warning")
             return
         tail = list(slot.child.tail)[-_SHOWN_TAIL:] if slot.child else []
-        said = "; it said last:" + "".join(f"\n    {line}" for line in tail) if tail else ""
-        self._log.note(f"{slot.spec.name} keeps ending ({slot.last_exit}); {again}{said}", "error")
+        last_lines = "; last lines:" + "".join(f"\n    {line}" for line in tail) if tail else ""
+        self._log.note(
+            f"{slot.spec.name} keeps ending ({slot.last_exit}); {again}{last_lines}", "error"
+        )

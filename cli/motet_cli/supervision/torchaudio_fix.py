@@ -3,12 +3,12 @@
 torchaudio's wheel is linked against CUDA's torch. Beside a CPU-only torch its extension files fail
 to load, so that `import torchaudio` fails, and with it every part of transformers that imports
 torchaudio when it is installed. Its Python parts (resampling, mel, filters) need no extension, and
-torchaudio works without one: this moves the files aside, to `torchaudio/lib.disabled`. It touches
-nothing where torch has CUDA or ROCm, or where the extension is linked against torch's CPU parts
-alone. Nothing is imported: a check takes milliseconds, so that `motet up` does it at every start.
+torchaudio works without one: `fix` moves the files to `torchaudio/lib.disabled`. It changes nothing
+if torch has CUDA or ROCm, or if the extension is linked only against torch's CPU libraries. It
+imports nothing and takes milliseconds, so that `motet up` runs it at every start.
 
     python -m motet_cli.supervision.torchaudio_fix           # idempotent
-    python -m motet_cli.supervision.torchaudio_fix --undo    # puts the files back
+    python -m motet_cli.supervision.torchaudio_fix --undo    # moves the files back
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--undo", action="store_true", help="put the extension files back")
-    parser.add_argument("--site-packages", type=Path, help="default: where torchaudio is found")
+    parser.add_argument("--undo", action="store_true", help="move the extension files back")
+    parser.add_argument(
+        "--site-packages",
+        type=Path,
+        help="folder to change (default: where torchaudio is installed)",
+    )
     options = parser.parse_args()
     folder = options.site_packages or find_site_packages()
     if folder is None:
@@ -37,15 +41,15 @@ def main() -> None:
 
 
 def find_site_packages() -> Path | None:
-    """Return the folder that holds the installed torchaudio, without importing it; None if none."""
+    """Return the folder of the installed torchaudio without importing it; None if there is none."""
     spec = find_spec("torchaudio")
     return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]
 
 
 def fix(site_packages: Path) -> list[Path]:
-    """Move extension files aside that cannot load; return their new paths, [] if none had to move.
+    """Move extension files that cannot be loaded; return their new paths.
 
-    Raises OSError where the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     lib = site_packages / "torchaudio" / "lib"
     extensions = sorted(lib.glob("*.so"))
@@ -55,7 +59,7 @@ def fix(site_packages: Path) -> list[Path]:
 
 
 def undo(site_packages: Path) -> list[Path]:
-    """Put back what `fix` moved; return the new paths."""
+    """Move back the files that `fix` moved; return their new paths."""
     lib = site_packages / "torchaudio" / "lib"
     return _move(sorted(lib.with_name("lib.disabled").glob("*.so")), lib)
 

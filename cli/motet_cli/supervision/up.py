@@ -15,13 +15,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
-    Connection,
+    NatsAccess,
     given_credentials,
-    operator_password,
     private_folder,
     published,
     with_environment,
@@ -29,7 +28,7 @@ from motet_cli.supervision.connection import (
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
-from motet_cli.supervision.stack import AccessOptions, Stack, goes_first, nursery_environment
+from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
 from motet_cli.supervision.supervisor import Supervisor
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
@@ -39,38 +38,50 @@ from motet_shared.credentials import make_passwords
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import now, process_began
 
-_NATS_START = 10.0
-_CHAT_FIRST = 30.0  # seconds after which the other services no longer wait for the chat
-_STILL_LOADING = 10.0  # seconds between progress lines without a terminal
+_NATS_START = 10.0  # seconds between warnings that NATS does not listen
+_CHAT_FIRST = 30.0  # seconds after which other services no longer wait for chat
+_PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A checked command line; nothing is started yet."""
+class UpOptions:
+    """Hold the checked command line of `motet up`.
+
+    nats_port: port of the NATS server to start; None: the user's own server is used.
+    store: folder in which NATS stores responses, jobs and images; None: nothing is stored.
+    nursery: fork services from one process that has imported their libraries.
+    """
 
     stack: Stack
-    nats_port: int | None  # None: the user's own server
+    nats_port: int | None
     state_file: Path | None
-    store: Path | None = None  # where NATS keeps jobs and images; None: nothing is kept
-    nursery: bool = True  # fork services from one process that has imported everything
+    store: Path | None = None
+    nursery: bool = True
 
 
-def plan(args: Namespace) -> Plan:
-    """Check the command line before anything is started. Raises ConfigError."""
-    door = _door(args)
+def parse_options(args: Namespace) -> UpOptions:
+    """Check the command line before any process is started. Raises ConfigError."""
+    access = _access_options(args)
     _check_exposure(
-        args.host, door.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure
+        args.host, access.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure
     )
     for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
         if getattr(args, name) < least:
-            raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
+            raise ConfigError(
+                f"--{name}: {getattr(args, name)} is too few; give at least {least}",
+                param=f"--{name}",
+            )
+    if args.store and args.no_store:
+        raise ConfigError("--no-store: contradicts --store; give one of them", param="--no-store")
     if args.store and args.nats:
         raise ConfigError(
-            "--store: the server of --nats has its own store; start it with --jetstream instead"
+            "--store: excludes --nats; start that server with --jetstream instead",
+            param="--store",
         )
     nats_port = None if args.nats else address.free_port("127.0.0.1")
+    llms = models.resolve_all(args.llm)
     stack = Stack(
-        models=tuple(models.resolve_all(args.llm)),
+        models=tuple(llms),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
         credentials=given_credentials() if args.nats else None,
         host=args.host,
@@ -79,65 +90,94 @@ def plan(args: Namespace) -> Plan:
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),
+        generation_config=_generation_config(args.generation_config),
         tokenizer=args.tokenizer,
         vad=args.vad,
-        asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
-        turns=models.pocket("pocket-turns"),
-        tts=models.resolve_optional(args.tts, "--tts", models.BUILT_IN_SPEECH),
-        speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
+        asr=models.resolve_optional(args.asr, "--asr", models.DEFAULT_ASR),
+        turns=models.find_checkpoint("pocket-turns"),
+        tts=models.resolve_optional(args.tts, "--tts", models.DEFAULT_TTS),
+        speakers=models.resolve_optional(args.speakers, "--speakers", models.DEFAULT_SPEAKERS),
         draw=models.resolve_drawing(args.draw),
-        embed=models.resolve_optional(args.embed, "--embed", models.BUILT_IN_EMBEDDING),
-        planner=_planned_roles(args),
-        door=door,
+        embed=models.resolve_optional(args.embed, "--embed", models.DEFAULT_EMBEDDING),
+        planner=_planner_roles(args),
+        access=access,
         insecure=args.insecure,
         log_format=args.log_format,
-    )
+    ).with_memory(args.memory_share)
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
-    store = Path(args.store).expanduser().resolve() if args.store else None
-    return Plan(stack, nats_port, state_file, store, nursery=args.nursery)
+    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+
+
+def _store(args: Namespace, port: int) -> Path | None:
+    """Return the folder in which the stack on an HTTP port stores; None: it stores nothing.
+
+    A port that is chosen anew for each start has no folder to come back to.
+    """
+    if args.store:
+        return Path(args.store).expanduser().resolve()
+    return None if args.nats or args.no_store or not args.port else nats.default_store(port)
 
 
 def _speculation(how: str | None) -> str | None:
-    """Return decode's --speculate, with the absolute path of a draft model's folder."""
+    """Return decode's --speculate, with the absolute path of a draft model."""
     if how in (None, "off", "ngram"):
         return how
     _, path = models.locate(how, "--speculate")
     return str(path)
 
 
-def _planned_roles(args: Namespace) -> Path | None:
-    """Return the file of --planner, or the planner's default.
+def _generation_config(given: str | None) -> str | None:
+    """Return the tokenizers' --generation-config, with the absolute path of a file."""
+    if given in (None, "auto", "none"):
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"--generation-config: {given!r} is no file; give auto, none, or a generation_config.json",
+            param="--generation-config",
+        )
+    return str(path.resolve())
 
-    Raises ConfigError where the planner cannot scale this stack.
+
+def _planner_roles(args: Namespace) -> Path | None:
+    """Return the file of --planner or the planner's default; None without --planner.
+
+    Raises ConfigError if the planner cannot scale this stack.
     """
     if args.planner is None:
         return None
     if len(args.llm) > 1:
         raise ConfigError(
-            "--planner: several models are served, and all would be scaled alike; give one --llm"
+            "--planner: scales one model, but several are served; give one --llm",
+            param="--planner",
         )
     path = Path(args.planner).expanduser().resolve() if args.planner else DEFAULT_ROLES
     check_local(read_groups(path))
     return path
 
 
-def _door(args: Namespace) -> AccessOptions:
-    """Return the gateway's access options, from flags or else from the environment."""
+def _access_options(args: Namespace) -> AccessOptions:
+    """Return the gateway's access options from flags, or else from the environment."""
 
     def file(name: str, remedy: str) -> Path | None:
         given = getattr(args, name) or os.environ.get(f"MOTET_{name.upper()}")
         if given and not Path(given).expanduser().is_file():
-            raise ConfigError(f"--{name.replace('_', '-')}: {given!r} is no file; {remedy}")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: {given!r} is not a file; {remedy}",
+                param=f"--{name.replace('_', '-')}",
+            )
         return Path(given).expanduser().resolve() if given else None
 
     cert, key = file("tls_cert", "give a PEM file"), file("tls_key", "give a PEM file")
     if (cert is None) != (key is None):
-        raise ConfigError("--tls-cert and --tls-key: only one is given; give both or neither")
+        missing = "--tls-cert" if cert is None else "--tls-key"
+        raise ConfigError(f"{missing}: is not given; give both or neither", param=missing)
     return AccessOptions(
         api_key_file=file("api_key_file", "write the key into one"),
-        tenants_file=file("tenants_file", "make one with `motet keys new TENANT`"),
+        tenants_file=file("tenants_file", "create one with `motet keys new TENANT`"),
         allowed_origins=tuple(args.allowed_origins),
         allowed_hosts=tuple(args.allowed_hosts),
         trusted_proxies=tuple(args.trusted_proxies),
@@ -148,36 +188,37 @@ def _door(args: Namespace) -> AccessOptions:
 def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
     if not (address.is_loopback(host) or has_key or insecure):
         raise ConfigError(
-            f"--host: {host!r} can be reached from other machines; protect it with --api-key-file PATH"
-            " (or MOTET_API_KEY_FILE) or --tenants-file PATH (or MOTET_TENANTS_FILE), or say --insecure"
+            f"--host: {host!r} can be reached from other machines; give --api-key-file PATH (or"
+            " MOTET_API_KEY_FILE) or --tenants-file PATH (or MOTET_TENANTS_FILE), or --insecure",
+            param="--host",
         )
 
 
 def run(args: Namespace) -> int:
-    """Run until Ctrl-C or SIGTERM. Exit code: 0 all ended in order, 1 some had to be killed."""
-    todo = plan(args)
+    """Run until Ctrl-C or SIGTERM. Exit code: 0 all processes ended, 1 some were killed."""
+    options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
-    log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
-    stack = todo.stack
+    log = Log(sys.stdout, fmt=options.stack.log_format, colour=colour, live=terminal)
+    stack = options.stack
     try:
         _prepare(log)
-        # All gateways of a run accept from one socket, so a replacement refuses no client.
+        # All gateways of a run accept from one socket, so that no client is refused during a restart.
         with (
             address.bound(stack.host, stack.port) as listener,
-            _with_credentials(todo) as credentials,
+            _with_credentials(options) as credentials,
             published(stack.port, _connection(stack.nats_url, credentials)),
         ):
-            todo = replace(
-                todo, stack=replace(stack, listen_fd=listener.fileno(), credentials=credentials)
+            options = replace(
+                options, stack=replace(stack, listen_fd=listener.fileno(), credentials=credentials)
             )
-            return asyncio.run(Up(todo, log, listener).run())
+            return asyncio.run(Up(options, log, listener).run())
     finally:
         log.close()
 
 
 def _prepare(log: Log) -> None:
-    """Do what an installation by pip leaves undone, and say what the first start builds."""
+    """Complete an installation by pip, and log that the first start compiles kernels."""
     if note := kernels_note():
         log.note(note)
     site_packages = torchaudio_fix.find_site_packages()
@@ -195,35 +236,35 @@ def _prepare(log: Log) -> None:
 
 
 @contextlib.contextmanager
-def _with_credentials(todo: Plan) -> Iterator[Path | None]:
-    """Yield the folder of the NATS users' passwords, made anew if this run has its own server."""
-    if todo.nats_port is None:
-        yield todo.stack.credentials
+def _with_credentials(options: UpOptions) -> Iterator[Path | None]:
+    """Yield the folder of NATS passwords, new ones if this run starts its own server."""
+    if options.nats_port is None:
+        yield options.stack.credentials
         return
-    with private_folder(f"{todo.stack.port}-nats") as folder:
+    with private_folder(f"{options.stack.port}-nats") as folder:
         make_passwords(folder)
         nats.stage(folder)
         yield folder
 
 
-def _connection(nats_url: str, credentials: Path | None) -> Connection:
-    """Return the connection of the operator's commands."""
-    return Connection(nats_url, None if credentials is None else operator_password(credentials))
+def _connection(nats_url: str, credentials: Path | None) -> NatsAccess:
+    """Return what commands and programs of this user need to reach NATS."""
+    return NatsAccess(nats_url, nats_credentials=None if credentials is None else str(credentials))
 
 
 class Up:
-    """Run a stack, from the first process to the last."""
+    """Run a stack from the first process to the last."""
 
-    def __init__(self, todo: Plan, log: Log, listener: socket.socket) -> None:
-        self._plan, self._log, self._listener = todo, log, listener
+    def __init__(self, options: UpOptions, log: Log, listener: socket.socket) -> None:
+        self._options, self._log, self._listener = options, log, listener
         self._nursery = (
             Nursery(
                 nursery_environment(), log.note, lambda line: log.child("nursery", "nursery", line)
             )
-            if todo.nursery
+            if options.nursery
             else None
         )
-        self._supervisor = Supervisor(log, on_change=self._changed, nursery=self._nursery)
+        self._supervisor = Supervisor(log, on_change=self._on_change, nursery=self._nursery)
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
@@ -231,9 +272,9 @@ class Up:
 
     @property
     def url(self) -> str:
-        stack = self._plan.stack
+        stack = self._options.stack
         return address.url(
-            address.local_view(stack.host), stack.port, tls=stack.door.tls is not None
+            address.local_view(stack.host), stack.port, tls=stack.access.tls is not None
         )
 
     async def run(self) -> int:
@@ -243,54 +284,53 @@ class Up:
         tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
         try:
             async with AsyncExitStack() as exits:
-                await self._take_orders(exits)
+                await self._serve_orders(exits)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # raise errors of starting instead of stopping silently
         finally:
             tasks[0].cancel()
             self._log.progress("")
-            self._listener.close()  # else clients would wait in a backlog that no process accepts
+            self._listener.close()  # otherwise clients would wait in a backlog without a server
             clean = await self._end()
             if self._nursery is not None:
                 await self._nursery.close()
         return 0 if clean else 1
 
-    async def _take_orders(self, exits: AsyncExitStack) -> None:
+    async def _serve_orders(self, exits: AsyncExitStack) -> None:
         try:
             await exits.enter_async_context(
-                orders.taken(orders.path_of(self._plan.stack.port), self._carry_out)
+                orders.serving_orders(orders.path_of(self._options.stack.port), self._carry_out)
             )
         except ConfigError as error:
             self._log.note(
-                f"`motet restart` and `motet scale` do not reach this run: {error.message}",
+                f"`motet restart` and `motet scale` cannot reach this run: {error.message}",
                 "warning",
             )
 
-    async def _carry_out(self, order: orders.Order, tell: orders.Tell) -> None:
-        from motet_cli.supervision.rolling import (
-            Rolling,
-        )  # imports the bus, which nothing else here needs
+    async def _carry_out(self, order: orders.Order, report: orders.Report) -> None:
+        # Imported here: it imports the bus, which nothing else in this process needs.
+        from motet_cli.supervision.rolling import Rolling
 
-        stack = self._plan.stack
+        stack = self._options.stack
         connection = with_environment(_connection(stack.nats_url, stack.credentials))
-        await Rolling(self._supervisor, connection, self._log.note).carry_out(order, tell)
+        await Rolling(self._supervisor, connection, self._log.note).carry_out(order, report)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set() and number == signal.SIGINT:
             self._kill.set()
         if not self._stop.is_set():
-            how = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
-            self._log.note(f"stopping: requests in flight may finish{how}")
+            hint = "; press Ctrl-C again to kill them" if number == signal.SIGINT else ""
+            self._log.note(f"stopping: waiting for requests in flight{hint}")
         self._stop.set()
 
     async def _start(self) -> None:
-        """Start everything, then log `ready` each time the stack has become so; never return."""
-        services = self._plan.stack.services()
+        """Start all processes, then log `ready` each time the stack becomes ready; never return."""
+        services = self._options.stack.services()
         self._log.reserve([spec.name for spec in services])
         await self._start_nats()
         later = self._start_services(services)
-        stack = self._plan.stack
+        stack = self._options.stack
         adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
         speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
         images = [f"{stack.draw.name} (images)"] if stack.draw is not None else []
@@ -298,20 +338,21 @@ class Up:
             "serving "
             + ", ".join([*(model.name for model in stack.models), *adapters, *speech, *images])
         )
-        host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
-        began: float | None = (
-            process_began()
-        )  # set for the first wait only, which counts from the start of the run
+        if stack.memory is not None:
+            self._log.note(stack.memory.describe())
+        host, port = address.local_view(self._options.stack.host), self._options.stack.port
+        # Set for the first wait only, which counts from the start of this process.
+        began: float | None = process_began()
         while True:
             self._unready.clear()
-            took = await wait_until_ready(
-                host, port, self._show_progress, tls=self._plan.stack.door.tls is not None
+            seconds = await wait_until_ready(
+                host, port, self._show_progress, tls=self._options.stack.access.tls is not None
             )
             self._log.progress("")
             later.set()
-            if took > 0:
+            if seconds > 0:
                 self._log.note(
-                    f"ready after {took if began is None else now() - began:.1f} s: {self.url}"
+                    f"ready after {seconds if began is None else now() - began:.1f} s: {self.url}"
                 )
             if began is not None:
                 await self._note_fallback()
@@ -319,38 +360,50 @@ class Up:
             await self._unready.wait()
 
     async def _note_fallback(self) -> None:
-        """Warn where kernels run on torch: one line next to `ready`, not one per service."""
+        """Log one warning for the whole stack if its kernels run on torch."""
         if text := await asyncio.to_thread(fallback_warning):
             self._log.note(text, "warning")
 
     def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
-        """Start services; return an event that starts those which wait for the chat to be ready.
+        """Start services; return the event that starts those which wait until chat is ready.
 
-        They start in any case after `_CHAT_FIRST` seconds.
+        The event is set after `_CHAT_FIRST` seconds in any case.
         """
         later = asyncio.Event()
         for spec in services:
-            self._supervisor.add(spec, gate=None if goes_first(spec, len(services)) else later)
+            self._supervisor.add(spec, gate=None if starts_at_once(spec, len(services)) else later)
         asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
         return later
 
     async def _start_nats(self) -> None:
-        port = self._plan.nats_port
+        port = self._options.nats_port
         if port is None:
             return
-        credentials = self._plan.stack.credentials
+        credentials = self._options.stack.credentials
         if credentials is None:
-            raise RuntimeError("a server of its own has passwords of its own")
-        self._supervisor.start([nats.spec(port, credentials, self._plan.store)])
+            raise RuntimeError("credentials: are not set for the stack's own NATS server")
+        self._supervisor.start([nats.spec(port, credentials, self._made_store())])
         while not await wait_for_port("127.0.0.1", port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
 
+    def _made_store(self) -> Path | None:
+        """Return the folder of the store, which only its user can read; None if there is none."""
+        store = self._options.store
+        if store is None:
+            return None
+        try:
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._log.note(f"nothing is stored: {error}; give --store FOLDER", "warning")
+            return None
+        return store
+
     async def _end(self) -> bool:
-        """Stop in order, or kill after a second Ctrl-C."""
+        """Stop all processes in order, or kill them after a second Ctrl-C; return True if none was."""
         stopping = asyncio.create_task(self._supervisor.stop())
-        hurry = asyncio.create_task(self._kill.wait())
-        await asyncio.wait([stopping, hurry], return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        kill_requested = asyncio.create_task(self._kill.wait())
+        await asyncio.wait([stopping, kill_requested], return_when=asyncio.FIRST_COMPLETED)
+        kill_requested.cancel()
         if not stopping.done():
             stopping.cancel()
             await self._supervisor.kill()
@@ -360,44 +413,44 @@ class Up:
     def _show_progress(self, seconds: float, health: Health) -> None:
         missing = health.missing or "the gateway does not answer yet"
         self._log.progress(f"loading: {missing} ({seconds:.0f} s)")
-        if seconds - self._reported >= _STILL_LOADING or seconds < self._reported:
+        if seconds - self._reported >= _PROGRESS_INTERVAL or seconds < self._reported:
             self._reported = seconds
             if not self._log.live:
                 self._log.note(f"loading: {missing} ({seconds:.0f} s)")
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         self._unready.set()
-        if self._plan.state_file is not None:
-            _write_state(self._plan.state_file, self._state())
+        if self._options.state_file is not None:
+            _write_state(self._options.state_file, self._state())
 
     def _state(self) -> dict[str, object]:
         return {
             "pid": os.getpid(),
             "url": self.url,
-            "nats_url": self._plan.stack.nats_url,
+            "nats_url": self._options.stack.nats_url,
             "nats_credentials": None
-            if self._plan.stack.credentials is None
-            else str(self._plan.stack.credentials),
+            if self._options.stack.credentials is None
+            else str(self._options.stack.credentials),
             "children": self._supervisor.describe(),
         }
 
 
 def kernels_note() -> str:
-    """Return a note if services will compile the kernels at this start, else an empty text.
+    """Return a message if services will compile the kernels at this start, else "".
 
-    Raises ConfigError where MOTET_NATIVE names an instruction set that this processor lacks.
+    Raises ConfigError if MOTET_NATIVE names an instruction set that this processor lacks.
     """
     try:
         if native.will_build():
             return f"compiling the kernels for this processor, once: {native.preferred()}"
     except KernelError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error), param="MOTET_NATIVE") from None
     return ""
 
 
 def fallback_warning() -> str:
-    """Return a warning with a remedy if kernels have no native library here, else an empty text."""
-    reason = native.shortfall()
+    """Return a warning with a remedy if kernels have no native library, else ""."""
+    reason = native.why_not_native()
     if not reason:
         return ""
     remedy = (
@@ -409,7 +462,7 @@ def fallback_warning() -> str:
 
 
 def _write_state(path: Path, state: dict[str, object]) -> None:
-    """Replace the file atomically, so that a reader never sees half of it."""
+    """Write the state file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(state, indent=1))
     part.replace(path)

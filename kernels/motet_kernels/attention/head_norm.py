@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class HeadNorm(NamedTuple):
-    """Parameters of `rms_norm` of queries and keys, each with weights `[D]` of its own."""
+    """Hold the parameters of `rms_norm` of queries and keys, each with weights `[D]` of its own."""
 
     q_weight_D: Tensor
     k_weight_D: Tensor

@@ -161,7 +161,7 @@ def attention_torch(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Packed tokens of a row, and the blocks that they attend to from key `first_key` on."""
+    """Locate packed tokens of a row, and the blocks that they attend to from key `first_key` on."""
 
     start: int
     queries: int

@@ -20,16 +20,18 @@ _ALIGNED = 4  # int32 elements in 16 bytes, the alignment that Triton specialize
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedBatch:
-    """Packed queries and key locations of a step, all int32, validated on construction.
+    """Hold packed queries and key locations of a step, all int32, validated on construction.
 
     tables_BM: block table of each row, in the order of positions; only entries whose blocks hold
-    keys that a query attends to are read.
+        keys that a query attends to are read.
     starts: B + 1 cumulative counts; row b has the packed tokens `starts[b] : starts[b + 1]`.
     lengths_B: number of keys of each row, including those of this step.
 
     For a GPU, construct it from CPU tensors and then move it, `PagedBatch(…).to(device)`:
     validating GPU tensors would synchronize with the device. Tables and lengths may be written in
-    place between calls, starts may not. Raises `KernelError` on tensors that do not fit each other.
+    place between calls, starts may not.
+
+    Raises `KernelError` on tensors that do not fit each other.
     """
 
     tables_BM: Tensor
@@ -61,6 +63,7 @@ class PagedBatch:
 
     @property
     def num_tokens(self) -> int:
+        """Return the number of packed tokens of all rows."""
         return self.spans.num_tokens
 
     def to(self, device: torch.device) -> PagedBatch:

@@ -28,7 +28,7 @@ _NAMES = "float32, bfloat16 or float16"
 
 
 class PackedHeads(NamedTuple):
-    """Rows `[N, (H + 2K) · D]` of H queries, K keys and K values, with their rotation tables."""
+    """Hold rows `[N, (H + 2K) · D]` of H queries, K keys and K values, with their rotation tables."""
 
     x_NC: Tensor
     num_queries: int
@@ -38,7 +38,7 @@ class PackedHeads(NamedTuple):
     sin_NR: Tensor
     norm: HeadNorm | None = None
 
-    def turned(self) -> tuple[Tensor, Tensor, Tensor]:
+    def rotated(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries `[N, H, D]`, rotated keys `[N, K, D]`, and values `[N, K, D]`."""
         queries, rotated = self.num_queries, (self.num_queries + self.num_keys) * self.dim
         tables = self.cos_NR, self.sin_NR
@@ -106,7 +106,7 @@ def rotate_store_kv(
     """
     x_NC, queries, keys, dim = heads[:4]
     if not gpu.takes(x_NC):
-        query_NHD, key_NKD, value_NKD = heads.turned()
+        query_NHD, key_NKD, value_NKD = heads.rotated()
         store_kv(key_NKD, value_NKD, key_PKSD, value_PKSD, slots_N)
         return query_NHD
     _check(x_NC, queries, dim, heads.cos_NR, heads.sin_NR, heads.norm)
@@ -144,9 +144,9 @@ def rotate_heads_torch(
             for part, weight in zip(parts, weights, strict=True)
         ]
     x_NHD, rotary = torch.cat(parts, dim=1), cos_NR.shape[1]
-    turned = x_NHD[..., :rotary]
-    first, second = turned.chunk(2, dim=-1)
-    rotated = turned * cos_NR[:, None].to(wide) + torch.cat((-second, first), dim=-1) * sin_NR[
+    rotated = x_NHD[..., :rotary]
+    first, second = rotated.chunk(2, dim=-1)
+    rotated = rotated * cos_NR[:, None].to(wide) + torch.cat((-second, first), dim=-1) * sin_NR[
         :, None
     ].to(wide)
     return torch.cat((rotated, x_NHD[..., rotary:]), dim=-1).to(x_NC.dtype)

@@ -81,7 +81,7 @@ def convolve_torch(
     active_BCN = _activated(joined_BNC.to(kind), activation).mT
     bias = None if conv.bias is None else conv.bias.to(kind)
     taps = conv.taps.to(kind)
-    if conv.alone:  # output o depends on channel o % C
+    if conv.depthwise:  # output o depends on channel o % C
         spread = active_BCN.repeat(1, conv.stride, 1)
         out_BMO = F.conv1d(
             spread, taps.mT[:, None], bias, dilation=conv.dilation, groups=taps.shape[1]

@@ -18,7 +18,7 @@ FLOOR = 1e-10  # lower bound of a band's power, before the logarithm
 
 @dataclass(frozen=True)
 class MelTables:
-    """Cosines and sines times the window, `[W, F]`, and the mel filters, `[F, M]`; all float32.
+    """Hold cosines and sines times the window, `[W, F]`, and the mel filters, `[F, M]`; float32.
 
     hop: samples from frame to frame.
     """

@@ -18,7 +18,7 @@ KINDS = ("none", "elu", "leaky_relu")
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Activation of inputs below zero; others stay as they are.
+    """Describe the activation of inputs below zero; others stay as they are.
 
     "elu" is `slope · (exp(x) - 1)`, "leaky_relu" is `slope · x`.
     """
@@ -33,12 +33,12 @@ class Activation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """Inputs of earlier chunks that causal convolutions continue from.
+    """Hold inputs of earlier chunks that causal convolutions continue from.
 
     kept_SRC: context rows, of x's type.
     rows_2B: int32; for each stream, the row to read the last R inputs from (-1: no history, zeros)
-    and a different row to write the new ones to (-1: they are not kept). A row belongs to one
-    stream only.
+        and a different row to write the new ones to (-1: they are not kept). A row belongs to one
+        stream only.
     """
 
     kept_SRC: Tensor
@@ -47,7 +47,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedConv:
-    """A convolution with weights in the order that the kernels read.
+    """Hold a convolution with weights in the order that the kernels read.
 
     taps: `[K, C, U · O]`, oldest input first; `[K, U · C]` for a depthwise convolution.
     bias: `[U · O]`.
@@ -80,9 +80,9 @@ class PackedConv:
             _padding(conv),
         )
         weight = conv.weight.detach()
-        alone = conv.groups == conv.in_channels == conv.out_channels and conv.groups > 1
+        depthwise = conv.groups == conv.in_channels == conv.out_channels and conv.groups > 1
         weight = (
-            weight[:, 0] if alone else _dense(weight, conv.groups)
+            weight[:, 0] if depthwise else _dense(weight, conv.groups)
         )  # `[C, K]`, or `[O, C, K]`, transposed the other way
         bias = None if conv.bias is None else conv.bias.detach().repeat(stride)
         if isinstance(conv, nn.Conv1d):
@@ -103,7 +103,7 @@ class PackedConv:
             .unflatten(-1, (reach + 1, stride))
             .flip(-2)
         )
-        taps = pieces.permute(1, 2, 0) if alone else pieces.permute(2, 0, 3, 1)
+        taps = pieces.permute(1, 2, 0) if depthwise else pieces.permute(2, 0, 3, 1)
         cut = padding, (reach + 1) * stride - width + padding
         return cls(
             taps.flatten(-2).contiguous(), bias, conv.in_channels, stride, 1, reach, reach, cut
@@ -115,7 +115,7 @@ class PackedConv:
         return (len(self.taps) - 1) * self.dilation
 
     @property
-    def alone(self) -> bool:
+    def depthwise(self) -> bool:
         """Return True if the convolution is depthwise: each channel depends on itself only."""
         return self.taps.ndim == 2
 

@@ -84,7 +84,7 @@ def _interpret() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     from motet_kernels.gpu import interpreter
 
-    interpreter.mend()
+    interpreter.patch()
 
 
 def interpreted() -> bool:

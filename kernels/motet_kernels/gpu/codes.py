@@ -19,13 +19,13 @@ from triton.language.target_info import cuda_capability_geq
 from motet_kernels.attention.kv_format import CODED, SCALE
 from motet_kernels.runtime.errors import KernelError
 
-WORD = tl.constexpr(SCALE)
+WORD_BYTES = tl.constexpr(SCALE)
 ROUNDS = tl.constexpr(
     12582912.0
 )  # 1.5 · 2^23: adding it rounds a number to an integer, ties to even
 LARGEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
 _ROUNDS_BITS = tl.constexpr(0x4B400000)
-_LEAST = tl.constexpr(1.2e-38)  # smaller scales have no finite reciprocal: zeros
+_MIN_SCALE = tl.constexpr(1.2e-38)  # smaller scales have no finite reciprocal: zeros
 _FLOAT8_SCALE = tl.constexpr(2.0**120)
 _NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
 
@@ -59,19 +59,19 @@ def largest_of(x):
 
 
 @triton.jit
-def steps_of(largest, FLOAT8: tl.constexpr):
+def scale_of(largest, FLOAT8: tl.constexpr):
     """Return the scale of a row from its largest magnitude, and its inverse for `encoded`.
 
     The scale is NaN where the row is not finite.
     """
     scale = tl.div_rn(largest, 448.0 if FLOAT8 else 127.0)
-    inverse = tl.where(scale >= _LEAST, tl.div_rn(1.0, tl.maximum(scale, _LEAST)), 0.0)
+    inverse = tl.where(scale >= _MIN_SCALE, tl.div_rn(1.0, tl.maximum(scale, _MIN_SCALE)), 0.0)
     return tl.where(largest <= LARGEST, scale, float("nan")), inverse
 
 
 @triton.jit
 def encoded(x, scale, inverse, FLOAT8: tl.constexpr):
-    """Return codes (bytes) of float32 numbers with the results of `steps_of` for their row.
+    """Return codes (bytes) of float32 numbers with the results of `scale_of` for their row.
 
     They are the codes of `motet_kernels.attention.kv.encode`.
     """

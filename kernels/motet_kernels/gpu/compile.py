@@ -1,7 +1,7 @@
 """Compile the kernels for GPUs that are not present, and report the resources that they take.
 
     python -m motet_kernels.gpu.compile [--only MODULE …] [--targets sm_90 …] [--all | --first]
-                                        [--table kernels/README.md]
+                                        [--table kernels/RESULTS.md]
 
 The launchers are called with the `samples` of their modules, so that the compiled code is what
 would run there, down to Triton's specialization on the arguments. Compiled code is cached by its
@@ -28,14 +28,14 @@ os.environ.setdefault("TRITON_CACHE_DIR", str(cache_root() / "triton"))
 import triton
 from triton.backends.compiler import GPUTarget
 
-from motet_kernels.gpu.launch import Launch, Sample, compiling
+from motet_kernels.gpu.launch import Launch, LaunchSample, compiling
 
 BEGIN, END = "<!-- resources: written by motet_kernels.gpu.compile -->", "<!-- end of resources -->"
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of GPU to compile for.
+    """Describe a kind of GPU to compile for.
 
     shared: the maximum shared memory of a program, in bytes.
     spills: whether kernels may spill registers.
@@ -57,14 +57,18 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel, as a sample calls it, in one configuration, for one target."""
+    """Hold one kernel, as a sample calls it, in one configuration, for one target.
+
+    lacks_mma: the sample requires matrix units of at least one kernel that it launches, and none of
+        them uses any.
+    """
 
     kernel: str
-    sample: Sample
+    sample: LaunchSample
     config: str
     target: str
     resources: Resources
-    lacks_mma: bool = False  # the sample requires it of at least one kernel that it launches
+    lacks_mma: bool = False
 
     def faults(self) -> list[str]:
         """Return the reasons not to ship it."""
@@ -76,7 +80,7 @@ class Compiled:
                 found.shared > target.shared,
                 f"takes {found.shared} bytes of shared memory of {target.shared}",
             ),
-            (self.lacks_mma, "uses no matrix unit, nor does what is launched with it"),
+            (self.lacks_mma, "uses no matrix unit, nor do the kernels launched with it"),
         )
         return [fault for holds, fault in possible if holds]
 
@@ -84,8 +88,8 @@ class Compiled:
         return f"{self.kernel}, {self.sample.label}, {self.config}, {self.target}"
 
 
-class Elsewhere:
-    """Stand in for Triton's driver of a GPU that is not present."""
+class AbsentGpuDriver:
+    """Replace Triton's driver for a GPU that is not present."""
 
     def __init__(self, target: GPUTarget):
         self.target = target
@@ -119,17 +123,17 @@ def compiled(
     every: compile all configurations, not only those that ship.
     first: leave out samples whose kernels previous samples have launched.
     """
-    triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
+    triton.runtime.driver.set_active(AbsentGpuDriver(TARGETS[target].gpu))
     launches: list[Launch] = []
-    seen: set[str] = set()
+    mask: set[str] = set()
     for sample in import_module(module).samples():
         with compiling(partial(_collect, launches, every)):
             sample.call()
         names = {launch.kernel.name for launch in launches}
-        if first and names <= seen:
+        if first and names <= mask:
             launches.clear()
             continue
-        seen |= names
+        mask |= names
         found = [(launch, read_resources(_compile(launch))) for launch in launches]
         lacks = sample.mma and not any(resources.mma for _, resources in found)
         for launch, resources in found:
@@ -158,9 +162,9 @@ def table(results: Sequence[Compiled]) -> list[str]:
     for result in results:
         found = result.resources
         spilled = f", spills {found.spills}" if found.spills else ""
-        said = f"{found.registers}, {found.shared / 1024:.3g}{f', {found.mma}' if found.mma else ''}{spilled}"
+        cell = f"{found.registers}, {found.shared / 1024:.3g}{f', {found.mma}' if found.mma else ''}{spilled}"
         rows.setdefault((result.kernel, result.sample.label, result.config), {})[result.target] = (
-            said
+            cell
         )
     lines = [
         f"| kernel | call | configuration | {' | '.join(targets)} |",

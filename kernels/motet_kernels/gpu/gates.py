@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 
 _WIDEST = 1024  # channels of a row in a program; shorter rows share a program
 
@@ -52,12 +52,12 @@ def _gate(
     ROWS: tl.constexpr = TILE // BLOCK
     rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     at = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    seen = (rows < M) & (at < C)
-    x = tl.load(x_ptr + rows * stride_m + at, mask=seen, other=0.0).to(tl.float32)
+    mask = (rows < M) & (at < C)
+    x = tl.load(x_ptr + rows * stride_m + at, mask=mask, other=0.0).to(tl.float32)
     out = _activated(x, KIND)
     if GATED:
-        out *= tl.load(x_ptr + rows * stride_m + C + at, mask=seen, other=0.0).to(tl.float32)
-    tl.store(out_ptr + rows * C + at, out, mask=seen)
+        out *= tl.load(x_ptr + rows * stride_m + C + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + rows * C + at, out, mask=mask)
 
 
 _GATE = GpuKernel(
@@ -94,18 +94,22 @@ def _programs(rows: int, channels: int, constants: Constants) -> tuple[int, int]
     return triton.cdiv(rows, constants["TILE"] // block), triton.cdiv(channels, block)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield the MLPs of language models, and the activations of recurrent layers and encoders."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         for kind in ("silu", "gelu_tanh"):
             x_MX = torch.zeros(2, 2 * 12288, dtype=dtype)
-            yield Sample(f"{kind} of 12,288 times as many, {name}", partial(gated, x_MX, kind))
+            yield LaunchSample(
+                f"{kind} of 12,288 times as many, {name}", partial(gated, x_MX, kind)
+            )
     for kind in ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh"):
         x_MC = torch.zeros(2, 8192)
-        yield Sample(f"{kind} of 8,192, float32", partial(activated, x_MC, kind))
-    yield Sample("softplus of 64, float32", partial(activated, torch.zeros(2, 64), "softplus"))
-    yield Sample(
+        yield LaunchSample(f"{kind} of 8,192, float32", partial(activated, x_MC, kind))
+    yield LaunchSample(
+        "softplus of 64, float32", partial(activated, torch.zeros(2, 64), "softplus")
+    )
+    yield LaunchSample(
         "gelu of 8,192, bfloat16",
         partial(activated, torch.zeros(2, 8192, dtype=torch.bfloat16), "gelu"),
     )

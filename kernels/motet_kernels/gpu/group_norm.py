@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
-_PIECES = 64  # maximum, so that one program can merge the pieces of a group
-_ENOUGH = 512  # programs that keep a GPU busy
-_LEAST = 4096  # minimum elements of a program's piece, where there are as many
-_SMALL = 512  # pixels: up to these, a program takes several channels
+_MAX_PIECES = 64  # of a group, so that one program can merge them
+_RESIDENT_PROGRAMS = 512  # programs that keep a GPU busy
+_MIN_ELEMENTS = 4096  # of a program's piece, where there are as many
+_SMALL_PICTURE = 512  # pixels: up to these, a program takes several channels
 
 
 @triton.jit
@@ -59,9 +59,9 @@ def _group_moments(
     total = tl.zeros([CHANNELS, PIXELS], tl.float32)
     squares = tl.zeros([CHANNELS, PIXELS], tl.float32)
     for start in range(first, last, PIXELS):
-        seen = is_channel[:, None] & (start + pixel < last)[None, :]
-        x = tl.load(base_ptr + offsets, mask=seen, other=0.0).to(tl.float32)
-        apart = tl.where(seen, x - about, 0.0)
+        mask = is_channel[:, None] & (start + pixel < last)[None, :]
+        x = tl.load(base_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        apart = tl.where(mask, x - about, 0.0)
         total += apart
         squares += apart * apart
         base_ptr += tl.cast(PIXELS, tl.int64) * stride_p
@@ -91,15 +91,15 @@ def _group_factors(
     group, picture = tl.program_id(0), tl.program_id(1).to(tl.int64)
     groups = tl.num_programs(0)
     at = tl.arange(0, PARTS)
-    seen = at < MEMBERS * S
+    mask = at < MEMBERS * S
     base = (picture * groups + group) * MEMBERS
-    mean = tl.load(mean_ptr + base * S + at, mask=seen, other=0.0)
-    squares = tl.load(squares_ptr + base * S + at, mask=seen, other=0.0)
+    mean = tl.load(mean_ptr + base * S + at, mask=mask, other=0.0)
+    squares = tl.load(squares_ptr + base * S + at, mask=mask, other=0.0)
     first = (at % S) * piece
-    count = tl.where(seen, tl.minimum(P - first, piece), 0).to(tl.float32)
+    count = tl.where(mask, tl.minimum(P - first, piece), 0).to(tl.float32)
     every = tl.cast(P, tl.float32) * MEMBERS
     whole = tl.sum(mean * count, 0) / every
-    apart = tl.where(seen, mean - whole, 0.0)
+    apart = tl.where(mask, mean - whole, 0.0)
     variance = tl.sum(squares + apart * apart * count, 0) / every
     inverse = tl.rsqrt(variance + eps)
     member = tl.arange(0, BLOCK)
@@ -132,7 +132,7 @@ def _group_norm(
     first, lead = (number * PIXELS).to(tl.int64), (block * CHANNELS).to(tl.int64)
     near_channel, near_pixel = tl.arange(0, CHANNELS), tl.arange(0, PIXELS)
     is_channel = lead + near_channel < C
-    seen = is_channel[:, None] & (first + near_pixel < P)[None, :]
+    mask = is_channel[:, None] & (first + near_pixel < P)[None, :]
     x_ptr += picture * stride_n + lead * stride_c + first * stride_p
     out_ptr += picture * out_stride_n + lead * out_stride_c + first * out_stride_p
     offsets = near_channel[:, None] * stride_c + near_pixel[None, :] * stride_p
@@ -143,12 +143,12 @@ def _group_norm(
     shift = tl.load(shift_ptr + picture * C + lead + near_channel, mask=is_channel, other=0.0)[
         :, None
     ]
-    x = tl.load(x_ptr + offsets, mask=seen, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     out = x * factor + shift
     if SILU:
         small = tl.exp(-tl.abs(out))  # never overflows, not even in masked elements
         out = out * tl.where(out < 0, small, 1.0) / (1.0 + small)
-    tl.store(out_ptr + out_offsets, out, mask=seen)
+    tl.store(out_ptr + out_offsets, out, mask=mask)
 
 
 def _tiles(warps: int, channels: int, pixels: int) -> Config:
@@ -223,15 +223,20 @@ def _factors(
 def _order(x_NCP: Tensor) -> str:
     if x_NCP.stride(1) == 1 and x_NCP.stride(2) != 1:
         return "last"
-    return "planes" if x_NCP.shape[2] > _SMALL else "small"
+    return "planes" if x_NCP.shape[2] > _SMALL_PICTURE else "small"
 
 
 def _piece(pictures: int, channels: int, pixels: int, order: str) -> int:
     """Return the pixels of a piece: as many pieces as keep a GPU busy, but not more."""
     width = _TILES[order][0].constants["CHANNELS"]
-    wanted = min(max(triton.cdiv(_ENOUGH, pictures * triton.cdiv(channels, width)), 1), _PIECES)
+    wanted = min(
+        max(triton.cdiv(_RESIDENT_PROGRAMS, pictures * triton.cdiv(channels, width)), 1),
+        _MAX_PIECES,
+    )
     value: int = max(
-        triton.cdiv(pixels, wanted), min(_LEAST // width, pixels), triton.cdiv(pixels, _PIECES)
+        triton.cdiv(pixels, wanted),
+        min(_MIN_ELEMENTS // width, pixels),
+        triton.cdiv(pixels, _MAX_PIECES),
     )
     return value
 
@@ -250,7 +255,7 @@ def _as(out_NCP: Tensor, x: Tensor) -> Tensor:
     return out_NCP.view(x.shape)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield blocks of SDXL's denoiser and VAE, and the innermost of Stable Diffusion 1.5.
 
     The VAE's is of 1024 x 1024 pixels.
@@ -267,4 +272,6 @@ def samples() -> Iterator[Sample]:
             kind = "channels last" if order is torch.channels_last else "planes"
             label = f"{channels} x {side}², {kind}, {dtype}"
             given = x_NCHW.to(memory_format=order)
-            yield Sample(label, partial(group_norm, given, weight_C, weight_C, 32, 1e-5, True))
+            yield LaunchSample(
+                label, partial(group_norm, given, weight_C, weight_C, 32, 1e-5, True)
+            )

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -30,16 +30,16 @@ def _guided_step(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    seen = at < elements
-    unconditional = tl.load(unconditional_ptr + at, mask=seen, other=0.0).to(tl.float32)
-    conditional = tl.load(conditional_ptr + at, mask=seen, other=0.0).to(tl.float32)
+    mask = at < elements
+    unconditional = tl.load(unconditional_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    conditional = tl.load(conditional_ptr + at, mask=mask, other=0.0).to(tl.float32)
     out = unconditional + scale * (conditional - unconditional)
     if STEP:
         out = (
-            sample_factor * tl.load(sample_ptr + at, mask=seen, other=0.0).to(tl.float32)
+            sample_factor * tl.load(sample_ptr + at, mask=mask, other=0.0).to(tl.float32)
             + output_factor * out
         )
-    tl.store(out_ptr + at, out, mask=seen)
+    tl.store(out_ptr + at, out, mask=mask)
 
 
 # Latents are small: blocks of few elements, so that all of a GPU is used.
@@ -91,10 +91,10 @@ def _launch(
     return out
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield latents of SDXL and of SD3 at 1024 x 1024 pixels.
 
-    Some schedulers sample_factor them in a wider type than the denoiser's output.
+    Some schedulers keep them in a wider type than the denoiser's output.
     """
     for dtype, channels, wider in (
         (torch.bfloat16, 16, torch.bfloat16),
@@ -105,6 +105,8 @@ def samples() -> Iterator[Sample]:
         prediction = torch.empty(1, channels, 128, 128, dtype=dtype)
         sample = prediction.to(wider)
         label = f"{channels} x 128², {dtype} of {wider}"
-        yield Sample(label, partial(guided_step, sample, prediction, prediction, 7.5, 1.0, -0.1))
+        yield LaunchSample(
+            label, partial(guided_step, sample, prediction, prediction, 7.5, 1.0, -0.1)
+        )
         if wider == dtype:
-            yield Sample(f"{label}, no step", partial(guided, prediction, prediction, 7.5))
+            yield LaunchSample(f"{label}, no step", partial(guided, prediction, prediction, 7.5))

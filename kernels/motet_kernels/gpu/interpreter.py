@@ -21,8 +21,8 @@ _cast, _dot, _binary, _unary = (
 )
 
 
-def mend() -> None:
-    """Replace the incorrect methods; a second call changes nothing."""
+def patch() -> None:
+    """Replace the methods of Triton's interpreter that miscompute bfloat16; idempotent."""
     for name, method in (
         ("cast_impl", cast),
         ("create_dot", dot),
@@ -96,5 +96,5 @@ def _refuse(op: Any, *handles: Any) -> None:
     if any(handle.dtype.scalar == tl.bfloat16 for handle in handles):
         name = getattr(op, "__name__", op)
         raise KernelError(
-            f"{name} of bfloat16: widen to float32 first; the interpreter computes with its bits"
+            f"{name}: of bfloat16; widen to float32 first; the interpreter computes with its bits"
         )

@@ -25,7 +25,7 @@ Fits = Callable[[Constants], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Launch configuration of a kernel.
+    """Hold a launch configuration of a kernel.
 
     warps: warps of 32 threads per program.
     stages: stages of the software pipeline.
@@ -42,8 +42,8 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A call of a launcher as services make it, on CPU tensors, for the compiler.
+class LaunchSample:
+    """Describe a call of a launcher as services make it, on CPU tensors, for the compiler.
 
     label: sizes and types, torch's types without their prefix.
     mma: whether matrix units must be used.
@@ -59,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Launch:
-    """A call that is compiled instead of launched."""
+    """Represent a call that is compiled instead of launched."""
 
     kernel: GpuKernel
     config: Config

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -39,23 +39,23 @@ def _modulated_norm(
 ):
     token, picture = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    seen = at < C
-    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(
+    mask = at < C
+    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=mask, other=0.0).to(
         tl.float32
     )
-    x = tl.where(seen, x - tl.sum(x, 0) / C, 0.0)
+    x = tl.where(mask, x - tl.sum(x, 0) / C, 0.0)
     out = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
     if weight_ptr is not None:
-        out *= tl.load(weight_ptr + at, mask=seen, other=0.0).to(tl.float32)
+        out *= tl.load(weight_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
-        out += tl.load(bias_ptr + at, mask=seen, other=0.0).to(tl.float32)
+        out += tl.load(bias_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if factor_ptr is not None:
-        out *= tl.load(factor_ptr + picture * factor_stride + at, mask=seen, other=0.0).to(
+        out *= tl.load(factor_ptr + picture * factor_stride + at, mask=mask, other=0.0).to(
             tl.float32
         )
     if shift_ptr is not None:
-        out += tl.load(shift_ptr + picture * shift_stride + at, mask=seen, other=0.0).to(tl.float32)
-    tl.store(out_ptr + (picture * S + token) * C + at, out, mask=seen)
+        out += tl.load(shift_ptr + picture * shift_stride + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + (picture * S + token) * C + at, out, mask=mask)
 
 
 @triton.jit
@@ -75,14 +75,14 @@ def _gated_add(
 ):
     token, picture = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     at = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    seen = at < C
+    mask = at < C
     residual_ptr += picture * residual_stride_b + token * residual_stride_s
-    residual = tl.load(residual_ptr + at, mask=seen, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + picture * gate_stride + at, mask=seen, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(
+    residual = tl.load(residual_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + picture * gate_stride + at, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=mask, other=0.0).to(
         tl.float32
     )
-    tl.store(out_ptr + (picture * S + token) * C + at, residual + gate * x, mask=seen)
+    tl.store(out_ptr + (picture * S + token) * C + at, residual + gate * x, mask=mask)
 
 
 _NORM = GpuKernel(_modulated_norm, Config(warps=4), Config(warps=8), Config(warps=16))
@@ -135,7 +135,7 @@ def _stride(row_B1C: Tensor | None) -> int:
     return 0 if row_B1C is None or row_B1C.shape[0] == 1 else row_B1C.stride(0)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield blocks of SD3 (1,536 channels), PixArt (1,152) and Flux (3,072).
 
     Their modulations are slices of one matrix.
@@ -145,9 +145,9 @@ def samples() -> Iterator[Sample]:
         shift, scale, gate, *_ = torch.zeros(2, 1, 6 * channels, dtype=dtype).chunk(6, dim=2)
         weight_C = torch.zeros(channels, dtype=dtype)
         label = f"tokens of {channels:,}, {dtype}"
-        yield Sample(label, partial(modulated_norm, x_BSC, 1e-6, scale, shift, None, None))
-        yield Sample(
+        yield LaunchSample(label, partial(modulated_norm, x_BSC, 1e-6, scale, shift, None, None))
+        yield LaunchSample(
             f"{label}, not modulated",
             partial(modulated_norm, x_BSC, 1e-6, None, None, weight_C, weight_C),
         )
-        yield Sample(label, partial(gated_add, x_BSC, gate, x_BSC))
+        yield LaunchSample(label, partial(gated_add, x_BSC, gate, x_BSC))

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 
 WIDEST = 16384  # channels of a row that is kept in registers
 _CHUNK = 4096  # channels of a longer row at a time
@@ -30,18 +30,18 @@ def _rms_norm(
     ROWS: tl.constexpr = TILE // BLOCK
     rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     at = tl.arange(0, BLOCK)[None, :]
-    seen = (rows < M) & (at < C)
-    x = tl.load(x_ptr + rows * stride_m + at, mask=seen, other=0.0).to(tl.float32)
+    mask = (rows < M) & (at < C)
+    x = tl.load(x_ptr + rows * stride_m + at, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
-        residual = tl.load(residual_ptr + rows * residual_stride_m + at, mask=seen, other=0.0).to(
+        residual = tl.load(residual_ptr + rows * residual_stride_m + at, mask=mask, other=0.0).to(
             tl.float32
         )
         total = (x + residual).to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + rows * C + at, total, mask=seen)
+        tl.store(sum_ptr + rows * C + at, total, mask=mask)
         x = total.to(tl.float32)
     weight = tl.load(weight_ptr + at, mask=at < C, other=0.0) + offset
     scale = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / C + eps)
-    tl.store(out_ptr + rows * C + at, x * scale * weight, mask=seen)
+    tl.store(out_ptr + rows * C + at, x * scale * weight, mask=mask)
 
 
 @triton.jit
@@ -55,23 +55,23 @@ def _rms_norm_wide(
     residual_ptr += row * residual_stride_m
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, C, BLOCK):
-        seen = start + at < C
-        x = tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
+        mask = start + at < C
+        x = tl.load(x_ptr + start + at, mask=mask, other=0.0).to(tl.float32)
         if ADDS:
-            residual = tl.load(residual_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
+            residual = tl.load(residual_ptr + start + at, mask=mask, other=0.0).to(tl.float32)
             total = (x + residual).to(sum_ptr.dtype.element_ty)
-            tl.store(sum_ptr + row * C + start + at, total, mask=seen)
+            tl.store(sum_ptr + row * C + start + at, total, mask=mask)
             x = total.to(tl.float32)
         squares += x * x
     scale = tl.rsqrt(tl.sum(squares, 0) / C + eps)
     for start in range(0, C, BLOCK):
-        seen = start + at < C
-        x = tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
+        mask = start + at < C
+        x = tl.load(x_ptr + start + at, mask=mask, other=0.0).to(tl.float32)
         if ADDS:  # added again: other threads see the stored sums only after a barrier
-            residual = tl.load(residual_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
+            residual = tl.load(residual_ptr + start + at, mask=mask, other=0.0).to(tl.float32)
             x = (x + residual).to(sum_ptr.dtype.element_ty).to(tl.float32)
-        weight = tl.load(weight_ptr + start + at, mask=seen, other=0.0) + offset
-        tl.store(out_ptr + row * C + start + at, x * scale * weight, mask=seen)
+        weight = tl.load(weight_ptr + start + at, mask=mask, other=0.0) + offset
+        tl.store(out_ptr + row * C + start + at, x * scale * weight, mask=mask)
 
 
 @triton.jit
@@ -81,13 +81,13 @@ def _layer_norm(
     ROWS: tl.constexpr = TILE // BLOCK
     rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     at = tl.arange(0, BLOCK)[None, :]
-    seen = (rows < M) & (at < C)
-    x = tl.load(x_ptr + rows * stride_m + at, mask=seen, other=0.0).to(tl.float32)
-    x = tl.where(seen, x - tl.sum(x, 1, keep_dims=True) / C, 0.0)
+    mask = (rows < M) & (at < C)
+    x = tl.load(x_ptr + rows * stride_m + at, mask=mask, other=0.0).to(tl.float32)
+    x = tl.where(mask, x - tl.sum(x, 1, keep_dims=True) / C, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / C + eps)
     weight = tl.load(weight_ptr + at, mask=at < C, other=0.0)
     bias = tl.load(bias_ptr + at, mask=at < C, other=0.0)
-    tl.store(out_ptr + rows * C + at, x * scale * weight + bias, mask=seen)
+    tl.store(out_ptr + rows * C + at, x * scale * weight + bias, mask=mask)
 
 
 @triton.jit
@@ -101,18 +101,18 @@ def _layer_norm_wide(x_ptr, weight_ptr, bias_ptr, out_ptr, stride_m, C, eps, BLO
     mean = tl.sum(totals, 0) / C
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, C, BLOCK):
-        seen = start + at < C
+        mask = start + at < C
         x = tl.where(
-            seen, tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32) - mean, 0.0
+            mask, tl.load(x_ptr + start + at, mask=mask, other=0.0).to(tl.float32) - mean, 0.0
         )
         squares += x * x
     scale = tl.rsqrt(tl.sum(squares, 0) / C + eps)
     for start in range(0, C, BLOCK):
-        seen = start + at < C
-        x = tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32) - mean
-        weight = tl.load(weight_ptr + start + at, mask=seen, other=0.0)
-        bias = tl.load(bias_ptr + start + at, mask=seen, other=0.0)
-        tl.store(out_ptr + row * C + start + at, x * scale * weight + bias, mask=seen)
+        mask = start + at < C
+        x = tl.load(x_ptr + start + at, mask=mask, other=0.0).to(tl.float32) - mean
+        weight = tl.load(weight_ptr + start + at, mask=mask, other=0.0)
+        bias = tl.load(bias_ptr + start + at, mask=mask, other=0.0)
+        tl.store(out_ptr + row * C + start + at, x * scale * weight + bias, mask=mask)
 
 
 # A thread holds 16 or 32 elements of a tile, which leaves enough programs on a multiprocessor to
@@ -193,12 +193,12 @@ def _programs(rows: int, constants: Constants) -> tuple[int]:
     return (triton.cdiv(rows, constants["TILE"] // constants["BLOCK"]),)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield hidden sizes of models, normed heads, and rows that are too long for registers."""
     sizes = [(width, torch.bfloat16) for width in (128, 2048, 4096, 8192, 16384, 32768)]
     for width, dtype in [*sizes, (4096, torch.float16), (4096, torch.float32)]:
         x_MC, weight_C = torch.zeros(2, width, dtype=dtype), torch.zeros(width)
         label = f"rows of {width:,}, {dtype}"
-        yield Sample(label, partial(rms_norm, x_MC, weight_C, 1e-6, 0.0))
-        yield Sample(f"sums, {label}", partial(add_rms_norm, x_MC, x_MC, weight_C, 1e-6, 0.0))
-        yield Sample(label, partial(layer_norm, x_MC, weight_C, weight_C, 1e-6))
+        yield LaunchSample(label, partial(rms_norm, x_MC, weight_C, 1e-6, 0.0))
+        yield LaunchSample(f"sums, {label}", partial(add_rms_norm, x_MC, x_MC, weight_C, 1e-6, 0.0))
+        yield LaunchSample(label, partial(layer_norm, x_MC, weight_C, weight_C, 1e-6))

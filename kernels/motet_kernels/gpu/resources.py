@@ -17,7 +17,7 @@ _MATRIX = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA")  # matrix instructions of 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resource usage of a compiled kernel.
+    """Hold the resource usage of a compiled kernel.
 
     registers: per thread.
     spills: instructions (NVIDIA) or registers (AMD).

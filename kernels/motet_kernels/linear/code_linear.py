@@ -92,11 +92,11 @@ class CodeLinear(Linear):
         native = _CODES.native()
         assert native is not None
         is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
-        held, stride = rows_of(x, self.in_features)
+        kept_alive, stride = rows_of(x, self.in_features)
         more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
         begin = column * out.element_size()
         native(
-            *(held.data_ptr(), is_bf16, stride, *self.arguments()),
+            *(kept_alive.data_ptr(), is_bf16, stride, *self.arguments()),
             *(None if more is None else more.data_ptr() + begin, more_stride),
             *(out.data_ptr() + begin, is_bf16, width, None, 1),
             *(x.numel() // self.in_features, self.out_features, self.in_features),
@@ -108,9 +108,17 @@ class CodeLinear(Linear):
         offset = {"int4": int(self.offset), "int8": 128}.get(self.codes, levels and levels.offset)
         shift = (0, None, None) if self.shift is None else self.shift.arguments()
         numbers = (*self.scale.arguments(), *shift, self.scale.span)
-        ends = (_at(self.order_K), self.group, _at(self.bias_N))
+        ends = (_address(self.order_K), self.group, _address(self.bias_N))
         unit = 1.0 if levels is None else levels.unit
-        return self.packed.data_ptr(), self._kind, _at(self.table), offset, unit, *numbers, *ends
+        return (
+            self.packed.data_ptr(),
+            self._kind,
+            _address(self.table),
+            offset,
+            unit,
+            *numbers,
+            *ends,
+        )
 
     def round_input(self, x_MK: Tensor) -> Tensor:
         x_MK, top = x_MK.float(), _TOPS.get(self._kind, 32767)
@@ -149,5 +157,5 @@ class CodeLinear(Linear):
         return 0, None, None  # unused: calls take them from the buffers
 
 
-def _at(tensor: Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

@@ -27,11 +27,12 @@ _FORMATS = {torch.uint8: "int4", torch.int8: "int8", FLOAT8: "float8"}
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """A matrix in codes, scales `[N, G]`, and shifts of the same shape or None.
+    """Hold a matrix in codes, scales `[N, G]`, and shifts of the same shape or None.
 
     `order_K`: column j of the codes is input `order_K[j]`. `levels`: the name of a table for codes
-    of 4 bits. A group is of a multiple of 16 inputs; the last one may be shorter. Raises
-    `KernelError` on parts that do not fit each other, and on values that are not finite.
+        of 4 bits. A group is of a multiple of 16 inputs, of 32 for most tables; the last one may be
+        shorter.
+    Raises `KernelError` on parts that do not fit each other, and on values that are not finite.
     """
 
     codes_NK: Tensor
@@ -81,11 +82,12 @@ class GroupWeights:
 
     @property
     def format(self) -> str:
+        """Return the name of the codes' format."""
         return self.levels or _FORMATS[self.codes_NK.dtype]
 
     @property
     def offset(self) -> float:
-        """Return what is taken off the levels: 8 of codes of 4 bits with neither table nor shift."""
+        """Return what is subtracted from each level: 8 from 4-bit codes without table and shift."""
         return 8.0 if self.format == "int4" and self.shift_NG is None else 0.0
 
     def dense(self) -> Tensor:

@@ -106,12 +106,13 @@ class GroupedLinear(Linear):
         native = _GROUPED.native()
         assert native is not None
         is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
-        held, stride = rows_of(x, self.in_features)
+        kept_alive, stride = rows_of(x, self.in_features)
         more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
         begin = column * out.element_size()
         native(
-            *(held.data_ptr(), is_bf16, stride, self.packed.data_ptr(), self.scale_NG.data_ptr()),
-            *(_at(self.order_K), self.group, _at(self.bias_N)),
+            *(kept_alive.data_ptr(), is_bf16, stride),
+            *(self.packed.data_ptr(), self.scale_NG.data_ptr()),
+            *(_address(self.order_K), self.group, _address(self.bias_N)),
             *(None if more is None else more.data_ptr() + begin, more_stride),
             *(out.data_ptr() + begin, is_bf16, width),
             *(x.numel() // self.in_features, self.out_features, self.in_features),
@@ -163,7 +164,7 @@ def _copied(scales: Scales, device: torch.device) -> Tensor:
     return numbers_NG.to(device, copy=True, memory_format=torch.contiguous_format)
 
 
-def _at(tensor: Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 

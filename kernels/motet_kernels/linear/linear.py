@@ -191,7 +191,7 @@ class Linear(nn.Module):
         """
         if not self._exact:
             raise KernelError(
-                f"rows of {self.format} weights are not exact: keep the embedding's own"
+                f"format: {self.format!r} has no exact rows; keep the embedding's own table"
             )
         ids_M = ids.reshape(-1).contiguous()
         if (
@@ -233,7 +233,7 @@ class Linear(nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> Linear:
         where = "the CPU" if is_cpu(self.packed) else self.packed.device
         raise KernelError(
-            f"a packed {self.format} Linear stays on {where} and in its format: pack it again instead"
+            f"device: a packed {self.format} Linear stays on {where}, in its format; pack it again"
         )
 
 

@@ -26,7 +26,7 @@ from motet_kernels.runtime.memory import huge_zeros
 from motet_kernels.runtime.native import Kernel
 
 _PANEL = 32
-_WIDTH = 16  # inputs are padded to a multiple of this
+_ALIGNMENT = 16  # inputs are padded to a multiple of this
 _PIECE = (
     1 << 14
 )  # elements copied at a time: for more, torch would use the threads that compute steps
@@ -65,21 +65,21 @@ class LoraFactors(nn.Module):
         self._plain = gpu.is_gpu(where)
         if dtype not in (GPU_FLOATS if self._plain else GPU_FLOATS[:2]) or min(slots, rank) < 1:
             raise KernelError(
-                f"{slots} slots of rank {rank} in {dtype}: give at least 1, float32 or bfloat16"
+                f"slots: {slots} of rank {rank} in {dtype}; give at least 1, of float32 or bfloat16"
             )
         self.in_features, self.out_features = in_features, out_features
         shapes: list[tuple[int, ...]]
         if self._plain:
-            room = max(16, 1 << (rank - 1).bit_length())
-            shapes = [(slots, room, in_features), (slots, out_features, room)]
+            max_rank = max(16, 1 << (rank - 1).bit_length())
+            shapes = [(slots, max_rank, in_features), (slots, out_features, max_rank)]
         else:
-            room, width, panels = (
+            max_rank, width, panels = (
                 -(-rank // 4) * 4,
-                -(-in_features // _WIDTH) * _WIDTH,
+                -(-in_features // _ALIGNMENT) * _ALIGNMENT,
                 -(-out_features // _PANEL),
             )
-            shapes = [(slots, room, width), (slots, panels, room, _PANEL)]
-        self.room = room
+            shapes = [(slots, max_rank, width), (slots, panels, max_rank, _PANEL)]
+        self.max_rank = max_rank
         down, up = (self._zeros(shape, dtype, where) for shape in shapes)
         self.register_buffer("down", down)
         self.register_buffer("up", up)
@@ -99,7 +99,7 @@ class LoraFactors(nn.Module):
         return sum(buffer.nbytes for buffer in self.buffers())
 
     def clear(self, slot: int) -> None:
-        """Empty the slot: it adds nothing from now on."""
+        """Clear the slot: it adds nothing from now on."""
         self.ranks_S[slot] = 0
         self.scales_S[slot] = 0
 
@@ -113,11 +113,11 @@ class LoraFactors(nn.Module):
         if (
             down_rK.shape != (rank, self.in_features)
             or up_Nr.shape != (self.out_features, rank)
-            or rank > self.room
+            or rank > self.max_rank
         ):
             raise KernelError(
-                f"factors {list(down_rK.shape)} and {list(up_Nr.shape)} must be [r, {self.in_features}] and "
-                f"[{self.out_features}, r] with r of at most {self.room}"
+                f"down_rK, up_Nr: {list(down_rK.shape)} and {list(up_Nr.shape)} must be [r, {self.in_features}] and "
+                f"[{self.out_features}, r] with r of at most {self.max_rank}"
             )
         self.clear(slot)
         down, up = self.down[slot], self.up[slot]
@@ -165,7 +165,7 @@ class LoraFactors(nn.Module):
             out_MN.copy_(wide_MN)
 
     def _call(self, native: object, x_MK: Tensor, out_MN: Tensor, segments: Segments) -> None:
-        hidden_MR = torch.empty(len(x_MK), self.room)
+        hidden_MR = torch.empty(len(x_MK), self.max_rank)
         refused = native(  # type: ignore[operator]
             x_MK.data_ptr(),
             x_MK.stride(0),
@@ -185,7 +185,7 @@ class LoraFactors(nn.Module):
             self.in_features,
             self.down.shape[2],
             self.out_features,
-            self.room,
+            self.max_rank,
         )
         if refused:
             raise KernelError(
@@ -229,7 +229,7 @@ class LoraFactors(nn.Module):
         return x_MK if x_MK.stride(1) == 1 else x_MK.contiguous(), out_MN
 
     def extra_repr(self) -> str:
-        return f"slots={len(self.ranks_S)}, rank={self.room}, {self.in_features} to {self.out_features}"
+        return f"slots={len(self.ranks_S)}, rank={self.max_rank}, {self.in_features} to {self.out_features}"
 
 
 def _rows(x: Tensor) -> Tensor:

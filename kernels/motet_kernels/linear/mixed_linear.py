@@ -56,7 +56,7 @@ class MixedLinear(Linear):
 
     def round_input(self, x_MK: Tensor) -> Tensor:
         """Raise KernelError: each part rounds in its own way."""
-        raise KernelError("parts of a mixture round their inputs each for itself")
+        raise KernelError("x_MK: each part rounds it for itself; call the parts")
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
         return torch.cat([part.weight() for part in self.parts])[start:stop]
@@ -70,5 +70,5 @@ class MixedLinear(Linear):
 
     def _apply(self, *args: object, **kwargs: object) -> MixedLinear:
         raise KernelError(
-            "packed parts stay on their device and in their formats: pack them again instead"
+            "device: packed parts stay on their device, in their formats; pack them again"
         )

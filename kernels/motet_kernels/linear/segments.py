@@ -21,12 +21,11 @@ FREE = -1  # the slot of a row without an adapter
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Assignment of a step's rows to adapters.
+    """Assign a step's rows to adapters.
 
     tiles_T3: slot, first place in `order_M`, and number of rows (0: this tile and those after it
-    are not used), int32.
+        are not used), int32.
     order_M: the rows by slot, free ones last, int32.
-
     Both may be overwritten for another step of as many rows.
     """
 

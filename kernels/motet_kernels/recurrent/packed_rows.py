@@ -15,7 +15,7 @@ from motet_kernels.runtime.errors import KernelError
 
 @dataclass(slots=True)
 class PackedRows:
-    """Rows of a step: tokens `starts[b] : starts[b + 1]` of row b advance state `slots_B[b]`.
+    """Locate a step's rows: row b's tokens `starts[b] : starts[b + 1]` advance state `slots_B[b]`.
 
     `slots_B` is int64, its slots distinct; `starts` are B + 1 ascending numbers from 0. Raises
     `KernelError` on slots of another type or number.

@@ -2,7 +2,7 @@
 
 Each row continues from the state in its slot; states are advanced in place, one slot per row. The
 native kernels go token by token, so that a token's result is bit-identical wherever its row is cut
-and whatever other rows are in the step. The twins (`recurrent_twins.py`) compute long rows in
+and whatever other rows are in the step. The twins (`twins.py`) compute long rows in
 blocks and agree up to rounding.
 
 Shapes: P slots, B rows, N packed tokens, C channels, K taps (conv) or key heads (delta rule), H

@@ -1,4 +1,4 @@
-"""Compute the recurrences in torch: the twins of the kernels in `recurrent.py`.
+"""Compute the recurrences in torch: the twins of the kernels in `scans.py`.
 
 Leading rows of one token advance together, other rows in blocks of matrix products. Mamba-2's
 blocks are those of section 6 of arXiv 2405.21060. In the delta rule the corrections u of a block,
@@ -7,7 +7,7 @@ lower part of β·k̃·k̃ᵀ (section 3.3 of arXiv 2412.06464). Decays per key 
 of A without overflow, and Mamba-1 has one decay per element of its state: these two go token by
 token.
 
-Shapes: S rows of one token, L tokens of a row or of a block, the others as in `recurrent.py`.
+Shapes: S rows of one token, L tokens of a row or of a block, the others as in `scans.py`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pairwise_decay(decay_HL: Tensor) -> Tensor:
 def conv_torch(
     state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None
 ) -> Tensor:
-    """Compute `recurrent.conv_scan` in torch: its twin."""
+    """Compute `scans.conv_scan` in torch: its twin."""
 
     def step(before_SKC: Tensor, x_SC: Tensor) -> tuple[Tensor, Tensor]:
         window_SKC = torch.cat((before_SKC, x_SC.unsqueeze(1)), dim=1)
@@ -109,7 +109,7 @@ def mamba2_torch(
     b_NGM: Tensor,
     c_NGM: Tensor,
 ) -> Tensor:
-    """Compute `recurrent.mamba2_scan` in torch: its twin."""
+    """Compute `scans.mamba2_scan` in torch: its twin."""
     step, chunk = partial(_mamba2_step, a_H), partial(_mamba2_chunk, a_H)
     return over_rows(state_PHDM, rows, step, chunk, x_NHD, dt_NH, b_NGM, c_NGM)
 
@@ -162,7 +162,7 @@ def mamba1_torch(
     b_NM: Tensor,
     c_NM: Tensor,
 ) -> Tensor:
-    """Compute `recurrent.mamba1_scan` in torch: its twin."""
+    """Compute `scans.mamba1_scan` in torch: its twin."""
     step = partial(_mamba1_step, a_CM)
     return over_rows(state_PCM, rows, step, partial(token_by_token, step), x_NC, dt_NC, b_NM, c_NM)
 
@@ -185,7 +185,7 @@ def delta_torch(
     decay: Tensor,
     beta_NH: Tensor,
 ) -> Tensor:
-    """Compute `recurrent.delta_scan` in torch: its twin."""
+    """Compute `scans.delta_scan` in torch: its twin."""
     shared = v_NHV.shape[1] // q_NKD.shape[1]
     q_NHD, k_NHD = (x.repeat_interleave(shared, dim=1) for x in (q_NKD, k_NKD))
     chunk = _delta_chunk if decay.ndim == 2 else partial(token_by_token, _delta_step)

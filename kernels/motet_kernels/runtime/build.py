@@ -38,7 +38,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """Build target of the sources: what it needs of the CPU, and how to compile for it.
+    """Describe a build target of the sources: what it needs of the CPU, and how to compile for it.
 
     `needs` are flags of /proc/cpuinfo.
     """

@@ -37,17 +37,17 @@ _CTYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
 }
 
 
-class _Noting(threading.local):
+class _CallObserver(threading.local):
     """Hold this thread's callback for successful native calls."""
 
-    note: Callable[[Kernel, tuple[object, ...]], None] | None = None
+    on_call: Callable[[Kernel, tuple[object, ...]], None] | None = None
 
 
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _kernels: list[Kernel] = []
 _library: ctypes.CDLL | None = None
-_noting = _Noting()
+_observer = _CallObserver()
 _naming = False
 _status: dict[str, str] | None = None
 
@@ -72,18 +72,20 @@ class Kernel:
         """Return the C function, or None where torch computes. Loads the library on first use."""
         if _status is None:
             load()
-        return self._function if _noting.note is None or self._plain is None else self._noted
+        return (
+            self._function if _observer.on_call is None or self._plain is None else self._observed
+        )
 
     def replayed(self) -> int | None:
         """Return the address of the entry point for tapes, or None if the kernel has none."""
         entry = getattr(_library, f"{self.name}_replay", None)
         return None if entry is None else ctypes.cast(entry, ctypes.c_void_p).value
 
-    def _noted(self, *args: object) -> int:
+    def _observed(self, *args: object) -> int:
         assert self._plain is not None
         result = self._plain(*args)
-        if result == 0 and _noting.note is not None:
-            _noting.note(self, args)
+        if result == 0 and _observer.on_call is not None:
+            _observer.on_call(self, args)
         return result
 
     def _bind(self, library: ctypes.CDLL | None) -> None:
@@ -145,7 +147,7 @@ def will_build() -> bool:
     return True
 
 
-def shortfall() -> str:
+def why_not_native() -> str:
     """Return why kernels run on torch on this machine, or an empty text.
 
     Builds the library if it is in no cache.
@@ -189,13 +191,13 @@ def naming() -> bool:
 
 
 @contextmanager
-def noting(note: Callable[[Kernel, tuple[object, ...]], None]) -> Iterator[None]:
-    """Call `note` after every native call of this thread that succeeds, within the context."""
-    _noting.note = note
+def observing_calls(on_call: Callable[[Kernel, tuple[object, ...]], None]) -> Iterator[None]:
+    """Call `on_call` after every native call of this thread that succeeds, within the context."""
+    _observer.on_call = on_call
     try:
         yield
     finally:
-        _noting.note = None
+        _observer.on_call = None
 
 
 def status() -> dict[str, str]:
@@ -228,14 +230,14 @@ def _choose(name: str) -> None:
 
 
 def _find(name: str) -> Isa:
-    able = supported()
+    supported_isas = supported()
     if not name:
-        return able[0]
+        return supported_isas[0]
     if name not in ISAS:
         raise KernelError(f"MOTET_NATIVE: {name!r} is not one of off, {', '.join(ISAS)}")
-    if ISAS[name] not in able:
+    if ISAS[name] not in supported_isas:
         raise KernelError(
-            f"MOTET_NATIVE: this CPU has no {name}; it has {', '.join(isa.name for isa in able)}"
+            f"MOTET_NATIVE: this CPU has no {name}; it has {', '.join(isa.name for isa in supported_isas)}"
         )
     return ISAS[name]
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .errors import KernelError
-from .native import Kernel, naming, noting
+from .native import Kernel, naming, observing_calls
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Tape(Generic[T]):
         self._names: list[str] = []
         self._calls = array("q")
         self._kept: list[object] = []  # memory that the calls point to
-        with noting(self._note), _Kept(self._kept):
+        with observing_calls(self._record), _KeepTensors(self._kept):
             self.result = step()
         self._native = _REPLAY.native()
 
@@ -73,14 +73,14 @@ class Tape(Generic[T]):
         failed = self._native(self._calls.buffer_info()[0], len(self._names))
         if failed:
             raise KernelError(
-                f"{self._names[failed - 1]}, call {failed} of a tape, refused its arguments"
+                f"{self._names[failed - 1]}: call {failed} of a tape refused its arguments"
             )
         return self.result
 
-    def _note(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+    def _record(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
         address = kernel.replayed()
         if address is None:
-            raise KernelError(f"{kernel.name} cannot be replayed: declare it REPLAYABLE in csrc/")
+            raise KernelError(f"{kernel.name}: cannot be replayed; declare it REPLAYABLE in csrc/")
         packed = b"".join(
             self._pack(letter, arg) for letter, arg in zip(kernel.signature, args, strict=True)
         )
@@ -97,7 +97,7 @@ class Tape(Generic[T]):
         return int(arg or 0).to_bytes(8, "little", signed=True)
 
 
-class _Kept(TorchDispatchMode):
+class _KeepTensors(TorchDispatchMode):
     """Keep every tensor that is created within; raise `KernelError` on operations that compute."""
 
     def __init__(self, kept: list[object]):
@@ -125,7 +125,7 @@ class _Kept(TorchDispatchMode):
             )
             if not views:
                 raise KernelError(
-                    f"{func} computes outside of the native kernels: a step with it cannot be replayed"
+                    f"step: {func} computes outside of the native kernels, so it cannot be replayed"
                 )
         self._tensors += made
         return out

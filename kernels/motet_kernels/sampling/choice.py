@@ -14,7 +14,7 @@ GREEDY_BELOW = 1e-5  # smaller temperatures count as 0: they would overflow floa
 
 
 class Choice(NamedTuple):
-    """Sampling parameters of a row.
+    """Hold the sampling parameters of a row.
 
     temperature: 0 takes the most likely token, whatever the other parameters are.
     top_k: 0 disables it.
@@ -41,22 +41,23 @@ class Choice(NamedTuple):
 
 
 class Edits(NamedTuple):
-    """Changes of single logits, each an array `[E]` of the host; (row, token) pairs are distinct.
+    """Hold changes of single logits, each an array `[E]` of the host; no pair (row, token) twice.
 
     rows, tokens: int32.
-    bias, factor, less: float32. A logit is increased by `bias`, then divided by `factor`
-    (multiplied where it is negative), then decreased by `less`.
+    bias, factor, penalty: float32. A logit is increased by `bias` (logit_bias), then divided by
+        `factor` (multiplied where it is negative: repetition_penalty), then decreased by `penalty`
+        (presence and frequency penalties).
     """
 
     rows: np.ndarray
     tokens: np.ndarray
     bias: np.ndarray
     factor: np.ndarray
-    less: np.ndarray
+    penalty: np.ndarray
 
 
 class Logprobs(NamedTuple):
-    """Log-probabilities of chosen tokens, and of the N most likely of each row, best first."""
+    """Hold log-probabilities of chosen tokens, and of the N most likely of each row, best first."""
 
     chosen_L: Tensor
     values_LN: Tensor

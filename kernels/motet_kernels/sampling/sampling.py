@@ -33,7 +33,7 @@ from motet_kernels.sampling.noise import gumbel, streams
 
 _DRAW = Kernel("motet_draw", "pipppipii")
 
-NARROW = 256
+FIRST_CANDIDATES = 256
 CACHED_NOISE = 1 << 16  # elements of 8 bytes
 
 
@@ -186,13 +186,13 @@ def _check_bits(bits_RW: Tensor, logits_RV: Tensor) -> None:
 # ------------------------------------------------------------------------------------------------------------- twins
 def edit_torch(logits_RV: Tensor, edits: Edits) -> Tensor:
     """Compute `edit` in torch: its twin."""
-    rows, tokens, bias, factor, less = (
+    rows, tokens, bias, factor, penalty = (
         torch.from_numpy(column).to(logits_RV.device) for column in edits
     )
     edited_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32), copy=True)
     values = edited_RV[rows, tokens] + bias
     values = torch.where(values > 0, values / factor, values * factor)
-    edited_RV[rows, tokens] = values - less
+    edited_RV[rows, tokens] = values - penalty
     return edited_RV
 
 
@@ -249,21 +249,21 @@ def _draw_plain(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
 
 def _draw_filtered(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Return token ids `[R]` drawn from the tokens that pass top-k, top-p and min-p."""
-    scaled_RC, tokens_RC = survivors(logits_RV, choices)
+    scaled_RC, tokens_RC = filtered_candidates(logits_RV, choices)
     best_R1 = (scaled_RC + _noise(choices, tokens_RC)).argmax(-1, keepdim=True)
     return tokens_RC.gather(1, best_R1).squeeze(1)
 
 
-def survivors(logits_RV: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+def filtered_candidates(logits_RV: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
     """Return scaled logits and token ids `[R, C]`, most likely first; dropped tokens are -inf.
 
-    Sorting a vocabulary costs more than a small model, so the first `NARROW` tokens, or the largest
+    Sorting a vocabulary costs more than a small model, so the first `FIRST_CANDIDATES` tokens, or the largest
     top-k if that is more, are tried before all of them: they suffice if the last of them is dropped
     in every row, since then all tokens after it are dropped too. All tokens that top-k keeps are
     among them, because top-p is a share of their sum.
     """
     scaled_RV = logits_RV / _column([choice.temperature for choice in choices], logits_RV)
-    narrow = max([NARROW, *(choice.top_k for choice in choices)])
+    narrow = max([FIRST_CANDIDATES, *(choice.top_k for choice in choices)])
     for width in (narrow, scaled_RV.shape[1]):
         scaled_RC, tokens_RC = scaled_RV.topk(min(width, scaled_RV.shape[1]))
         _filter(scaled_RC, scaled_RV, choices)

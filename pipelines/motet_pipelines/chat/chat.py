@@ -49,11 +49,12 @@ async def chat(
 
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
-    raised at once, Overloaded too unless text has been sent.
+    raised at once, Overloaded too unless text has been sent. With `request.resume`, the reply goes
+    on behind what an earlier caller has received.
     """
     outcome = outcome or Outcome()
-    ids: list[int] = []
-    text_len = 0
+    ids: list[int] = list(request.resume.ids) if request.resume is not None else []
+    text_len = request.resume.text_len if request.resume is not None else 0
     moves = Failover(
         bus,
         "tokenizer",
@@ -80,11 +81,17 @@ async def chat(
 
 
 def _note(batch: list[Text], ids: list[int]) -> int:
-    """Add the token ids of `batch` to `ids`; return its characters, with tool arguments."""
+    """Add the token ids of `batch` to `ids`; return the characters of all that it holds."""
     length = 0
     for item in batch:
         ids += item.ids
-        length += len(item.text)
-        if item.tools:
-            length += sum(len(tool.arguments) for tool in item.tools)
+        length += received_length(item)
+    return length
+
+
+def received_length(item: Text) -> int:
+    """Return the characters of reasoning, text and arguments, as `Resume.text_len` counts them."""
+    length = len(item.reasoning) + len(item.text)
+    if item.tools:
+        length += sum(len(tool.arguments) for tool in item.tools)
     return length

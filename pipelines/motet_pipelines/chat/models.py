@@ -15,11 +15,18 @@ CHAT_ROLES = ("tokenizer", "decode")
 
 
 def servable(directory: Directory) -> dict[str, ModelCard]:
-    """Return the cards of the models that can answer now, by name, then those of their adapters."""
+    """Return the cards of the models that can answer now, by name, then those of their adapters.
+
+    The context is that for which decode has memory.
+    """
     known, decoded = (
         {c.name: c for beat in directory.ready(role) for c in beat.models} for role in CHAT_ROLES
     )
-    models = {name: card for name, card in sorted(known.items()) if name in decoded}
+    models = {
+        name: replace(card, context=min(card.context, decoded[name].context))
+        for name, card in sorted(known.items())
+        if name in decoded
+    }
     adapters = {
         name: replace(models[card.parent], name=name, parent=card.parent, created=card.created)
         for name, card in sorted(decoded.items())

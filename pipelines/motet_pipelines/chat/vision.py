@@ -3,7 +3,7 @@
     question = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
     messages = [{"role": "user", "content": question}]
     request = Chat(model="pocket-chat", messages=messages, sampling=Sampling())
-    pictures = [Shown(Path("circles.png").read_bytes())]
+    pictures = [InputMedia(Path("circles.png").read_bytes())]
     async with aclosing(see(bus, store, request, pictures)) as batches:
         async for batch in batches:  # list[Text], as of `chat`
             print("".join(item.text for item in batch), end="", flush=True)

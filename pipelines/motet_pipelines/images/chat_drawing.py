@@ -76,6 +76,7 @@ class Turn:
     outcome: Outcome = field(default_factory=Outcome)
     calls: list[Call] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
     _drawing_calls: dict[int, Call] = field(default_factory=dict)  # by the index of the call
     # Calls of the caller's tools: the model's index to the caller's.
     _client_calls: dict[int, int] = field(default_factory=dict)
@@ -88,6 +89,7 @@ class Turn:
     def receive(self, batch: list[Text]) -> list[Text]:
         """Record a batch and return it without the pieces of drawing calls."""
         self.text += "".join([item.text for item in batch])
+        self.reasoning += "".join([item.reasoning for item in batch])
         if not any(item.tools for item in batch):
             return batch
         return [
@@ -184,6 +186,8 @@ class Conversation:
         question = [_question(len(self._shown))] if self._shown else []
         calls = [_call(call.id, _prompt_or_empty(call)) for call in turn.calls]
         reply = {"role": "assistant", "content": turn.text, "tool_calls": calls}
+        if turn.reasoning:
+            reply["reasoning_content"] = turn.reasoning
         self.request = msgspec.structs.replace(
             self.request,
             messages=[*self.request.messages, reply, *self._results, *question],

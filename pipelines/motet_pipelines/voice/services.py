@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from motet_pipelines.chat.models import check_known, servable
 from motet_pipelines.instances import served
-from motet_shared.errors import UnsupportedParameter
+from motet_shared.errors import Unavailable, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
 from .speech_detection import MODEL as VAD_MODEL
@@ -58,3 +59,26 @@ class SpeechServices:
         if missing := [role for role in self.missing if wanted[role]]:
             message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"
             raise UnsupportedParameter(message, param=param)
+
+
+async def model_of_conversation(
+    directory: Directory, model: str = "", patience: float = 10.0
+) -> str:
+    """Return a chat model to talk to, once a conversation with it can begin; "": the first served.
+
+    Raises Unavailable if a service is missing after `patience` seconds, UnknownModel for a model
+    that is not served.
+    """
+    try:
+        await directory.wait_for(
+            lambda found: servable(found) and not SpeechServices.find(found).missing, patience
+        )
+    except TimeoutError:
+        chat = [] if servable(directory) else ["chat"]
+        missing = ", ".join([*chat, *SpeechServices.find(directory).missing])
+        raise Unavailable(
+            f"a conversation needs chat, asr, vad and tts; not ready: {missing}"
+        ) from None
+    if model:
+        check_known(directory, model)
+    return model or next(iter(servable(directory)))

@@ -24,24 +24,29 @@ from motet_shared.errors import (
     UnsupportedParameter,
 )
 
-from .request import Heard, Key, Options, Piece, StepOutput
+from .request import Key, StepOutput, TimedSegment, TranscriptionOptions, WindowResult
 
 SAMPLE_RATE = 16_000
 Audio = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
-    """A window that has not been encoded yet. `features`: as prepared by its family."""
+class WaitingWindow:
+    """Hold a window that has not been encoded yet.
+
+    features: as prepared by its family.
+    """
 
     key: Key
-    options: Options
+    options: TranscriptionOptions
     features: Tensor
     seconds: float
 
 
 @dataclass(slots=True)
-class Counts:
+class EngineCounts:
+    """Count what an engine has computed since its start."""
+
     steps: int = 0
     encoded: int = 0
     tokens: int = 0
@@ -50,12 +55,15 @@ class Counts:
     batch_size: int = 0
 
 
-class Family(ABC):
-    """Implement a kind of model, without its scheduling.
+class RecognizerFamily(ABC):
+    """Adapt a kind of model to the engines, without its scheduling.
 
     window: longest audio at a time, in seconds.
     vocab: number of token ids.
     device, dtype: where and in which type the model computes.
+    translates: whether task `translate` is supported.
+    prompts: whether it can continue from a text given as prompt.
+    languages: codes that may be requested; empty: none.
     """
 
     device: torch.device
@@ -63,16 +71,21 @@ class Family(ABC):
     window: float
     vocab: int
     translates = False
-    prompts = False  # whether it can continue from a text given as prompt
-    languages: frozenset[str] = frozenset()  # that may be requested; empty: none
+    prompts = False
+    languages: frozenset[str] = frozenset()
 
     @abstractmethod
     def features(self, audio: Audio) -> Tensor:
         """Compute the encoder's input from at most `window` seconds of audio. Thread-safe."""
 
     @abstractmethod
-    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
-        """Return text with times. `seconds`: length of the window. Thread-safe."""
+    def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
+        """Return the segments of a result, in order, with seconds from the window's start.
+
+        seconds: length of the window.
+        words: whether to time each word.
+        Thread-safe.
+        """
 
     def describe(self) -> dict[str, str]:
         """Return what was chosen when the model was loaded, such as dtype and device."""
@@ -83,34 +96,36 @@ class Family(ABC):
         return language.strip().lower()
 
     def language_name(self, code: str) -> str:
+        """Return the English name of a language code; unchanged if it is unknown."""
         return code
 
-    def check(self, options: Options) -> None:
+    def check(self, options: TranscriptionOptions) -> None:
         """Raise BadRequest or UnsupportedParameter for options that the model does not support."""
         if options.task == "translate" and not self.translates:
             raise BadRequest(
-                "this model only transcribes; translation needs a multilingual Whisper",
+                "task: 'translate' needs a multilingual Whisper; leave it out, or choose such a model",
                 param="task",
             )
         if options.prompt.strip() and not self.prompts:
             raise UnsupportedParameter(
-                "`prompt`: this model cannot go on from a text; leave it out", param="prompt"
+                "`prompt`: this model cannot continue a given text; leave it out", param="prompt"
             )
         if options.language and self.languages and options.language not in self.languages:
             known = ", ".join(sorted(self.languages))
             raise BadRequest(
-                f"language {options.language!r} is not known to this model; it knows {known}"
+                f"language: {options.language!r} is not supported by this model; give one of {known}",
+                param="language",
             )
 
 
 class Engine(ABC):
     """Queue windows and collect outputs; base class of the engines."""
 
-    def __init__(self, config: EngineConfig, family: Family):
+    def __init__(self, config: EngineConfig, family: RecognizerFamily):
         self.config = config
         self.family = family
-        self.counts = Counts()
-        self._waiting: list[Waiting] = []
+        self.counts = EngineCounts()
+        self._waiting: list[WaitingWindow] = []
         self._pending: list[StepOutput] = []
 
     def prepare(self, audio: Audio) -> Tensor:
@@ -118,29 +133,39 @@ class Engine(ABC):
         seconds = len(audio) / SAMPLE_RATE
         if seconds > self.family.window + 1e-6:
             raise BadRequest(
-                f"a window has {seconds:.2f} s; the model takes at most {self.family.window:g} s"
+                f"audio: a window of {seconds:.2f} s; give at most {self.family.window:g} s",
+                param="audio",
             )
         with torch.inference_mode():
             return self.family.features(audio)
 
-    def add(self, key: Key, features: Tensor, seconds: float, options: Options) -> None:
+    def add(
+        self, key: Key, features: Tensor, seconds: float, options: TranscriptionOptions
+    ) -> None:
         """Queue a window. Raises BadRequest, or Overloaded when the queue is full."""
         self.family.check(options)
         if self.holds(key):
-            raise BadRequest(f"window {key!r} is being heard already")
+            raise BadRequest(
+                f"key: window {key!r} is being transcribed already; give it another key",
+                param="key",
+            )
         if len(self._waiting) >= self.config.max_waiting:
-            raise Overloaded(f"{len(self._waiting)} windows are waiting (max_waiting)")
-        self._waiting.append(Waiting(key, options, features, seconds))
+            raise Overloaded(
+                f"{len(self._waiting)} windows are waiting (max_waiting); try again later"
+            )
+        self._waiting.append(WaitingWindow(key, options, features, seconds))
 
     def cancel(self, key: Key) -> None:
-        """Drop a window and free its resources at once; unknown keys have ended, so are ignored."""
+        """Drop a window and free its resources at once; unknown keys are ignored."""
         self._waiting = [waiting for waiting in self._waiting if waiting.key != key]
 
     def holds(self, key: Key) -> bool:
+        """Return True if a window of this key has not ended yet."""
         return any(waiting.key == key for waiting in self._waiting)
 
     @property
     def has_work(self) -> bool:
+        """Return True if `step` would do something."""
         return bool(self._waiting or self._pending)
 
     @torch.inference_mode()
@@ -154,16 +179,19 @@ class Engine(ABC):
     @abstractmethod
     def _step(self) -> None: ...
 
-    def _take(self, room: int) -> list[Waiting]:
+    def _take(self, room: int) -> list[WaitingWindow]:
         """Remove the next windows to encode together from the queue."""
         count = min(room, self.config.encode_batch)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken
 
-    def _end(self, key: Key, heard: Heard | None = None, error: MotetError | None = None) -> None:
-        self._pending.append(StepOutput(key, heard, error))
+    def _end(
+        self, key: Key, result: WindowResult | None = None, error: MotetError | None = None
+    ) -> None:
+        self._pending.append(StepOutput(key, result, error))
 
     def stats(self) -> dict[str, float]:
+        """Return counts since the start, and the current state."""
         return {
             "waiting": len(self._waiting),
             "running": 0,
@@ -179,4 +207,4 @@ class Engine(ABC):
         """Raise InternalError if the engine's records are inconsistent."""
         keys = [waiting.key for waiting in self._waiting]
         if len(set(keys)) != len(keys):
-            raise InternalError("a window waits twice")
+            raise InternalError("a window is queued twice")

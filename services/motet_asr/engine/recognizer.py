@@ -9,7 +9,7 @@ from functools import partial
 from motet_shared.process.engine_thread import Pending
 
 from .engine import SAMPLE_RATE, Audio, Engine
-from .request import Heard, Options, Piece, StepOutput
+from .request import StepOutput, TimedSegment, TranscriptionOptions, WindowResult
 from .thread import EngineThread
 
 
@@ -22,26 +22,29 @@ class Recognizer:
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
         self.family = engine.family
         self._on_crash = on_crash
-        self._pending: Pending[Heard] = Pending()
+        self._pending: Pending[WindowResult] = Pending()
         self.thread = EngineThread.on_loop(engine, self._deliver, self._crashed)
 
     async def close(self) -> None:
+        """End the engine's thread."""
         await asyncio.to_thread(self.thread.stop)
 
-    async def hear(self, audio: Audio, options: Options) -> tuple[Heard, list[Piece]]:
-        """Transcribe one window; times count from its start.
+    async def transcribe(
+        self, audio: Audio, options: TranscriptionOptions
+    ) -> tuple[WindowResult, list[TimedSegment]]:
+        """Return the result of one window, and its segments with times from its start.
 
-        Cancellation frees its slot within a step.
+        Cancellation frees its slot within a step. Raises the engine's errors.
         """
         seconds = len(audio) / SAMPLE_RATE
         features = await asyncio.to_thread(self.thread.engine.prepare, audio)
         submit = partial(self.thread.submit, features=features, seconds=seconds, options=options)
-        heard = await self._pending.result(submit, self.thread.cancel)
-        return heard, await asyncio.to_thread(self.family.pieces, heard, seconds, options.words)
+        result = await self._pending.result(submit, self.thread.cancel)
+        return result, await asyncio.to_thread(self.family.segments, result, seconds, options.words)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         for output in outputs:
-            if (result := output.error or output.heard) is not None:
+            if (result := output.error or output.result) is not None:
                 self._pending.settle(output.key, result)
 
     def _crashed(self, error: BaseException) -> None:

@@ -13,8 +13,8 @@ Key = Hashable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of a transcription.
+class TranscriptionOptions:
+    """Hold transcriptionOptions of a transcription.
 
     language: code such as "en"; empty: the model detects it, if it can.
     task: "transcribe", or "translate" into English.
@@ -36,11 +36,13 @@ class Options:
 
 @dataclass(slots=True)
 class Pass:
-    """One decoding pass over (the rest of) a window.
+    """Hold the result of one decoding pass over (the rest of) a window.
 
     tokens: without prompt and end token.
     seek: where the pass began, in feature frames.
     frames: feature frames of real audio that it covered.
+    avg_logprob: mean log-probability of the tokens.
+    skipped: whether the pass was dropped as silence.
     attention_NTF: of the alignment heads, by token and encoder frame, if words were requested; the
         last token has none if the pass ended with it.
     """
@@ -56,29 +58,33 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Heard:
-    """Result of a window: its passes in order, or for a CTC model the token of every frame."""
+class WindowResult:
+    """Hold the result of a window: its passes in order, or the token of every frame of a CTC model."""
 
     passes: list[Pass] = field(default_factory=list)
     language: str = ""
 
     @property
     def tokens(self) -> list[int]:
+        """Return the tokens of all passes."""
         return [token for one in self.passes for token in one.tokens]
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """A window that has ended, with a result or an error. Windows in progress have no output."""
+    """Report a window that has ended, with a result or an error.
+
+    Windows in progress have no output.
+    """
 
     key: Key
-    heard: Heard | None = None
+    result: WindowResult | None = None
     error: MotetError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A timed word; seconds from the start of the window or file.
+    """Represent a timed word; seconds from the start of the window or file.
 
     `text` includes the space before it, if the language has one there.
     """
@@ -88,12 +94,16 @@ class Word:
     end: float
 
     def moved(self, seconds: float) -> Word:
+        """Return the word `seconds` later."""
         return Word(self.text, self.start + seconds, self.end + seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A timed stretch of text with confidence values. `words` may be rough: see `align.spread`."""
+class TimedSegment:
+    """Represent a segment of text with times and confidence values.
+
+    `words` may be rough: see `align.spread`.
+    """
 
     text: str
     start: float

@@ -2,7 +2,7 @@
 
 A window takes a slot when one is free and releases it as soon as it ends. A step encodes at most
 one batch of waiting windows, prefills their prompts, and then decodes one token for every row.
-Family specifics (prompts, rules, end of a window) are in `SlotFamily`.
+RecognizerFamily specifics (prompts, rules, end of a window) are in `SlotFamily`.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ from motet_asr.models.decoder import Decoder
 from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError
 
-from .engine import Engine, Family, Waiting
-from .request import Heard, Key
+from .engine import Engine, RecognizerFamily, WaitingWindow
+from .request import Key, WindowResult
 from .slots import Slots
 
-Verdict = Literal["retry", "again", "done"]
+PassOutcome = Literal["retry", "continue", "done"]
 
 
 @dataclass(slots=True, eq=False)
-class Run:
-    """State of a window between its encoding and its end.
+class RunningWindow:
+    """Hold the state of a window between its encoding and its end.
 
     row: its slot.
     prompt: tokens of this pass.
-    said: tokens since the prompt, without the end token.
+    generated: tokens since the prompt, without the end token.
+    logprob: sum of their log-probabilities.
     attempt: index of its temperature.
     seek: where this pass began, in feature frames.
+    attention: of the alignment heads, a tensor per generated token.
+    last: token to read next.
+    retry: prefill the prompt again, at the next temperature.
+    broken: the model computed NaN or infinity.
     """
 
-    waiting: Waiting
+    waiting: WaitingWindow
     row: int = -1
     language: str = ""
     prompt: list[int] = field(default_factory=list)
@@ -49,48 +54,57 @@ class Run:
     seek: int = 0
     no_speech_prob: float = 0.0
     attention: list[Tensor] = field(default_factory=list)
-    heard: Heard = field(default_factory=Heard)
-    last: int = 0  # token to read next
-    retry: bool = False  # prefill the prompt again, at the next temperature
+    result: WindowResult = field(default_factory=WindowResult)
+    last: int = 0
+    retry: bool = False
     ended: bool = False
-    broken: bool = False  # the model computed NaN or infinity
+    broken: bool = False
 
 
-class SlotFamily(Family):
-    """Implement an encoder-decoder model for `SlotEngine`."""
+class SlotFamily(RecognizerFamily):
+    """Adapt an encoder-decoder model to `SlotEngine`.
+
+    eos: the end token.
+    detector: the token after whose prefill `detect` reads the language.
+    """
 
     decoder: Decoder
     eos: int
 
     @abstractmethod
-    def encode(self, runs: Sequence[Run]) -> list[Tensor]:
+    def encode(self, runs: Sequence[RunningWindow]) -> list[Tensor]:
         """Return the encoder states [S, E] of each run's pass."""
 
     @abstractmethod
-    def prompt(self, run: Run) -> list[int]: ...
+    def prompt(self, run: RunningWindow) -> list[int]:
+        """Return the tokens that are prefilled before decoding."""
 
     @abstractmethod
-    def limit(self, run: Run) -> int:
+    def limit(self, run: RunningWindow) -> int:
         """Return the most tokens that prompt and output may have together."""
 
     @abstractmethod
-    def pick(self, logits_BV: Tensor, runs: Sequence[Run]) -> tuple[list[int], list[float]]: ...
+    def pick(
+        self, logits_BV: Tensor, runs: Sequence[RunningWindow]
+    ) -> tuple[list[int], list[float]]:
+        """Return each row's next token and its log-probability."""
 
     @abstractmethod
-    def conclude(self, run: Run) -> Verdict:
-        """Add an ended pass to `run.heard`; return whether to retry, continue or finish."""
+    def conclude(self, run: RunningWindow) -> PassOutcome:
+        """Append an ended pass to `run.result`; return whether to retry, continue or finish."""
 
-    def undetected(self, run: Run) -> bool:
+    def undetected(self, run: RunningWindow) -> bool:
         """Return True if the language must be detected first, from the logits after `detector`."""
         return False
 
     detector: int = 0
 
     def detect(self, logits_BV: Tensor) -> list[str]:
+        """Return the language code of each row."""
         return []
 
-    def observe(self, run: Run, states_TE: Tensor) -> None:
-        """Read what is needed from the states [T, E] of a prompt after its prefill."""
+    def observe(self, run: RunningWindow, states_TE: Tensor) -> None:
+        """Read what the family needs of the states [T, E] of a prompt after its prefill."""
 
 
 class SlotEngine(Engine):
@@ -101,8 +115,8 @@ class SlotEngine(Engine):
     def __init__(self, config: EngineConfig, family: SlotFamily):
         super().__init__(config, family)
         self.slots: Slots = family.decoder.slots(config.max_rows)
-        self.runs: list[Run] = []
-        self._resumed: list[Run] = []  # runs whose window continues with another pass
+        self.runs: list[RunningWindow] = []
+        self._resumed: list[RunningWindow] = []  # runs whose window continues with another pass
 
     def holds(self, key: Key) -> bool:
         return super().holds(key) or any(
@@ -122,8 +136,8 @@ class SlotEngine(Engine):
 
     def _step(self) -> None:
         self._encode()
-        while again := [run for run in self.runs if run.retry]:
-            self._read_prompts(again)
+        while retries := [run for run in self.runs if run.retry]:
+            self._prefill(retries)
         self.counts.batch_size = len(self.runs)
         if self.runs:
             self._decode()
@@ -133,7 +147,7 @@ class SlotEngine(Engine):
         room = min(self.slots.free, self.config.encode_batch)
         runs, self._resumed = self._resumed[:room], self._resumed[room:]
         runs += [
-            Run(waiting, language=waiting.options.language)
+            RunningWindow(waiting, language=waiting.options.language)
             for waiting in self._take(room - len(runs))
         ]
         if not runs:
@@ -143,13 +157,15 @@ class SlotEngine(Engine):
             self.runs.append(run)
             self.family.decoder.load_cross(self.slots, run.row, encoded_SE)
             self.counts.encoded += 1
-            if not run.heard.passes:
+            if not run.result.passes:
                 self.counts.audio_seconds += run.waiting.seconds
         self._detect(runs)
-        self._read_prompts(runs)
+        self._prefill(runs)
 
-    def _detect(self, runs: list[Run]) -> None:
-        for group in _adjacent([run for run in runs if self.family.undetected(run)], lambda run: 1):
+    def _detect(self, runs: list[RunningWindow]) -> None:
+        for group in _groups_of_adjacent(
+            [run for run in runs if self.family.undetected(run)], lambda run: 1
+        ):
             states = self.family.decoder.prefill(
                 self.slots, group[0].row, [[self.family.detector]] * len(group)
             )
@@ -158,7 +174,7 @@ class SlotEngine(Engine):
             ):
                 run.language = language
 
-    def _read_prompts(self, runs: list[Run]) -> None:
+    def _prefill(self, runs: list[RunningWindow]) -> None:
         for run in runs:
             run.prompt, run.generated, run.logprob, run.attention = (
                 self.family.prompt(run),
@@ -167,7 +183,7 @@ class SlotEngine(Engine):
                 [],
             )
             run.retry = False
-        for group in _adjacent(runs, lambda run: len(run.prompt)):
+        for group in _groups_of_adjacent(runs, lambda run: len(run.prompt)):
             states = self.family.decoder.prefill(
                 self.slots, group[0].row, [run.prompt for run in group]
             )
@@ -188,17 +204,17 @@ class SlotEngine(Engine):
         self._append_tokens(self.runs, self.family.decoder.logits(states))
         self._remove_ended()
 
-    def _append_tokens(self, runs: Sequence[Run], logits_BV: Tensor) -> None:
+    def _append_tokens(self, runs: Sequence[RunningWindow], logits_BV: Tensor) -> None:
         finite = Download(
             logits_BV.sum(dim=-1).isfinite()
         )  # NaN and infinity survive a sum, which costs less than checking each
         tokens, logprobs = self.family.pick(logits_BV, runs)
         self.counts.tokens += len(tokens)
-        for run, token, logprob, sane in zip(
+        for run, token, logprob, is_finite in zip(
             runs, tokens, logprobs, finite.wait().tolist(), strict=True
         ):
             run.logprob += logprob
-            if not sane:
+            if not is_finite:
                 run.broken = run.ended = True
             elif token == self.family.eos:
                 run.last, run.ended = token, True
@@ -220,18 +236,18 @@ class SlotEngine(Engine):
                     error=InternalError(f"the model computed NaN or infinity {where}"),
                 )
                 continue
-            verdict = self.family.conclude(run)
-            if verdict == "retry":
+            outcome = self.family.conclude(run)
+            if outcome == "retry":
                 run.retry = True
                 self.counts.fallbacks += 1
                 continue
             self._end_run(run)
-            if verdict == "again":
+            if outcome == "continue":
                 self._resumed.append(run)
             else:
-                self._end(run.waiting.key, run.heard)
+                self._end(run.waiting.key, run.result)
 
-    def _end_run(self, run: Run) -> None:
+    def _end_run(self, run: RunningWindow) -> None:
         """Free a row; the last row moves into its place."""
         self.slots.remove(run.row)
         last = self.runs.pop()
@@ -241,12 +257,12 @@ class SlotEngine(Engine):
 
     # --------------------------------------------------------------------------------------- health
     def stats(self) -> dict[str, float]:
-        more = {
+        slot_counts = {
             "running": len(self.runs),
             "slots_free": self.slots.free,
             "cache_bytes": self.slots.nbytes,
         }
-        return super().stats() | more | {"waiting": len(self._waiting) + len(self._resumed)}
+        return super().stats() | slot_counts | {"waiting": len(self._waiting) + len(self._resumed)}
 
     def check_integrity(self) -> None:
         super().check_integrity()
@@ -257,7 +273,7 @@ class SlotEngine(Engine):
                 raise InternalError(f"slot {run.row} holds more tokens than it has room for")
 
 
-def _adjacent(runs: list[Run], kind: Any) -> Iterator[list[Run]]:
+def _groups_of_adjacent(runs: list[RunningWindow], kind: Any) -> Iterator[list[RunningWindow]]:
     """Yield runs of the same kind in consecutive rows as groups that one call can serve."""
     ordered = sorted(runs, key=lambda run: run.row)
     keyed = [(run.row - index, kind(run), run) for index, run in enumerate(ordered)]
@@ -266,5 +282,5 @@ def _adjacent(runs: list[Run], kind: Any) -> Iterator[list[Run]]:
 
 
 def stacked(attention: list[Tensor]) -> Tensor | None:
-    """Stack attention by token: [N, heads, S], on the CPU; None without any."""
+    """Join attention by token: [N, heads, S], on the CPU; None without any."""
     return torch.stack(attention).cpu() if attention else None

@@ -39,11 +39,11 @@ class Slots:
         self.frames: list[int] = []  # encoder frames of each row
         self._shape = (layers, heads, head_size)
         self._dtype, self._device = dtype, device
-        self.recorded: dict[
+        self.tapes: dict[
             int, Any
-        ] = {}  # recorded steps over these tensors by number of rows; invalid once they move
-        self.own = self._empty(0, length)  # [layers, 2, rows, H, L, D]
-        self.cross = self._empty(0, 0)  # [layers, 2, rows, H, S, D]
+        ] = {}  # recorded steps over these tensors, by number of rows; invalid once they move
+        self.self_kv = self._empty(0, length)  # [layers, 2, rows, H, L, D]
+        self.cross_kv = self._empty(0, 0)  # [layers, 2, rows, H, S, D]
 
     def _empty(self, rows: int, length: int) -> Tensor:
         layers, heads, head_size = self._shape
@@ -53,10 +53,12 @@ class Slots:
 
     @property
     def rows(self) -> int:
+        """Return the number of rows in use."""
         return len(self.filled)
 
     @property
     def free(self) -> int:
+        """Return the number of rows that are left."""
         return self.max_rows - self.rows
 
     @torch.inference_mode()
@@ -66,9 +68,9 @@ class Slots:
         Raises InternalError if all rows are taken.
         """
         if not self.free:
-            raise InternalError(f"all {self.max_rows} rows are taken")
+            raise InternalError(f"all {self.max_rows} rows are in use")
         row = self.rows
-        capacity, longest = self.own.shape[2], self.cross.shape[4]
+        capacity, longest = self.self_kv.shape[2], self.cross_kv.shape[4]
         if row == capacity or frames > longest:
             self._grow(
                 min(max(2 * capacity, 1), self.max_rows) if row == capacity else capacity,
@@ -79,13 +81,13 @@ class Slots:
         return row
 
     def _grow(self, capacity: int, longest: int) -> None:
-        own, cross = self.own, self.cross
-        self.recorded.clear()
-        if capacity > own.shape[2]:
-            self.own = self._empty(capacity, self.length)
-            self.own[:, :, : own.shape[2]] = own
-        self.cross = self._empty(capacity, longest)
-        self.cross[:, :, : cross.shape[2], :, : cross.shape[4]] = cross
+        self_kv, cross_kv = self.self_kv, self.cross_kv
+        self.tapes.clear()
+        if capacity > self_kv.shape[2]:
+            self.self_kv = self._empty(capacity, self.length)
+            self.self_kv[:, :, : self_kv.shape[2]] = self_kv
+        self.cross_kv = self._empty(capacity, longest)
+        self.cross_kv[:, :, : cross_kv.shape[2], :, : cross_kv.shape[4]] = cross_kv
 
     @torch.inference_mode()
     def remove(self, row: int) -> None:
@@ -93,8 +95,8 @@ class Slots:
         last = self.rows - 1
         if row != last:
             used, frames = self.filled[last], self.frames[last]
-            self.own[:, :, row, :, :used] = self.own[:, :, last, :, :used]
-            self.cross[:, :, row, :, :frames] = self.cross[:, :, last, :, :frames]
+            self.self_kv[:, :, row, :, :used] = self.self_kv[:, :, last, :, :used]
+            self.cross_kv[:, :, row, :, :frames] = self.cross_kv[:, :, last, :, :frames]
             self.filled[row], self.frames[row] = used, frames
         self.filled.pop()
         self.frames.pop()
@@ -102,10 +104,10 @@ class Slots:
     @torch.inference_mode()
     def scrub(self, row: int) -> None:
         """Zero a row: NaN left in it would spread to its next window, since 0 * NaN is NaN."""
-        self.own[:, :, row] = 0
-        self.cross[:, :, row] = 0
+        self.self_kv[:, :, row] = 0
+        self.cross_kv[:, :, row] = 0
 
-    def own_mask(self) -> tuple[int, Tensor | None]:
+    def self_mask(self) -> tuple[int, Tensor | None]:
         """Return the token count of the longest row after a step and the rows' mask [B, 1, 1, L].
 
         The mask is None if all rows have equally many tokens.
@@ -133,4 +135,5 @@ class Slots:
 
     @property
     def nbytes(self) -> int:
-        return self.own.nbytes + self.cross.nbytes
+        """Return the bytes of all keys and values."""
+        return self.self_kv.nbytes + self.cross_kv.nbytes

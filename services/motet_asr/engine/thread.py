@@ -10,7 +10,7 @@ from motet_shared.errors import MotetError
 from motet_shared.process import engine_thread
 
 from .engine import Engine
-from .request import Key, Options, StepOutput
+from .request import Key, StepOutput, TranscriptionOptions
 
 
 class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
@@ -18,7 +18,9 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     name = "motet-asr"
 
-    def submit(self, key: Key, features: Tensor, seconds: float, options: Options) -> None:
+    def submit(
+        self, key: Key, features: Tensor, seconds: float, options: TranscriptionOptions
+    ) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
         self._submit(key, partial(self.engine.add, key, features, seconds, options))
 

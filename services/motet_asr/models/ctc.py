@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from motet_asr.config import EngineConfig
-from motet_asr.engine.engine import SAMPLE_RATE, Audio, Engine, Family
-from motet_asr.engine.request import Heard, Pass, Piece, Word
+from motet_asr.engine.engine import SAMPLE_RATE, Audio, Engine, RecognizerFamily
+from motet_asr.engine.request import Pass, TimedSegment, WindowResult, Word
 from motet_kernels.runtime.device import Download
 from motet_kernels.spans import upload
 
 from .rules import text_compression
 
 _WINDOW = 30.0  # seconds, unless the settings say otherwise
-_SHORTEST = SAMPLE_RATE // 10  # samples; features are normalized over time and need some
-_PAUSE = 0.8  # seconds without a token that separate two pieces
+_MIN_SAMPLES = SAMPLE_RATE // 10  # samples; features are normalized over time and need some
+_SEGMENT_PAUSE = 0.8  # seconds without a token that separate two segments
 
 
-class Parakeet(Family):
+class Parakeet(RecognizerFamily):
     """Transcribe with a `ParakeetForCTC`, its feature extractor and its tokenizer."""
 
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
@@ -40,13 +40,13 @@ class Parakeet(Family):
 
     def features(self, audio: Audio) -> Tensor:
         """Return features [T, M], of which the last frame is padding."""
-        audio = np.pad(audio, (0, max(0, _SHORTEST - len(audio))))
+        audio = np.pad(audio, (0, max(0, _MIN_SAMPLES - len(audio))))
         features: Tensor = self._extractor(
             audio, sampling_rate=SAMPLE_RATE, return_tensors="pt"
         ).input_features[0]
         return features
 
-    def hear(self, batch: list[Tensor]) -> list[Heard]:
+    def transcribe(self, batch: list[Tensor]) -> list[WindowResult]:
         """Return the likeliest token of every frame, repeats and blanks included."""
         lengths = torch.tensor([len(features) - 1 for features in batch])
         padded = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
@@ -55,46 +55,58 @@ class Parakeet(Family):
         logits_BNV = self._model(input_features=features, attention_mask=mask).logits.float()
         counts = self._model._get_subsampling_output_length(lengths).tolist()
         values, indices = (Download(part) for part in logits_BNV.log_softmax(dim=-1).max(dim=-1))
-        heard = []
+        result = []
         for tokens_N, logprobs_N, count in zip(indices.wait(), values.wait(), counts, strict=True):
             tokens = tokens_N[:count].tolist()
-            heard.append(Heard([Pass(tokens=tokens, avg_logprob=float(logprobs_N[:count].mean()))]))
-        return heard
+            result.append(
+                WindowResult([Pass(tokens=tokens, avg_logprob=float(logprobs_N[:count].mean()))])
+            )
+        return result
 
-    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
-        """Split the tokens into pieces at pauses in speech."""
-        [one] = heard.passes
-        pieces: list[Piece] = []
-        for run in _split(self._timed(one.tokens, seconds)):
-            tokens = [token for token, _, _ in run]
+    def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
+        """Split the tokens into segments at pauses in speech."""
+        [window_pass] = result.passes
+        segments: list[TimedSegment] = []
+        for timed in _split(self._token_times(window_pass.tokens, seconds)):
+            tokens = [token for token, _, _ in timed]
             text: str = self._tokenizer.decode(tokens, group_tokens=False, skip_special_tokens=True)
             if text.strip():
                 text = " " + text.strip()
-                timed = self._words(run) if words else []
-                start, end, sure = run[0][1], run[-1][2], one.avg_logprob
-                pieces.append(
-                    Piece(text, start, end, tokens, timed, sure, 0.0, 0.0, text_compression(text))
+                timed_words = self._words(timed) if words else []
+                start, end = timed[0][1], timed[-1][2]
+                segments.append(
+                    TimedSegment(
+                        text,
+                        start,
+                        end,
+                        tokens,
+                        timed_words,
+                        window_pass.avg_logprob,
+                        0.0,
+                        0.0,
+                        text_compression(text),
+                    )
                 )
-        return pieces
+        return segments
 
-    def _timed(self, frames: list[int], seconds: float) -> list[tuple[int, float, float]]:
+    def _token_times(self, frames: list[int], seconds: float) -> list[tuple[int, float, float]]:
         """Return the tokens without repeats and blanks: (token, start, end), in seconds."""
-        timed, index = [], 0
+        token_times, index = [], 0
         for token, group in groupby(frames):
             count = len(list(group))
             if token != self._blank:
-                timed.append(
+                token_times.append(
                     (token, index * self.frame, min((index + count) * self.frame, seconds))
                 )
             index += count
-        return timed
+        return token_times
 
-    def _words(self, run: list[tuple[int, float, float]]) -> list[Word]:
+    def _words(self, tokens: list[tuple[int, float, float]]) -> list[Word]:
         """Group tokens into words; a token that starts with a space begins a word."""
         words: list[Word] = []
-        for token, start, end in run:
-            piece = self._tokenizer.convert_ids_to_tokens(token)
-            text = piece.replace("▁", " ")
+        for token, start, end in tokens:
+            spelling = self._tokenizer.convert_ids_to_tokens(token)
+            text = spelling.replace("▁", " ")
             if words and not text.startswith(" "):
                 words[-1] = Word(words[-1].text + text, words[-1].start, end)
             else:
@@ -102,10 +114,10 @@ class Parakeet(Family):
         return [word for word in words if word.text.strip()]
 
 
-def _split(timed: list[tuple[int, float, float]]) -> list[list[tuple[int, float, float]]]:
+def _split(token_times: list[tuple[int, float, float]]) -> list[list[tuple[int, float, float]]]:
     runs: list[list[tuple[int, float, float]]] = []
-    for entry in timed:
-        if runs and entry[1] - runs[-1][-1][2] < _PAUSE:
+    for entry in token_times:
+        if runs and entry[1] - runs[-1][-1][2] < _SEGMENT_PAUSE:
             runs[-1].append(entry)
         else:
             runs.append([entry])
@@ -125,10 +137,12 @@ class CtcEngine(Engine):
         self.counts.batch_size = len(taken)
         if not taken:
             return
-        for waiting, heard in zip(
-            taken, self.family.hear([one.features for one in taken]), strict=True
+        for waiting, result in zip(
+            taken,
+            self.family.transcribe([window_pass.features for window_pass in taken]),
+            strict=True,
         ):
             self.counts.encoded += 1
             self.counts.audio_seconds += waiting.seconds
-            self.counts.tokens += len(heard.tokens)
-            self._end(waiting.key, heard)
+            self.counts.tokens += len(result.tokens)
+            self._end(waiting.key, result)

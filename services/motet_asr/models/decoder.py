@@ -85,15 +85,14 @@ class Decoder(ABC):
     _head: Matrix
 
     def slots(self, max_rows: int) -> Slots:
+        """Return empty slots of this decoder's shape for up to `max_rows` windows."""
         shape = (len(self._layers), self.num_heads, self.head_size)
         return Slots(*shape, self.length, max_rows, self.kv_dtype, self.device)
 
     def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
         """Compute the cross-attention's keys and values of one window into its row."""
-        both = self._cross_kv(encoded_SE).view(
-            len(encoded_SE), -1, 2, self.num_heads, self.head_size
-        )
-        slots.cross[:, :, row, :, : len(encoded_SE)] = both.permute(1, 2, 3, 0, 4)
+        kv = self._cross_kv(encoded_SE).view(len(encoded_SE), -1, 2, self.num_heads, self.head_size)
+        slots.cross_kv[:, :, row, :, : len(encoded_SE)] = kv.permute(1, 2, 3, 0, 4)
 
     def prefill(self, slots: Slots, first: int, ids: list[list[int]]) -> Tensor:
         """Prefill prompts of equal length into rows from `first` on; return states [B, T, E].
@@ -107,16 +106,16 @@ class Decoder(ABC):
         return states
 
     def step(
-        self, slots: Slots, ids: list[int], watch: list[int] | None = None
+        self, slots: Slots, ids: list[int], record_rows: list[int] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Decode one token per row; return states [B, E] and the attention of the rows `watch`.
+        """Decode one token per row; return states [B, E] and the attention of `record_rows`.
 
-        That attention is of the alignment heads, [rows watched, heads, S], zero after a row's last
-        frame; None if nothing is watched or the model has no such heads. The next step may
-        overwrite the states.
+        That attention is of the alignment heads, [rows, heads, S], zero after a row's last frame;
+        None if no rows are given or the model has no such heads. The next step may overwrite the
+        states.
         """
         ids_B, before_B = upload_all([np.array(ids), np.array(slots.filled)], self.device)
-        states, attention = self._step(slots, ids_B, before_B, watch or [])
+        states, attention = self._step(slots, ids_B, before_B, record_rows or [])
         slots.filled = [filled + 1 for filled in slots.filled]
         return states, attention
 
@@ -129,5 +128,5 @@ class Decoder(ABC):
 
     @abstractmethod
     def _step(
-        self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]
+        self, slots: Slots, ids_B: Tensor, before_B: Tensor, record_rows: list[int]
     ) -> tuple[Tensor, Tensor | None]: ...

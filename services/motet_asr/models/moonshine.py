@@ -11,8 +11,8 @@ from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import SAMPLE_RATE, Audio
-from motet_asr.engine.request import Heard, Pass, Piece
-from motet_asr.engine.slot_engine import Run, SlotFamily, Verdict
+from motet_asr.engine.request import Pass, TimedSegment, WindowResult
+from motet_asr.engine.slot_engine import PassOutcome, RunningWindow, SlotFamily
 from motet_asr.transcription.align import spread
 from motet_kernels.runtime.device import Download
 from motet_kernels.spans import upload
@@ -22,7 +22,7 @@ from .rules import text_compression
 
 _WINDOW = 30.0  # seconds, unless the settings say otherwise
 _TOKENS_PER_SECOND = 6.5  # the model card's bound against repetition loops
-_SHORTEST = SAMPLE_RATE // 10  # samples; the convolutions need more than half of that
+_MIN_SAMPLES = SAMPLE_RATE // 10  # samples; the convolutions need more than half of that
 
 
 class Moonshine(SlotFamily):
@@ -41,12 +41,12 @@ class Moonshine(SlotFamily):
         self.decoder = MoonshineDecoder(model)
 
     def features(self, audio: Audio) -> Tensor:
-        audio = np.pad(audio, (0, max(0, _SHORTEST - len(audio))))
+        audio = np.pad(audio, (0, max(0, _MIN_SAMPLES - len(audio))))
         batch = self._extractor(audio, sampling_rate=SAMPLE_RATE, return_tensors="pt")
         values: Tensor = batch.input_values[0]
         return values
 
-    def encode(self, runs: Sequence[Run]) -> list[Tensor]:
+    def encode(self, runs: Sequence[RunningWindow]) -> list[Tensor]:
         """Encode windows of equal length together.
 
         Lengths are not mixed because the model normalizes over the whole waveform, padding
@@ -62,36 +62,40 @@ class Moonshine(SlotFamily):
             encoded |= zip(indices, self._model.model.encoder(batch).last_hidden_state, strict=True)
         return [encoded[index] for index in range(len(runs))]
 
-    def prompt(self, run: Run) -> list[int]:
+    def prompt(self, run: RunningWindow) -> list[int]:
         return [self._start]
 
-    def limit(self, run: Run) -> int:
+    def limit(self, run: RunningWindow) -> int:
         return min(max(int(run.waiting.seconds * _TOKENS_PER_SECOND), 2), self.decoder.length)
 
-    def pick(self, logits_BV: Tensor, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+    def pick(
+        self, logits_BV: Tensor, runs: Sequence[RunningWindow]
+    ) -> tuple[list[int], list[float]]:
         logprobs_BV = logits_BV.log_softmax(dim=-1)
         logprobs, tokens = (Download(part) for part in logprobs_BV.max(dim=-1))
         return tokens.wait().tolist(), logprobs.wait().tolist()
 
-    def conclude(self, run: Run) -> Verdict:
+    def conclude(self, run: RunningWindow) -> PassOutcome:
         count = len(run.generated) + (run.last == self.eos)
-        run.heard.passes.append(Pass(tokens=run.generated, avg_logprob=run.logprob / max(count, 1)))
+        run.result.passes.append(
+            Pass(tokens=run.generated, avg_logprob=run.logprob / max(count, 1))
+        )
         return "done"
 
-    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
-        [one] = heard.passes
-        text: str = self._tokenizer.decode(one.tokens, skip_special_tokens=True)
+    def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
+        [window_pass] = result.passes
+        text: str = self._tokenizer.decode(window_pass.tokens, skip_special_tokens=True)
         if not text.strip():
             return []
         timed = spread(text, 0.0, seconds) if words else []
         return [
-            Piece(
+            TimedSegment(
                 text,
                 0.0,
                 seconds,
-                one.tokens,
+                window_pass.tokens,
                 timed,
-                one.avg_logprob,
+                window_pass.avg_logprob,
                 0.0,
                 0.0,
                 text_compression(text),

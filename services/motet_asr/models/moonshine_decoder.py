@@ -21,14 +21,27 @@ class _Layer:
     """Hold one decoder layer's weights in the layout that this decoder uses."""
 
     def __init__(self, layer: Any):
-        own, cross = layer.self_attn, layer.encoder_attn
+        self_attention, cross_attention = layer.self_attn, layer.encoder_attn
         self.norms = (layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm)
-        biases = [part.bias for part in (own.q_proj, own.k_proj, own.v_proj)]
-        weight = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight])
+        biases = [
+            part.bias
+            for part in (self_attention.q_proj, self_attention.k_proj, self_attention.v_proj)
+        ]
+        weight = torch.cat(
+            [
+                self_attention.q_proj.weight,
+                self_attention.k_proj.weight,
+                self_attention.v_proj.weight,
+            ]
+        )
         self.qkv = matrix(weight, None if biases[0] is None else torch.cat(biases))
-        self.query, self.own_out, self.cross_out = cross.q_proj, own.o_proj, cross.o_proj
+        self.query, self.self_out, self.cross_out = (
+            cross_attention.q_proj,
+            self_attention.o_proj,
+            cross_attention.o_proj,
+        )
         self.mlp = layer.mlp
-        self.scale: float = own.scaling
+        self.scale: float = self_attention.scaling
 
 
 class MoonshineDecoder(Decoder):
@@ -49,18 +62,18 @@ class MoonshineDecoder(Decoder):
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
         rows, count = ids_BT.shape
         positions_BT = torch.arange(count, device=self.device).expand(rows, count)
-        return self._read(slots, slice(first, first + rows), ids_BT, positions_BT, count, None)
+        return self._forward(slots, slice(first, first + rows), ids_BT, positions_BT, count, None)
 
     def _step(
-        self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]
+        self, slots: Slots, ids_B: Tensor, before_B: Tensor, record_rows: list[int]
     ) -> tuple[Tensor, Tensor | None]:
-        length, mask = slots.own_mask()
-        states_BTE = self._read(
+        length, mask = slots.self_mask()
+        states_BTE = self._forward(
             slots, slice(0, len(ids_B)), ids_B[:, None], before_B[:, None], length, mask
         )
         return states_BTE[:, 0], None
 
-    def _read(
+    def _forward(
         self,
         slots: Slots,
         rows: slice,
@@ -77,8 +90,8 @@ class MoonshineDecoder(Decoder):
         mask: which of them each row may attend to, if rows differ.
         """
         x_BTE = F.embedding(ids_BT, self._tokens)
-        turn = self._rotary(x_BTE, positions_BT)
-        places = (
+        rotary = self._rotary(x_BTE, positions_BT)
+        cache_index = (
             torch.arange(rows.start, rows.stop, device=self.device)[:, None],
             slice(None),
             positions_BT,
@@ -86,27 +99,31 @@ class MoonshineDecoder(Decoder):
         causal = ids_BT.shape[1] > 1
         frames, cross_mask = slots.cross_mask(rows.start, rows.stop)
         for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x_BTE, turn)
-            keys, values = slots.own[index]
-            keys[places], values[places] = k.transpose(1, 2), v.transpose(1, 2)
+            q, k, v = self._qkv(layer, x_BTE, rotary)
+            keys, values = slots.self_kv[index]
+            keys[cache_index], values[cache_index] = k.transpose(1, 2), v.transpose(1, 2)
             keys, values = keys[rows, :, :length], values[rows, :, :length]
             attended = F.scaled_dot_product_attention(
                 q, keys, values, attn_mask=mask, is_causal=causal, scale=layer.scale
             )
-            x_BTE = x_BTE + _out(layer.own_out, attended)
-            x_BTE = self._rest(layer, x_BTE, slots.cross[index, :, rows, :, :frames], cross_mask)
+            x_BTE = x_BTE + _out(layer.self_out, attended)
+            x_BTE = self._finish_layer(
+                layer, x_BTE, slots.cross_kv[index, :, rows, :, :frames], cross_mask
+            )
         states_BTE: Tensor = self._norm(x_BTE)
         return states_BTE
 
     def _qkv(
-        self, layer: _Layer, x_BTE: Tensor, turn: tuple[Tensor, Tensor]
+        self, layer: _Layer, x_BTE: Tensor, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x_BTE.shape
         qkv = layer.qkv(layer.norms[0](x_BTE))
         q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
-        return *apply_rotary_pos_emb(q, k, *turn), v
+        return *apply_rotary_pos_emb(q, k, *rotary), v
 
-    def _rest(self, layer: _Layer, x_BTE: Tensor, cross: Tensor, mask: Tensor | None) -> Tensor:
+    def _finish_layer(
+        self, layer: _Layer, x_BTE: Tensor, cross: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Apply cross-attention and feed-forward of a layer."""
         batch, length, _ = x_BTE.shape
         query = (

@@ -1,6 +1,6 @@
 """Apply Whisper's token rules: which tokens may follow, and which one is picked.
 
-B rows · V vocabulary. Source: "Robust Speech Recognition via Large-Scale Weak Supervision" (Radford
+B rows · V vocabulary. Source: "Robust SpeechMarker Recognition via Large-Scale Weak Supervision" (Radford
 et al., 2022) and its reference implementation; checked against transformers' processors.
 """
 
@@ -16,23 +16,28 @@ from torch import Tensor
 
 from motet_kernels.runtime.device import Download
 
-from .forbidden import forbidden
+from .token_suppression import token_suppression
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """State of a row that the rules read: the tokens so far and whether it predicts timestamps."""
+class RowState:
+    """Hold the state of a row that the rules read.
+
+    generated: tokens so far.
+    timestamps: whether the row predicts timestamps.
+    noise: seed of the next token's noise.
+    """
 
     generated: list[int]
     timestamps: bool
     temperature: float = 0.0
-    noise: int = 0  # seed of the next token's noise
+    noise: int = 0
 
 
 class WhisperRules:
     """Pick tokens by the rules of a checkpoint's generation_config.
 
-    Without `no_timestamps_token_id` there are no timestamps. `device`: where logits lie.
+    Without `no_timestamps_token_id` there are no timestamps. `device`: where logits are.
     """
 
     def __init__(self, generation: Any, vocab: int, device: torch.device):
@@ -43,57 +48,65 @@ class WhisperRules:
         self.first_time: int = vocab if no_timestamps is None else no_timestamps + 1
         self._last_initial: int | None = getattr(generation, "max_initial_timestamp_index", None)
         self._vocab = vocab
-        never = getattr(generation, "suppress_tokens", None) or ()
-        not_first = getattr(generation, "begin_suppress_tokens", None) or ()
-        self._forbidden = forbidden(never, not_first, self.first_time, vocab, device)
+        suppressed = getattr(generation, "suppress_tokens", None) or ()
+        begin_suppressed = getattr(generation, "begin_suppress_tokens", None) or ()
+        self._suppression = token_suppression(
+            suppressed, begin_suppressed, self.first_time, vocab, device
+        )
 
     @property
     def has_timestamps(self) -> bool:
+        """Return True if the model can predict timestamps."""
         return self.no_timestamps is not None
 
-    def pick(self, logits_BV: Tensor, states: Sequence[State]) -> tuple[list[int], list[float]]:
-        """Pick each row's next token; return tokens and log-probabilities. Changes `logits_BV`."""
+    def pick(self, logits_BV: Tensor, states: Sequence[RowState]) -> tuple[list[int], list[float]]:
+        """Pick each row's next token; return tokens and log-probabilities.
+
+        Masks `logits_BV` in place.
+        """
         begins = [not state.generated for state in states]
-        ranges = [self._pair(state.generated) if state.timestamps else [] for state in states]
-        self._forbidden.write(logits_BV, begins, [state.timestamps for state in states], ranges)
+        ranges = [
+            self._suppressed_ranges(state.generated) if state.timestamps else [] for state in states
+        ]
+        self._suppression.write(logits_BV, begins, [state.timestamps for state in states], ranges)
         logprobs_BV = logits_BV.log_softmax(dim=-1)
         tokens_B = logits_BV.argmax(dim=-1)
         for row, state in enumerate(states):
             if state.temperature > 0:
-                tokens_B[row] = _drawn(logits_BV[row].cpu(), state)
+                tokens_B[row] = _sample(logits_BV[row].cpu(), state)
         tokens, logprobs = (
             Download(tokens_B),
             Download(logprobs_BV.gather(1, tokens_B[:, None])[:, 0]),
         )
         return tokens.wait().tolist(), logprobs.wait().tolist()
 
-    def _pair(self, generated: list[int]) -> list[tuple[int, int]]:
-        """Return the token ranges that the timestamp rules forbid next.
+    def _suppressed_ranges(self, generated: list[int]) -> list[tuple[int, int]]:
+        """Return the token ranges that the timestamp rules suppress next.
 
         Timestamps come in pairs, except before the end, and never decrease.
         """
         if self.no_timestamps is None:
             return []
         begin = self.first_time
-        never = [(self.no_timestamps, self.no_timestamps + 1)]
+        suppressed = [(self.no_timestamps, self.no_timestamps + 1)]
         if not generated:
-            never.append((0, begin))
+            suppressed.append((0, begin))
             if self._last_initial is not None:
-                never.append((begin + self._last_initial + 1, self._vocab))
-            return never
-        was_time = generated[-1] >= begin
-        before_was_time = len(generated) < 2 or generated[-2] >= begin
-        if was_time and before_was_time:
-            never.append((begin, self._vocab))
-        elif was_time:
-            never.append((0, self.eos))
+                suppressed.append((begin + self._last_initial + 1, self._vocab))
+            return suppressed
+        is_time = generated[-1] >= begin
+        previous_is_time = len(generated) < 2 or generated[-2] >= begin
+        if is_time and previous_is_time:
+            suppressed.append((begin, self._vocab))
+        elif is_time:
+            suppressed.append((0, self.eos))
         last = next((token for token in reversed(generated) if token >= begin), None)
         if last is not None:
-            never.append((begin, last if was_time and not before_was_time else last + 1))
-        return never
+            suppressed.append((begin, last if is_time and not previous_is_time else last + 1))
+        return suppressed
 
 
-def _drawn(logits_V: Tensor, state: State) -> Tensor:
+def _sample(logits_V: Tensor, state: RowState) -> Tensor:
     """Sample a token at the row's temperature with the row's own seed, independent of the batch."""
     generator = torch.Generator().manual_seed(state.noise)
     return torch.multinomial(
@@ -101,7 +114,7 @@ def _drawn(logits_V: Tensor, state: State) -> Tensor:
     )[0]
 
 
-def repetition(tokens: Sequence[int], vocab: int) -> float:
+def compression_of_tokens(tokens: Sequence[int], vocab: int) -> float:
     """Return the zlib compression ratio of the token ids; above about 1.35 a text is repetitive."""
     width = (vocab.bit_length() - 1) // 8 + 1
     data = b"".join(token.to_bytes(width, "little") for token in tokens)

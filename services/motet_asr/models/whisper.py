@@ -20,16 +20,16 @@ from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGU
 
 from motet_asr.config import TEMPERATURES, EngineConfig
 from motet_asr.engine.engine import SAMPLE_RATE, Audio
-from motet_asr.engine.request import Heard, Options, Pass, Piece
-from motet_asr.engine.slot_engine import Run, SlotFamily, Verdict, stacked
+from motet_asr.engine.request import Pass, TimedSegment, TranscriptionOptions, WindowResult
+from motet_asr.engine.slot_engine import PassOutcome, RunningWindow, SlotFamily, stacked
 from motet_kernels.runtime.device import dtype_name, upload_all
 from motet_shared.errors import BadRequest, ConfigError
 
-from .rules import State, WhisperRules, repetition
+from .rules import RowState, WhisperRules, compression_of_tokens
 from .whisper_decoder import WhisperDecoder
 from .whisper_encoder import WhisperEncoder
 from .whisper_features import WhisperFeatures
-from .whisper_pieces import WhisperPieces
+from .whisper_segments import WhisperSegments
 
 _STRIDE = 2  # feature frames per encoder frame
 
@@ -44,8 +44,8 @@ class Whisper(SlotFamily):
         self.device, self.dtype = model.device, model.dtype
         self._frames: int = model.config.max_source_positions * _STRIDE
         self._hop: int = extractor.hop_length
-        longest = self._frames * self._hop / SAMPLE_RATE
-        self.window = min(config.window or longest, longest)
+        native_window = self._frames * self._hop / SAMPLE_RATE
+        self.window = min(config.window or native_window, native_window)
         if extractor.nb_max_frames != self._frames:
             raise ConfigError(
                 f"{config.model}: the features have {extractor.nb_max_frames} frames (chunk_length), "
@@ -72,16 +72,16 @@ class Whisper(SlotFamily):
         self.translates = bool(self._language_ids) and "translate" in self._tasks
         self._prompt_start = self._start_of_prompts()
         self.prompts = self._prompt_start is not None
-        self._longest: int = model.config.max_target_positions
+        self._max_tokens: int = model.config.max_target_positions
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
-        self._form = dtype_name(self.dtype) if config.weights == "auto" else config.weights
-        self.decoder = WhisperDecoder(model, heads, self._form)
+        self._format = dtype_name(self.dtype) if config.weights == "auto" else config.weights
+        self.decoder = WhisperDecoder(model, heads, self._format)
         self._features = WhisperFeatures(extractor, self.device)
         # Only one of the two is kept: the packed matrices replace the model's.
-        self._encoder = None if self._form == "torch" else WhisperEncoder(model, self._form)
-        self._whole_encoder = model.model.encoder if self._encoder is None else None
+        self._encoder = None if self._format == "torch" else WhisperEncoder(model, self._format)
+        self._torch_encoder = model.model.encoder if self._encoder is None else None
         self._padding = self._padding_frames()
-        self._pieces = WhisperPieces(
+        self._segments = WhisperSegments(
             tokenizer,
             self.rules,
             2 * self._hop / SAMPLE_RATE,
@@ -96,7 +96,7 @@ class Whisper(SlotFamily):
             seconds = self.config.padding
             if self._encoder is None:
                 raise ConfigError(
-                    f"padding={seconds:g}: torch's own encoder takes whole windows only; choose other weights"
+                    f"padding={seconds:g}: weights='torch' encodes whole windows only; choose other weights, or -1"
                 )
         return (
             None
@@ -105,7 +105,7 @@ class Whisper(SlotFamily):
         )
 
     def describe(self) -> dict[str, str]:
-        return {"weights": self._form, **super().describe()}
+        return {"weights": self._format, **super().describe()}
 
     # ---------------------------------------------------------------------------------------- audio
     def features(self, audio: Audio) -> Tensor:
@@ -115,16 +115,16 @@ class Whisper(SlotFamily):
         # Its last frame is silence already, and so are all that follow.
         return F.pad(features_MF, (0, self._frames - features_MF.shape[1]), mode="replicate")
 
-    def encode(self, runs: Sequence[Run]) -> list[Tensor]:
-        windows = [self._heard_now(run) for run in runs]
+    def encode(self, runs: Sequence[RunningWindow]) -> list[Tensor]:
+        windows = [self._pass_features(run) for run in runs]
         if self._encoder is not None:
             return self._encoder(windows)
-        assert self._whole_encoder is not None
+        assert self._torch_encoder is not None
         return list(
-            self._whole_encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state
+            self._torch_encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state
         )
 
-    def _heard_now(self, run: Run) -> Tensor:
+    def _pass_features(self, run: RunningWindow) -> Tensor:
         """Return a pass's features from its beginning, as long as a window or padding requires."""
         frames = self._frames
         if self._padding is not None:
@@ -133,12 +133,12 @@ class Whisper(SlotFamily):
         features_MF = run.waiting.features[:, run.seek : run.seek + frames]
         return F.pad(features_MF, (0, frames - features_MF.shape[1]))
 
-    def content(self, run: Run) -> int:
-        """Return how many feature frames of a window hold its audio."""
+    def content(self, run: RunningWindow) -> int:
+        """Return the number of feature frames of a window that hold audio."""
         return min(self._frames, math.ceil(run.waiting.seconds * SAMPLE_RATE / self._hop - 1e-6))
 
     # -------------------------------------------------------------------------------------- prompts
-    def check(self, options: Options) -> None:
+    def check(self, options: TranscriptionOptions) -> None:
         super().check(options)
         self._prompt_ids(options.prompt)
 
@@ -151,32 +151,32 @@ class Whisper(SlotFamily):
         name: str = LANGUAGES.get(code, code)
         return name
 
-    def undetected(self, run: Run) -> bool:
+    def undetected(self, run: RunningWindow) -> bool:
         return bool(self._language_ids) and not run.language
 
     def detect(self, logits_BV: Tensor) -> list[str]:
         return [self._codes[best] for best in logits_BV[:, self._code_ids].argmax(dim=-1).tolist()]
 
-    def prompt(self, run: Run) -> list[int]:
-        return self._prompt_ids(run.waiting.options.prompt) + self._opening(run)
+    def prompt(self, run: RunningWindow) -> list[int]:
+        return self._prompt_ids(run.waiting.options.prompt) + self._start_tokens(run)
 
-    def _opening(self, run: Run) -> list[int]:
-        opening = [self.detector]
+    def _start_tokens(self, run: RunningWindow) -> list[int]:
+        tokens = [self.detector]
         if self._language_ids:
-            opening.append(self._language_ids[run.language])
-            opening += (
+            tokens.append(self._language_ids[run.language])
+            tokens += (
                 [self._tasks[run.waiting.options.task]]
                 if run.waiting.options.task in self._tasks
                 else []
             )
         else:
             forced = getattr(self._generation, "forced_decoder_ids", None) or ()
-            opening += [id for _, id in forced if id is not None and id != self.rules.no_timestamps]
+            tokens += [id for _, id in forced if id is not None and id != self.rules.no_timestamps]
         if not self._timed(run) and self.rules.no_timestamps is not None:
-            opening.append(self.rules.no_timestamps)
-        return opening
+            tokens.append(self.rules.no_timestamps)
+        return tokens
 
-    def _timed(self, run: Run) -> bool:
+    def _timed(self, run: RunningWindow) -> bool:
         return run.waiting.options.timestamps and self.rules.has_timestamps
 
     def _start_of_prompts(self) -> int | None:
@@ -202,61 +202,63 @@ class Whisper(SlotFamily):
         ids = self._tokenizer(" " + text.strip(), add_special_tokens=False).input_ids
         if special := set(ids) & set(self._tokenizer.all_special_ids):
             raise BadRequest(
-                f"the prompt contains {self._tokenizer.decode(sorted(special))!r}; leave it out",
+                f"prompt: contains the special tokens {self._tokenizer.decode(sorted(special))!r}; leave them out",
                 param="prompt",
             )
         return [
             *([] if self._prompt_start is None else [self._prompt_start]),
-            *ids[-(self._longest // 2 - 1) :],
+            *ids[-(self._max_tokens // 2 - 1) :],
         ]
 
     # ------------------------------------------------------------------------------------- decoding
-    def limit(self, run: Run) -> int:
-        given: int | None = getattr(self._generation, "max_length", None)
-        if given is None:
-            return self._longest
-        return min(given + min(self._longest // 2 - 1, len(run.prompt)), self._longest)
+    def limit(self, run: RunningWindow) -> int:
+        configured: int | None = getattr(self._generation, "max_length", None)
+        if configured is None:
+            return self._max_tokens
+        return min(configured + min(self._max_tokens // 2 - 1, len(run.prompt)), self._max_tokens)
 
-    def observe(self, run: Run, states_TE: Tensor) -> None:
+    def observe(self, run: RunningWindow, states_TE: Tensor) -> None:
         if self.rules.no_timestamps is not None:
-            start = len(run.prompt) - len(self._opening(run))
+            start = len(run.prompt) - len(self._start_tokens(run))
             probs_V = self.decoder.logits(states_TE[start]).softmax(dim=-1)
             run.no_speech_prob = float(probs_V[self.rules.no_timestamps - 1])
 
-    def pick(self, logits_BV: Tensor, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+    def pick(
+        self, logits_BV: Tensor, runs: Sequence[RunningWindow]
+    ) -> tuple[list[int], list[float]]:
         return self.rules.pick(logits_BV, [self._state(run) for run in runs])
 
-    def _state(self, run: Run) -> State:
+    def _state(self, run: RunningWindow) -> RowState:
         temperature = self._temperatures(run)[run.attempt]
         noise = hash((run.waiting.options.seed, run.seek, run.attempt, len(run.generated))) & (
             2**63 - 1
         )
-        return State(run.generated, self._timed(run), temperature, noise)
+        return RowState(run.generated, self._timed(run), temperature, noise)
 
-    def _temperatures(self, run: Run) -> tuple[float, ...]:
-        given = run.waiting.options.temperature
-        return (given,) if given > 0 or not self.config.fallback else TEMPERATURES
+    def _temperatures(self, run: RunningWindow) -> tuple[float, ...]:
+        configured = run.waiting.options.temperature
+        return (configured,) if configured > 0 or not self.config.fallback else TEMPERATURES
 
-    def conclude(self, run: Run) -> Verdict:
-        whole = run.generated + [self.eos] * (run.last == self.eos)
-        avg_logprob = run.logprob / max(len(whole), 1)
+    def conclude(self, run: RunningWindow) -> PassOutcome:
+        with_eos = run.generated + [self.eos] * (run.last == self.eos)
+        avg_logprob = run.logprob / max(len(with_eos), 1)
         skipped = self._is_silent(avg_logprob, run)
         last_attempt = run.attempt == len(self._temperatures(run)) - 1
         if (
             self.config.fallback
             and not skipped
             and not last_attempt
-            and self._is_wrong(whole, avg_logprob)
+            and self._needs_fallback(with_eos, avg_logprob)
         ):
             run.attempt += 1
             return "retry"
-        seen = self.content(run) - run.seek
-        run.heard.language = run.language
-        run.heard.passes.append(
+        frames = self.content(run) - run.seek
+        run.result.language = run.language
+        run.result.passes.append(
             Pass(
                 tokens=run.generated,
                 seek=run.seek,
-                frames=seen,
+                frames=frames,
                 avg_logprob=avg_logprob,
                 no_speech_prob=run.no_speech_prob,
                 temperature=self._temperatures(run)[run.attempt],
@@ -265,23 +267,27 @@ class Whisper(SlotFamily):
             )
         )
         run.attempt = 0
-        run.seek += seen if skipped else self._progress(run)
-        return "again" if run.seek < self.content(run) else "done"
+        run.seek += frames if skipped else self._settled_frames(run)
+        return "continue" if run.seek < self.content(run) else "done"
 
-    def _is_wrong(self, tokens: list[int], avg_logprob: float) -> bool:
-        repeats = repetition(tokens, self.vocab) > self.config.compression_threshold
+    def _needs_fallback(self, tokens: list[int], avg_logprob: float) -> bool:
+        repeats = compression_of_tokens(tokens, self.vocab) > self.config.compression_threshold
         return repeats or avg_logprob < self.config.logprob_threshold
 
-    def _is_silent(self, avg_logprob: float, run: Run) -> bool:
-        sure = run.no_speech_prob > self.config.no_speech_threshold
-        return self.config.fallback and sure and avg_logprob < self.config.logprob_threshold
+    def _is_silent(self, avg_logprob: float, run: RunningWindow) -> bool:
+        is_likely_silence = run.no_speech_prob > self.config.no_speech_threshold
+        return (
+            self.config.fallback
+            and is_likely_silence
+            and avg_logprob < self.config.logprob_threshold
+        )
 
-    def _progress(self, run: Run) -> int:
-        """Return the feature frames that a pass settled: up to its last timestamp pair, or all."""
-        cut = self._pieces.cut(run.generated)
+    def _settled_frames(self, run: RunningWindow) -> int:
+        """Return the feature frames that a pass completed: up to its last timestamp pair, or all."""
+        cut = self._segments.cut(run.generated)
         frames = 0 if cut is None else _STRIDE * (run.generated[cut - 1] - self.rules.first_time)
         return frames if frames > 0 else self._frames
 
     # ----------------------------------------------------------------------------------------- text
-    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
-        return self._pieces.of(heard, seconds, words)
+    def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
+        return self._segments.of(result, seconds, words)

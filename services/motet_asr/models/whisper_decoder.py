@@ -1,10 +1,11 @@
 """Decode Whisper over slots: transformers' weights, Motet's caches and kernels.
 
 N packed tokens · B rows · T tokens of each · E model size · H heads · D head size · V vocabulary.
-Queries, keys and values come from one matrix, the cross-attention's keys and values are computed
-once per window, and a step touches running rows only. To the attention kernel a row of the slots is
-one block. Where all of it is native code for the CPU, a step is recorded once per number of rows
-and then replayed: otherwise half of a small model's step is Python.
+
+Queries, keys and values come from one matrix, the keys and values of the cross-attention are
+computed once per window, and a step touches running rows only. The attention kernel treats a row of
+the slots as one block. Where all of it is native code for the CPU, a step is recorded once per
+number of rows and then replayed: otherwise half of a small model's step is Python.
 """
 
 from __future__ import annotations
@@ -38,16 +39,30 @@ class _Layer:
     """Hold one decoder layer's weights in the layout that this decoder uses."""
 
     def __init__(self, layer: Any, heads: list[int], form: str, native: bool):
-        own, cross = layer.self_attn, layer.encoder_attn
-        scale = own.scaling
+        self_attention, cross_attention = layer.self_attn, layer.encoder_attn
+        scale = self_attention.scaling
         norms = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
         self.norms: tuple[Norm, ...] = tuple(norm(module, native) for module in norms)
-        no_bias = torch.zeros_like(own.v_proj.bias)
-        qkv = torch.cat([own.q_proj.weight * scale, own.k_proj.weight, own.v_proj.weight])
-        self.qkv = matrix(qkv, torch.cat([own.q_proj.bias * scale, no_bias, own.v_proj.bias]), form)
-        self.own_out = matrix(own.out_proj.weight, own.out_proj.bias, form)
-        self.query = matrix(cross.q_proj.weight * scale, cross.q_proj.bias * scale, form)
-        self.cross_out = matrix(cross.out_proj.weight, cross.out_proj.bias, form)
+        no_bias = torch.zeros_like(self_attention.v_proj.bias)
+        qkv = torch.cat(
+            [
+                self_attention.q_proj.weight * scale,
+                self_attention.k_proj.weight,
+                self_attention.v_proj.weight,
+            ]
+        )
+        self.qkv = matrix(
+            qkv,
+            torch.cat([self_attention.q_proj.bias * scale, no_bias, self_attention.v_proj.bias]),
+            form,
+        )
+        self.self_out = matrix(self_attention.out_proj.weight, self_attention.out_proj.bias, form)
+        self.query = matrix(
+            cross_attention.q_proj.weight * scale, cross_attention.q_proj.bias * scale, form
+        )
+        self.cross_out = matrix(
+            cross_attention.out_proj.weight, cross_attention.out_proj.bias, form
+        )
         self.up = matrix(layer.fc1.weight, layer.fc1.bias, form)
         self.down = matrix(layer.fc2.weight, layer.fc2.bias, form)
         self.activation = gelu if native else layer.activation_fn
@@ -56,10 +71,10 @@ class _Layer:
 
 
 @dataclass(slots=True)
-class _Place:
-    """Destination of a call's packed tokens, on `device`.
+class _TokenSlots:
+    """Locate a call's packed tokens in the slots, on `device`.
 
-    Each of the rows from `first` on gets `count` new tokens after its `before` earlier ones.
+    Each row from `first` on gets `count` new tokens after its `before` earlier ones.
     """
 
     device: torch.device
@@ -67,8 +82,8 @@ class _Place:
     first: int
     before: list[int]
     count: int
-    own: PagedBatch = field(init=False)
-    cross: PagedBatch = field(init=False)
+    self_batch: PagedBatch = field(init=False)
+    cross_batch: PagedBatch = field(init=False)
     slots_N: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,18 +91,23 @@ class _Place:
         starts = torch.arange(0, len(rows) * self.count + 1, self.count, dtype=torch.int32)
         before_B = torch.tensor(self.before, dtype=torch.int32)
         frames = self.slots.frames[self.first : self.first + len(rows)]
-        self.own = PagedBatch(rows[:, None], starts, before_B + self.count)
-        self.cross = PagedBatch(rows[:, None], starts, torch.tensor(frames, dtype=torch.int32))
+        self.self_batch = PagedBatch(rows[:, None], starts, before_B + self.count)
+        self.cross_batch = PagedBatch(
+            rows[:, None], starts, torch.tensor(frames, dtype=torch.int32)
+        )
         begin_B = rows.long() * self.slots.length + before_B
         self.slots_N = (begin_B[:, None] + torch.arange(self.count)).flatten()
         if self.device.type != "cpu":
-            self.own, self.cross = self.own.to(self.device), self.cross.to(self.device)
+            self.self_batch, self.cross_batch = (
+                self.self_batch.to(self.device),
+                self.cross_batch.to(self.device),
+            )
             self.slots_N = upload(self.slots_N, self.device)
 
 
 @dataclass(frozen=True, slots=True)
-class _Watched:
-    """Rows whose attention is recorded and their encoder frames, on the device.
+class _RecordedRows:
+    """Hold the rows whose attention is recorded and their encoder frames, on the device.
 
     `longest` is the maximum of these frames.
     """
@@ -97,37 +117,40 @@ class _Watched:
     longest: int
 
     @classmethod
-    def of(cls, rows: list[int], slots: Slots, device: torch.device) -> _Watched:
+    def of(cls, rows: list[int], slots: Slots, device: torch.device) -> _RecordedRows:
         frames = [slots.frames[row] for row in rows]
         rows_W, frames_W = upload_all([np.array(rows), np.array(frames)], device)
         return cls(rows_W, frames_W, max(frames))
 
 
-class _Step:
+class _RecordedStep:
     """Record a step for a number of rows and replay it.
 
-    Inputs that differ from step to step are written into `x_BE` and `place`.
+    Inputs that differ from step to step are written into `x_BE` and `tokens`.
     """
 
     def __init__(self, decoder: WhisperDecoder, slots: Slots, x_BE: Tensor):
-        self._x_BE, self._place = x_BE.clone(), _Place(x_BE.device, slots, 0, slots.filled, 1)
+        self._x_BE, self._token_slots = (
+            x_BE.clone(),
+            _TokenSlots(x_BE.device, slots, 0, slots.filled, 1),
+        )
         self._begin_B = torch.arange(len(x_BE)) * slots.length
-        self._tape = Tape(lambda: decoder._read(self._x_BE, self._place)[0])
+        self._tape = Tape(lambda: decoder._forward(self._x_BE, self._token_slots)[0])
         self.states_BE = self._tape.result
 
-    def again(self, slots: Slots, x_BE: Tensor) -> Tensor:
-        place, before_B = self._place, torch.tensor(slots.filled)
+    def replay(self, slots: Slots, x_BE: Tensor) -> Tensor:
+        tokens, before_B = self._token_slots, torch.tensor(slots.filled)
         self._x_BE.copy_(x_BE)
-        torch.add(self._begin_B, before_B, out=place.slots_N)
-        place.own.lengths_B.copy_(before_B + 1)
-        place.cross.lengths_B.copy_(torch.tensor(slots.frames))
+        torch.add(self._begin_B, before_B, out=tokens.slots_N)
+        tokens.self_batch.lengths_B.copy_(before_B + 1)
+        tokens.cross_batch.lengths_B.copy_(torch.tensor(slots.frames))
         return self._tape.replay()
 
 
 class WhisperDecoder(Decoder):
     """Decode with a transformers `WhisperForConditionalGeneration`.
 
-    alignment: the heads whose attention `watch` records.
+    alignment: the heads whose attention is recorded.
     form: format of the matrices: one of `motet_kernels.linear.linear`, or "torch" for torch's
         product.
     """
@@ -161,60 +184,69 @@ class WhisperDecoder(Decoder):
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
         rows, count = ids_BT.shape
         x_BTE = F.embedding(ids_BT, self._tokens) + self._positions[:count]
-        states, _ = self._read(
-            x_BTE.flatten(0, 1), _Place(self.device, slots, first, [0] * rows, count)
+        states, _ = self._forward(
+            x_BTE.flatten(0, 1), _TokenSlots(self.device, slots, first, [0] * rows, count)
         )
         return states.view(x_BTE.shape)
 
     def _step(
-        self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]
+        self, slots: Slots, ids_B: Tensor, before_B: Tensor, record_rows: list[int]
     ) -> tuple[Tensor, Tensor | None]:
         x_BE = F.embedding(ids_B, self._tokens) + self._positions[before_B]
-        if self._records and not watch:
-            return self._replayed(slots, x_BE), None
-        watched = _Watched.of(watch, slots, self.device) if watch else None
-        states, seen = self._read(x_BE, _Place(self.device, slots, 0, slots.filled, 1), watched)
-        return states, torch.cat(seen, dim=1) if seen else None
+        if self._records and not record_rows:
+            return self._replay(slots, x_BE), None
+        recorded_rows = _RecordedRows.of(record_rows, slots, self.device) if record_rows else None
+        states, recorded = self._forward(
+            x_BE, _TokenSlots(self.device, slots, 0, slots.filled, 1), recorded_rows
+        )
+        return states, torch.cat(recorded, dim=1) if recorded else None
 
-    def _replayed(self, slots: Slots, x_BE: Tensor) -> Tensor:
+    def _replay(self, slots: Slots, x_BE: Tensor) -> Tensor:
         rows = len(x_BE)
-        if rows in slots.recorded:
-            output: Tensor = slots.recorded[rows].again(slots, x_BE)
+        if rows in slots.tapes:
+            output: Tensor = slots.tapes[rows].replay(slots, x_BE)
             return output
-        slots.recorded[rows] = step = _Step(self, slots, x_BE)
+        slots.tapes[rows] = step = _RecordedStep(self, slots, x_BE)
         return step.states_BE
 
-    def _read(
-        self, x_NE: Tensor, place: _Place, watched: _Watched | None = None
+    def _forward(
+        self, x_NE: Tensor, tokens: _TokenSlots, recorded_rows: _RecordedRows | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Store the tokens' keys and values; return states [N, E] and recorded attention.
 
-        The attention has one entry for each layer with alignment heads, and none without `watched`.
+        The attention has one entry for each layer with alignment heads; none without
+        `recorded_rows`.
         """
-        seen: list[Tensor] = []
+        recorded: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             query, key, value = (
                 layer.qkv(layer.norms[0](x_NE)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
             )
-            keys, values = place.slots.own[index]
-            store_kv(key, value, keys, values, place.slots_N)
-            x_NE = layer.own_out(
-                paged_attention(query, keys, values, place.own, scale=1.0).flatten(1), x_NE
+            keys, values = tokens.slots.self_kv[index]
+            store_kv(key, value, keys, values, tokens.slots_N)
+            x_NE = layer.self_out(
+                paged_attention(query, keys, values, tokens.self_batch, scale=1.0).flatten(1), x_NE
             )
             query = layer.query(layer.norms[1](x_NE)).unflatten(1, (self.num_heads, -1))
-            keys, values = place.slots.cross[index]
-            if watched is not None and layer.heads is not None:
-                seen.append(_weights(query, keys, layer.heads, watched))
-            attended = paged_attention(query, keys, values, place.cross, scale=1.0, causal=False)
+            keys, values = tokens.slots.cross_kv[index]
+            if recorded_rows is not None and layer.heads is not None:
+                recorded.append(_attention_to_frames(query, keys, layer.heads, recorded_rows))
+            attended = paged_attention(
+                query, keys, values, tokens.cross_batch, scale=1.0, causal=False
+            )
             x_NE = layer.cross_out(attended.flatten(1), x_NE)
             x_NE = layer.down(layer.activation(layer.up(layer.norms[2](x_NE))), x_NE)
-        return self._norm(x_NE), seen
+        return self._norm(x_NE), recorded
 
 
-def _weights(query_BHD: Tensor, keys_BHSD: Tensor, heads_A: Tensor, watched: _Watched) -> Tensor:
+def _attention_to_frames(
+    query_BHD: Tensor, keys_BHSD: Tensor, heads_A: Tensor, recorded_rows: _RecordedRows
+) -> Tensor:
     """Return the attention of heads `heads_A` in watched rows to all frames: [rows, heads, S]."""
-    query = query_BHD[watched.rows_W][:, heads_A, None]
-    keys = keys_BHSD[watched.rows_W][:, heads_A, : watched.longest]
+    query = query_BHD[recorded_rows.rows_W][:, heads_A, None]
+    keys = keys_BHSD[recorded_rows.rows_W][:, heads_A, : recorded_rows.longest]
     scores = (query @ keys.to(query.dtype).transpose(2, 3))[:, :, 0].float()
-    beyond = torch.arange(scores.shape[2], device=scores.device) >= watched.frames_W[:, None]
-    return scores.masked_fill(beyond[:, None], float("-inf")).softmax(dim=-1)
+    is_padding = (
+        torch.arange(scores.shape[2], device=scores.device) >= recorded_rows.frames_W[:, None]
+    )
+    return scores.masked_fill(is_padding[:, None], float("-inf")).softmax(dim=-1)

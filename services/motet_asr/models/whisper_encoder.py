@@ -50,17 +50,27 @@ class _Layer:
     """Hold one layer's weights in the layout that this encoder uses."""
 
     def __init__(self, layer: Any, form: str, on_gpu: bool):
-        own = layer.self_attn
+        self_attention = layer.self_attn
         self.norm, self.last_norm = (
             norm(layer.self_attn_layer_norm, on_gpu),
             norm(layer.final_layer_norm, on_gpu),
         )
-        weight = torch.cat([own.q_proj.weight * own.scaling, own.k_proj.weight, own.v_proj.weight])
+        weight = torch.cat(
+            [
+                self_attention.q_proj.weight * self_attention.scaling,
+                self_attention.k_proj.weight,
+                self_attention.v_proj.weight,
+            ]
+        )
         bias = torch.cat(
-            [own.q_proj.bias * own.scaling, torch.zeros_like(own.v_proj.bias), own.v_proj.bias]
+            [
+                self_attention.q_proj.bias * self_attention.scaling,
+                torch.zeros_like(self_attention.v_proj.bias),
+                self_attention.v_proj.bias,
+            ]
         )
         self.qkv = pack_linear(weight, bias, form)
-        self.out = pack_linear(own.out_proj.weight, own.out_proj.bias, form)
+        self.out = pack_linear(self_attention.out_proj.weight, self_attention.out_proj.bias, form)
         self.up = pack_linear(layer.fc1.weight, layer.fc1.bias, form)
         self.down = pack_linear(layer.fc2.weight, layer.fc2.bias, form)
         self.activation = (
@@ -81,8 +91,10 @@ class WhisperEncoder:
         encoder = model.model.encoder
         self.num_heads: int = model.config.encoder_attention_heads
         self._on_gpu = gpu.is_gpu(model.device)
-        exact = dtype_name(encoder.conv1.weight.dtype) if form == "int8" else form
-        self._convolutions = [_Convolution(conv, exact) for conv in (encoder.conv1, encoder.conv2)]
+        conv_format = dtype_name(encoder.conv1.weight.dtype) if form == "int8" else form
+        self._convolutions = [
+            _Convolution(conv, conv_format) for conv in (encoder.conv1, encoder.conv2)
+        ]
         self._positions = encoder.embed_positions.weight
         self._layers = [_Layer(layer, form, self._on_gpu) for layer in encoder.layers]
         self._norm = norm(encoder.layer_norm, self._on_gpu)
@@ -93,14 +105,14 @@ class WhisperEncoder:
 
         Windows may be shorter than those that the model was made for.
         """
-        begun = [self._begun(features_MF) for features_MF in windows]
+        inputs = [self._embed(features_MF) for features_MF in windows]
         if not self._on_gpu:
-            return [self._encoded(x_SE, None) for x_SE in begun]
-        lengths = [len(x_SE) for x_SE in begun]
-        together_NE = self._encoded(torch.cat(begun), Spans.of(lengths, begun[0].device))
-        return list(together_NE.split(lengths))
+            return [self._apply_layers(x_SE, None) for x_SE in inputs]
+        lengths = [len(x_SE) for x_SE in inputs]
+        states_NE = self._apply_layers(torch.cat(inputs), Spans.of(lengths, inputs[0].device))
+        return list(states_NE.split(lengths))
 
-    def _begun(self, features_MF: Tensor) -> Tensor:
+    def _embed(self, features_MF: Tensor) -> Tensor:
         """Return the input of the layers, [S, E]."""
         x_SE = features_MF.T.to(self._positions.dtype)
         for convolution in self._convolutions:
@@ -108,14 +120,14 @@ class WhisperEncoder:
         output: Tensor = x_SE + self._positions[: len(x_SE)]
         return output
 
-    def _encoded(self, x_NE: Tensor, spans: Spans | None) -> Tensor:
+    def _apply_layers(self, x_NE: Tensor, spans: Spans | None) -> Tensor:
         """Apply the layers; return states [N, E] of the windows of `spans`, or of one window."""
         for layer in self._layers:
-            x_NE = layer.out(self._attended(layer.qkv(layer.norm(x_NE)), spans), x_NE)
+            x_NE = layer.out(self._attend(layer.qkv(layer.norm(x_NE)), spans), x_NE)
             x_NE = layer.down(layer.activation(layer.up(layer.last_norm(x_NE))), x_NE)
         return self._norm(x_NE)
 
-    def _attended(self, qkv_NE: Tensor, spans: Spans | None) -> Tensor:
+    def _attend(self, qkv_NE: Tensor, spans: Spans | None) -> Tensor:
         """Attend with packed queries (already scaled), keys and values."""
         query, key, value = qkv_NE.unflatten(1, (3, self.num_heads, -1)).unbind(1)
         if spans is None:

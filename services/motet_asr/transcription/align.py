@@ -32,8 +32,8 @@ def token_ends(attention_NHF: Tensor, seconds_per_frame: float, filter_width: in
     weights = (weights - weights.mean(dim=1, keepdim=True)) / deviation
     matrix_NF = _smoothed(weights, filter_width).mean(dim=0)
     tokens, frames = warp(-matrix_NF.double().numpy())
-    jumps = np.flatnonzero(np.diff(tokens, prepend=-1))
-    ends = (frames[jumps] * seconds_per_frame).tolist()
+    token_starts = np.flatnonzero(np.diff(tokens, prepend=-1))
+    ends = (frames[token_starts] * seconds_per_frame).tolist()
     return [*ends, ends[-1]]
 
 
@@ -59,11 +59,13 @@ def warp(cost_NF: Any) -> tuple[Any, Any]:
     for diagonal in range(2, rows + columns + 1):
         i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         j = diagonal - i
-        both, down, right = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
+        diagonal_cost, down, right = total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]
         step = np.where(
-            (both < down) & (both < right), 0, np.where((down < both) & (down < right), 1, 2)
+            (diagonal_cost < down) & (diagonal_cost < right),
+            0,
+            np.where((down < diagonal_cost) & (down < right), 1, 2),
         )
-        total[i, j] = cost_NF[i - 1, j - 1] + np.choose(step, (both, down, right))
+        total[i, j] = cost_NF[i - 1, j - 1] + np.choose(step, (diagonal_cost, down, right))
         trace[i, j] = step
     trace[0, :], trace[:, 0] = 2, 1
     return _walk_back(trace, rows, columns)
@@ -79,7 +81,7 @@ def _walk_back(trace: Any, i: int, j: int) -> tuple[Any, Any]:
     return path[:, 0], path[:, 1]
 
 
-def words_of(
+def group_tokens(
     tokens: Sequence[int], decode: Callable[[list[int]], str], spaced: bool
 ) -> list[tuple[str, list[int]]]:
     """Group tokens into words; return each word with its token indices.
@@ -87,11 +89,11 @@ def words_of(
     Characters are kept whole; a punctuation mark belongs to the word before it.
     """
     words: list[tuple[str, list[int]]] = []
-    held: list[int] = []
+    indices: list[int] = []
     for index in range(len(tokens)):
-        held.append(index)
-        text = decode([tokens[i] for i in held])
-        if "\ufffd" in text and index < len(tokens) - 1 and len(held) < 8:
+        indices.append(index)
+        text = decode([tokens[i] for i in indices])
+        if "\ufffd" in text and index < len(tokens) - 1 and len(indices) < 8:
             continue  # part of a character
         if not text:
             continue
@@ -99,15 +101,15 @@ def words_of(
             text[0].isspace() if spaced else not set(text.strip()) <= _PUNCTUATION
         )
         if begins:
-            words.append((text, held))
+            words.append((text, indices))
         else:
-            words[-1] = (words[-1][0] + text, words[-1][1] + held)
-        held = []
+            words[-1] = (words[-1][0] + text, words[-1][1] + indices)
+        indices = []
     return words
 
 
 def spread(text: str, start: float, end: float, spaced: bool = True) -> list[Word]:
-    """Return words with rough times, by their share of the letters; for models without timing."""
+    """Return words with rough times, proportional to their letters, for models without word times."""
     parts = _split(text, spaced)
     letters = sum(len(part) for part in parts)
     words, position = [], start

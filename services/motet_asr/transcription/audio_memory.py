@@ -15,7 +15,10 @@ from motet_shared.errors import Cancelled, Overloaded
 
 
 class AudioMemory:
-    """Account for decoded audio. `limit`: most bytes at a time."""
+    """Account for the decoded audio of all files.
+
+    limit: most bytes at a time.
+    """
 
     def __init__(self, limit: int):
         self.limit = limit
@@ -29,43 +32,43 @@ class AudioMemory:
         Raises BadRequest for unreadable files and Overloaded if there is no room. Leaving the block
         ends the decoding.
         """
-        room = _Room(self)
+        reservation = _Reservation(self)
         try:
-            yield await decoding(_decode, data, longest, room)
+            yield await decoding(_decode, data, longest, reservation)
         finally:
-            room.leave()
+            reservation.release()
 
 
-class _Room:
-    """Track the bytes that one file holds."""
+class _Reservation:
+    """Account for the bytes that one file holds."""
 
     def __init__(self, memory: AudioMemory):
         self._memory = memory
         self._nbytes = 0
-        self._left = False
+        self._released = False
 
-    def take(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
         memory = self._memory
         with memory.lock:
-            if self._left:
-                raise Cancelled("nobody waits for this file any more")
+            if self._released:
+                raise Cancelled("the caller of this file has left")
             if memory.held + nbytes > memory.limit:
-                held = f"{memory.held >> 20} MB of decoded sound are being heard"
+                message = f"{memory.held >> 20} MB of decoded audio are held"
                 raise Overloaded(
-                    f"{held}, at most {memory.limit >> 20} MB can be (audio_memory); try again later"
+                    f"{message}, at most {memory.limit >> 20} MB can be (audio_memory); try again later"
                 )
             memory.held += nbytes
             self._nbytes += nbytes
 
-    def leave(self) -> None:
+    def release(self) -> None:
         with self._memory.lock:
-            self._left = True
+            self._released = True
             self._memory.held -= self._nbytes
 
 
-def _decode(data: bytes | memoryview, longest: float, room: _Room) -> Audio:
+def _decode(data: bytes | memoryview, longest: float, reservation: _Reservation) -> Audio:
     sound = bytearray()  # grows in place, without a second copy of everything
     for part in read_parts(data, longest):
-        room.take(part.nbytes)
+        reservation.reserve(part.nbytes)
         sound += part.tobytes()
     return np.frombuffer(sound, np.float32)

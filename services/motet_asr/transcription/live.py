@@ -15,11 +15,11 @@ import numpy as np
 
 from motet_asr.engine.engine import SAMPLE_RATE, Audio
 from motet_asr.engine.recognizer import Recognizer
-from motet_asr.engine.request import Options, Word
+from motet_asr.engine.request import TranscriptionOptions, Word
 from motet_media.audio import Resampler
 from motet_shared.errors import BadRequest
 
-from .stitch import plain
+from .stitch import normalized
 from .windows import is_silent
 
 _MARGIN = 0.1  # of a full window: words this near to its end may be cut in two
@@ -29,32 +29,32 @@ Show = Callable[[str, str], object]
 
 
 class Agreement:
-    """Track the stable words of a stream; they are only ever appended to."""
+    """Track the stable words of a stream; stable words are only ever appended to."""
 
     def __init__(self) -> None:
         self.stable: list[Word] = []
-        self.tail: list[Word] = []
+        self.unstable: list[Word] = []
 
-    def hear(self, words: list[Word]) -> None:
-        """Take a re-transcription; its new words that agree with the previous one become stable."""
+    def update(self, words: list[Word]) -> None:
+        """Apply a re-transcription; new words that agree with the previous one become stable."""
         rest = self._new(words)
         count = 0
-        for word, before in zip(rest, self.tail, strict=False):
-            if plain(word.text) != plain(before.text):
+        for word, previous in zip(rest, self.unstable, strict=False):
+            if normalized(word.text) != normalized(previous.text):
                 break
             count += 1
         self.stable += rest[:count]
-        self.tail = rest[count:]
+        self.unstable = rest[count:]
 
-    def settle(self, words: list[Word], until: float) -> None:
-        """Take a transcription that will not be repeated: its words up to `until` become stable."""
+    def finalize(self, words: list[Word], until: float) -> None:
+        """Apply the last transcription of a window: its words up to `until` become stable."""
         rest = self._new(words)
         self.stable += [word for word in rest if word.end <= until]
-        self.tail = []
+        self.unstable = []
 
     def finish(self) -> None:
         """Mark the rest as stable, at the end of the input."""
-        self.stable, self.tail = self.stable + self.tail, []
+        self.stable, self.unstable = self.stable + self.unstable, []
 
     def _new(self, words: list[Word]) -> list[Word]:
         """Return the words after the last stable one, by time.
@@ -71,28 +71,33 @@ class Agreement:
         return "".join(word.text for word in self.stable)
 
     @property
-    def tail_text(self) -> str:
-        return "".join(word.text for word in self.tail)
+    def unstable_text(self) -> str:
+        return "".join(word.text for word in self.unstable)
 
 
-class Live:
-    """Transcribe one live stream.
+class LiveTranscription:
+    """Transcribe one live stream, again and again while it lasts.
 
     every: seconds of new audio between transcriptions.
     longest: limit of the whole stream, in seconds.
     """
 
     def __init__(
-        self, recognizer: Recognizer, options: Options, rate: int, every: float, longest: float
+        self,
+        recognizer: Recognizer,
+        options: TranscriptionOptions,
+        rate: int,
+        every: float,
+        longest: float,
     ):
         self._recognizer, self._options = recognizer, options
         self._every, self._longest = every, longest
         self._resampler = Resampler(rate, SAMPLE_RATE)
         self._audio: Audio = np.zeros(0, np.float32)  # from `_offset` on
         self._offset = 0.0  # seconds that are settled and not transcribed again
-        self._heard_until = 0.0
+        self._transcribed_until = 0.0
         self._ended = False
-        self._more = asyncio.Event()
+        self._audio_arrived = asyncio.Event()
         self.agreement = Agreement()
 
     @property
@@ -103,13 +108,13 @@ class Live:
     async def run(self, pcm: AsyncIterator[bytes], show: Show) -> list[Word]:
         """Return all words when the input has ended.
 
-        `show` gets the stable text and the unstable rest after each transcription. Raises
-        BadRequest if the stream is too long.
+        `show` receives the stable text and the unstable rest after each transcription. Raises
+        BadRequest (param `audio`) if the stream exceeds `longest`.
         """
         reader = asyncio.create_task(self._read(pcm))
         try:
-            while await self._enough(reader):
-                await self._hear(show)
+            while await self._wait_for_audio(reader):
+                await self._transcribe(show)
             self.agreement.finish()
             return self.agreement.stable
         finally:
@@ -123,7 +128,7 @@ class Live:
             self._append(self._resampler.flush())
         finally:
             self._ended = True
-            self._more.set()
+            self._audio_arrived.set()
 
     def _append(self, pcm: bytes) -> None:
         samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
@@ -132,48 +137,48 @@ class Live:
             raise BadRequest(
                 f"the live stream is longer than {self._longest:g} s (max_audio)", param="audio"
             )
-        self._more.set()
+        self._audio_arrived.set()
 
-    async def _enough(self, reader: asyncio.Task[None]) -> bool:
+    async def _wait_for_audio(self, reader: asyncio.Task[None]) -> bool:
         """Wait for audio to transcribe; return False when no untranscribed speech is left."""
-        while not self._ended and self.seconds - self._heard_until < self._every:
-            self._more.clear()
-            await self._more.wait()
+        while not self._ended and self.seconds - self._transcribed_until < self._every:
+            self._audio_arrived.clear()
+            await self._audio_arrived.wait()
         if self._ended and reader.done():
             reader.result()
         return not self._ended or not is_silent(self._fresh())
 
     def _fresh(self) -> Audio:
         """Return the audio received since the last transcription."""
-        return self._audio[round((self._heard_until - self._offset) * SAMPLE_RATE) :]
+        return self._audio[round((self._transcribed_until - self._offset) * SAMPLE_RATE) :]
 
-    async def _hear(self, show: Show) -> None:
+    async def _transcribe(self, show: Show) -> None:
         window = self._recognizer.family.window
         count = min(len(self._audio), int(window * SAMPLE_RATE))
         chunk, full = self._audio[:count], count == int(window * SAMPLE_RATE)
         until = self._offset + count / SAMPLE_RATE
         last = self._ended and count == len(self._audio)
         words = await self._words(chunk)
-        self._heard_until = until
+        self._transcribed_until = until
         if last:
-            self.agreement.settle(words, float("inf"))
+            self.agreement.finalize(words, float("inf"))
         elif full:
-            self.agreement.settle(words, until - window * _MARGIN)
-            self._forget(until - window * _MARGIN)
+            self.agreement.finalize(words, until - window * _MARGIN)
+            self._drop_audio(until - window * _MARGIN)
         else:
-            self.agreement.hear(words)
-        show(self.agreement.stable_text, self.agreement.tail_text)
+            self.agreement.update(words)
+        show(self.agreement.stable_text, self.agreement.unstable_text)
 
     async def _words(self, chunk: Audio) -> list[Word]:
         """Return the words of the next window; times count from the start of the stream."""
         if len(chunk) < _SHORTEST * SAMPLE_RATE or is_silent(chunk):
             return []
-        heard, pieces = await self._recognizer.hear(chunk, self._options)
-        if heard.language and not self._options.language and self.agreement.stable:
-            self._options = replace(self._options, language=heard.language)
-        return [word.moved(self._offset) for piece in pieces for word in piece.words]
+        result, segments = await self._recognizer.transcribe(chunk, self._options)
+        if result.language and not self._options.language and self.agreement.stable:
+            self._options = replace(self._options, language=result.language)
+        return [word.moved(self._offset) for segment in segments for word in segment.words]
 
-    def _forget(self, until: float) -> None:
+    def _drop_audio(self, until: float) -> None:
         """Continue after the last stable word, or at `until` if no speech was found before it."""
         stable = self.agreement.stable
         keep_from = max(self._offset, stable[-1].end if stable else 0.0)
@@ -181,4 +186,4 @@ class Live:
             keep_from = until
         self._audio = self._audio[round((keep_from - self._offset) * SAMPLE_RATE) :]
         self._offset = keep_from
-        self._heard_until = keep_from
+        self._transcribed_until = keep_from

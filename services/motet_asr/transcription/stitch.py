@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from motet_asr.engine.request import Piece, Word
+from motet_asr.engine.request import TimedSegment, Word
 
 _TOLERANCE = 1.0  # seconds by which two windows may disagree about a word's time
 
 
 def join(
-    left: list[Piece], right: list[Piece], start: float, end: float
-) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces of two windows such that each word of their overlap is kept once.
+    left: list[TimedSegment], right: list[TimedSegment], start: float, end: float
+) -> tuple[list[TimedSegment], list[TimedSegment]]:
+    """Return the segments of two windows such that each word of their overlap is kept once.
 
     `start`, `end`: of the overlap, in seconds.
     """
-    before = [word for piece in left for word in piece.words]
-    after = [word for piece in right for word in piece.words]
+    before = [word for segment in left for word in segment.words]
+    after = [word for segment in right for word in segment.words]
     keep, skip = seam(before, after, start, end)
-    return _first_words(left, keep), _without_first_words(right, skip)
+    return _keep_words(left, keep), _drop_words(right, skip)
 
 
 def seam(left: Sequence[Word], right: Sequence[Word], start: float, end: float) -> tuple[int, int]:
@@ -48,13 +48,13 @@ def _matches(left: list[Word], right: list[Word]) -> list[tuple[int, int]]:
     best = [[0.0] * (len(right) + 1) for _ in range(len(left) + 1)]
     for i in range(len(left) - 1, -1, -1):
         for j in range(len(right) - 1, -1, -1):
-            weight = _likeness(left[i], right[j])
-            together = weight + best[i + 1][j + 1] if weight > 0 else 0.0
-            best[i][j] = max(together, best[i + 1][j], best[i][j + 1])
+            similarity = _similarity(left[i], right[j])
+            matched = similarity + best[i + 1][j + 1] if similarity > 0 else 0.0
+            best[i][j] = max(matched, best[i + 1][j], best[i][j + 1])
     pairs, i, j = [], 0, 0
     while i < len(left) and j < len(right):
-        weight = _likeness(left[i], right[j])
-        if weight > 0 and best[i][j] == weight + best[i + 1][j + 1]:
+        similarity = _similarity(left[i], right[j])
+        if similarity > 0 and best[i][j] == similarity + best[i + 1][j + 1]:
             pairs.append((i, j))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
@@ -64,13 +64,13 @@ def _matches(left: list[Word], right: list[Word]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _likeness(one: Word, other: Word) -> float:
-    if plain(one.text) != plain(other.text):
+def _similarity(one: Word, other: Word) -> float:
+    if normalized(one.text) != normalized(other.text):
         return 0.0
     return max(0.0, 1.0 - abs(_centre(one) - _centre(other)) / _TOLERANCE)
 
 
-def plain(text: str) -> str:
+def normalized(text: str) -> str:
     """Return a word without case and punctuation, about which two windows often disagree."""
     letters = "".join(char for char in text.casefold() if char.isalnum())
     return letters or text.strip()
@@ -80,32 +80,32 @@ def _centre(word: Word) -> float:
     return (word.start + word.end) / 2
 
 
-def _first_words(pieces: list[Piece], count: int) -> list[Piece]:
-    kept: list[Piece] = []
-    for piece in pieces:
-        if len(piece.words) <= count:
-            kept.append(piece)
+def _keep_words(segments: list[TimedSegment], count: int) -> list[TimedSegment]:
+    kept: list[TimedSegment] = []
+    for segment in segments:
+        if len(segment.words) <= count:
+            kept.append(segment)
         elif count > 0:
-            kept.append(_with(piece, piece.words[:count]))
-        count = max(0, count - len(piece.words))
+            kept.append(_with_words(segment, segment.words[:count]))
+        count = max(0, count - len(segment.words))
     return kept
 
 
-def _without_first_words(pieces: list[Piece], count: int) -> list[Piece]:
-    kept: list[Piece] = []
-    for piece in pieces:
+def _drop_words(segments: list[TimedSegment], count: int) -> list[TimedSegment]:
+    kept: list[TimedSegment] = []
+    for segment in segments:
         if count <= 0:
-            kept.append(piece)
-        elif count < len(piece.words):
-            kept.append(_with(piece, piece.words[count:]))
-        count = max(0, count - len(piece.words))
+            kept.append(segment)
+        elif count < len(segment.words):
+            kept.append(_with_words(segment, segment.words[count:]))
+        count = max(0, count - len(segment.words))
     return kept
 
 
-def _with(piece: Piece, words: list[Word]) -> Piece:
-    """Return a piece with only some of its words.
+def _with_words(segment: TimedSegment, words: list[Word]) -> TimedSegment:
+    """Return a segment with only some of its words.
 
-    Its token ids stay those of the whole piece, since they cannot be assigned to words.
+    Its token ids stay those of the whole segment, since they cannot be assigned to words.
     """
     text = "".join(word.text for word in words)
-    return replace(piece, text=text, words=words, start=words[0].start, end=words[-1].end)
+    return replace(segment, text=text, words=words, start=words[0].start, end=words[-1].end)

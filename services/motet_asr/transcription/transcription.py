@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 
 from motet_asr.engine.engine import Audio
 from motet_asr.engine.recognizer import Recognizer
-from motet_asr.engine.request import Heard, Options, Piece
+from motet_asr.engine.request import TimedSegment, TranscriptionOptions, WindowResult
 
 from .stitch import join
-from .windows import Speech, Window, cut, loud
+from .windows import SpeechMarker, Window, cut, mark_by_level
 
-WindowTask = asyncio.Task[tuple[Heard, list[Piece]]]
+WindowTask = asyncio.Task[tuple[WindowResult, list[TimedSegment]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Final text of a window; times count from the start of the recording."""
+class FinalWindow:
+    """Hold the final segments of a window; times count from the start of the recording."""
 
     window: Window
-    pieces: list[Piece]
+    segments: list[TimedSegment]
     language: str
 
 
@@ -34,48 +34,49 @@ class Transcription:
     """Transcribe one recording.
 
     parallel: windows in the engine at a time.
-    first: index of the first window that is wanted.
+    first: index of the first window to return.
+    speech: marks where the recording has speech.
     """
 
     def __init__(
         self,
         recognizer: Recognizer,
         audio: Audio,
-        options: Options,
+        options: TranscriptionOptions,
         *,
         parallel: int = 4,
         first: int = 0,
-        speech: Speech = loud,
+        speech: SpeechMarker = mark_by_level,
     ):
         self._recognizer, self._audio, self._options = recognizer, audio, options
         self._parallel, self._first, self._speech = parallel, first, speech
         self._windows: list[Window] = []
 
-    async def settled(self) -> AsyncGenerator[Settled, None]:
+    async def final_windows(self) -> AsyncGenerator[FinalWindow, None]:
         """Yield windows in order, each once it is final. Closing early cancels pending windows."""
         longest = self._recognizer.family.window
         self._windows = await asyncio.to_thread(cut, self._audio, longest, self._speech)
-        hearing: deque[tuple[Window, WindowTask | None]] = deque()
-        todo = iter(self._windows[self._start() :])
-        held: Settled | None = None
+        in_progress: deque[tuple[Window, WindowTask | None]] = deque()
+        remaining = iter(self._windows[self._start() :])
+        last_cut: FinalWindow | None = None
         try:
             while True:
-                self._fill(hearing, todo)
-                if not hearing:
+                self._start_windows(in_progress, remaining)
+                if not in_progress:
                     return
-                window, task = hearing.popleft()
-                settled = await self._settle(window, task)
-                if held is not None:
-                    held, settled = self._joined(held, settled)
-                    if held.window.index >= self._first:
-                        yield held
-                    held = None
+                window, task = in_progress.popleft()
+                final_windows = await self._finalize(window, task)
+                if last_cut is not None:
+                    last_cut, final_windows = self._join(last_cut, final_windows)
+                    if last_cut.window.index >= self._first:
+                        yield last_cut
+                    last_cut = None
                 if self._is_cut_in_speech(window):
-                    held = settled
+                    last_cut = final_windows
                 elif window.index >= self._first:
-                    yield settled
+                    yield final_windows
         finally:
-            tasks = [task for _, task in hearing if task is not None]
+            tasks = [task for _, task in in_progress if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -87,44 +88,49 @@ class Transcription:
             first -= 1
         return first
 
-    def _fill(
-        self, hearing: deque[tuple[Window, WindowTask | None]], todo: Iterator[Window]
+    def _start_windows(
+        self, in_progress: deque[tuple[Window, WindowTask | None]], remaining: Iterator[Window]
     ) -> None:
         """Start windows up to `parallel`; only one at a time until the language is known."""
-        while len(hearing) < (self._parallel if self._options.language or not self._detects else 1):
-            window = next(todo, None)
+        while len(in_progress) < (
+            self._parallel if self._options.language or not self._detects else 1
+        ):
+            window = next(remaining, None)
             if window is None:
                 return
-            task = None if window.silent else asyncio.create_task(self._hear(window))
-            hearing.append((window, task))
+            task = None if window.silent else asyncio.create_task(self._transcribe(window))
+            in_progress.append((window, task))
 
     @property
     def _detects(self) -> bool:
         return bool(self._recognizer.family.languages)
 
-    async def _hear(self, window: Window) -> tuple[Heard, list[Piece]]:
+    async def _transcribe(self, window: Window) -> tuple[WindowResult, list[TimedSegment]]:
         words = self._options.words or bool(window.overlap) or self._is_cut_in_speech(window)
         options = replace(self._options, words=words, seed=self._options.seed + window.index)
-        return await self._recognizer.hear(window.of(self._audio), options)
+        return await self._recognizer.transcribe(window.of(self._audio), options)
 
-    async def _settle(self, window: Window, task: WindowTask | None) -> Settled:
+    async def _finalize(self, window: Window, task: WindowTask | None) -> FinalWindow:
         if task is None:
-            return Settled(window, [], self._options.language)
-        heard, pieces = await task
-        if heard.language:
-            self._options = replace(self._options, language=heard.language)
-        return Settled(window, [moved(piece, window.start) for piece in pieces], heard.language)
+            return FinalWindow(window, [], self._options.language)
+        result, segments = await task
+        if result.language:
+            self._options = replace(self._options, language=result.language)
+        return FinalWindow(
+            window, [moved(segment, window.start) for segment in segments], result.language
+        )
 
     def _is_cut_in_speech(self, window: Window) -> bool:
-        after = self._windows[window.index + 1 : window.index + 2]
-        return bool(after) and after[0].overlap > 0
+        following = self._windows[window.index + 1 : window.index + 2]
+        return bool(following) and following[0].overlap > 0
 
-    def _joined(self, left: Settled, right: Settled) -> tuple[Settled, Settled]:
+    def _join(self, left: FinalWindow, right: FinalWindow) -> tuple[FinalWindow, FinalWindow]:
         start = right.window.start
-        pieces = join(left.pieces, right.pieces, start, start + right.window.overlap)
-        return replace(left, pieces=pieces[0]), replace(right, pieces=pieces[1])
+        segments = join(left.segments, right.segments, start, start + right.window.overlap)
+        return replace(left, segments=segments[0]), replace(right, segments=segments[1])
 
 
-def moved(piece: Piece, seconds: float) -> Piece:
-    words = [word.moved(seconds) for word in piece.words]
-    return replace(piece, start=piece.start + seconds, end=piece.end + seconds, words=words)
+def moved(segment: TimedSegment, seconds: float) -> TimedSegment:
+    """Return the segment and its words `seconds` later."""
+    words = [word.moved(seconds) for word in segment.words]
+    return replace(segment, start=segment.start + seconds, end=segment.end + seconds, words=words)

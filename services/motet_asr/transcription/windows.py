@@ -16,33 +16,34 @@ from motet_asr.engine.engine import SAMPLE_RATE, Audio
 from motet_shared.errors import BadRequest
 
 FRAME = SAMPLE_RATE // 50  # samples: 20 ms
-_FLOOR = -65.0  # dB of full scale: quieter than any speech
-_PAUSE = 0.26  # shortest pause that a cut may fall into, in seconds
+_SILENCE_DB = -65.0  # dB of full scale: quieter than any speech
+_SHORTEST_PAUSE = 0.26  # shortest pause that a cut may fall into, in seconds
 _OVERLAP = 4.0  # seconds shared by two windows where there is no pause
-_EARLIEST = 0.4  # of the longest window: no cut before that
-_LONG = 3.0  # seconds: a silence that becomes a window of its own
+_EARLIEST_CUT = 0.4  # of the longest window: no cut before that
+_LONG_SILENCE = 3.0  # seconds: a silence that becomes a window of its own
 _MARGIN = 0.4  # seconds around marked speech that count too: it may begin and end softly
 
 
-class Marks(NamedTuple):
-    """Flags of each FRAME of a recording.
+class SpeechFlags(NamedTuple):
+    """Flag each FRAME of a recording.
 
-    talks: speech, where no cut may fall.
-    empty: no speech, so that it need not be transcribed.
+    is_speech: speech, where no cut may fall.
+    is_silence: no speech, so that it need not be transcribed.
     """
 
-    talks: Any
-    empty: Any
+    is_speech: Any
+    is_silence: Any
 
 
-Speech = Callable[[Audio], Marks]
+SpeechMarker = Callable[[Audio], SpeechFlags]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the recording, in seconds.
+    """Represent a stretch of the recording, in seconds.
 
-    `overlap`: how much of its beginning the previous window covers too.
+    overlap: how much of its beginning the previous window covers too.
+    silent: whether it has no speech.
     """
 
     index: int
@@ -53,9 +54,11 @@ class Window:
 
     @property
     def seconds(self) -> float:
+        """Return the length of the window."""
         return self.end - self.start
 
     def of(self, audio: Audio) -> Audio:
+        """Return the window's samples."""
         return audio[round(self.start * SAMPLE_RATE) : round(self.end * SAMPLE_RATE)]
 
 
@@ -72,17 +75,17 @@ def levels(audio: Audio) -> Any:
 
 def is_silent(audio: Audio) -> bool:
     """Return True if no frame is loud enough for speech."""
-    return bool((levels(audio) <= _FLOOR).all())
+    return bool((levels(audio) <= _SILENCE_DB).all())
 
 
-def loud(audio: Audio) -> Marks:
+def mark_by_level(audio: Audio) -> SpeechFlags:
     """Mark speech by level: it is louder than the pauses of this recording."""
     level = levels(audio)
     low, high = np.percentile(level, (10, 95))
-    return Marks(level > max(_FLOOR, low + 0.3 * (high - low)), level <= _FLOOR)
+    return SpeechFlags(level > max(_SILENCE_DB, low + 0.3 * (high - low)), level <= _SILENCE_DB)
 
 
-def spoken(spans: Sequence[tuple[float, float]]) -> Speech:
+def mark_spans(spans: Sequence[tuple[float, float]]) -> SpeechMarker:
     """Return a function that marks the given `spans` of speech, in seconds.
 
     Raises BadRequest if a span is not finite, negative, or ends before it begins.
@@ -90,77 +93,79 @@ def spoken(spans: Sequence[tuple[float, float]]) -> Speech:
     for start, end in spans:
         if not 0 <= start <= end < np.inf:
             raise BadRequest(
-                f"speech: ({start}, {end}) is no span; give seconds, the beginning first",
+                f"speech: ({start}, {end}) is no span; give (start, end) in seconds",
                 param="speech",
             )
 
-    def marks(audio: Audio) -> Marks:
+    def mark(audio: Audio) -> SpeechFlags:
         count = -(-len(audio) // FRAME)
-        talks, near = np.zeros(count, bool), np.zeros(count, bool)
+        is_speech, is_near_speech = np.zeros(count, bool), np.zeros(count, bool)
         for start, end in spans:
-            talks[_frame(start) : _frame(end) + 1] = True
-            near[max(0, _frame(start - _MARGIN)) : _frame(end + _MARGIN) + 1] = True
-        return Marks(talks, ~near)
+            is_speech[_frame(start) : _frame(end) + 1] = True
+            is_near_speech[max(0, _frame(start - _MARGIN)) : _frame(end + _MARGIN) + 1] = True
+        return SpeechFlags(is_speech, ~is_near_speech)
 
-    return marks
+    return mark
 
 
-def cut(audio: Audio, longest: float, speech: Speech = loud) -> list[Window]:
+def cut(audio: Audio, longest: float, speech: SpeechMarker = mark_by_level) -> list[Window]:
     """Return windows that cover the recording, in order.
 
     Those that are not silent last at most `longest` seconds.
     """
-    marks = speech(audio)
+    mark = speech(audio)
     windows: list[Window] = []
-    for start, end, silent in _stretches(marks.empty, len(audio) / SAMPLE_RATE):
+    for start, end, silent in _stretches(mark.is_silence, len(audio) / SAMPLE_RATE):
         if silent:
             windows.append(Window(len(windows), start, end, silent=True))
         else:
-            _cut(windows, marks, start, end, longest)
+            _cut(windows, mark, start, end, longest)
     return windows
 
 
-def _stretches(empty: Any, total: float) -> Iterator[tuple[float, float, bool]]:
+def _stretches(is_silence: Any, total: float) -> Iterator[tuple[float, float, bool]]:
     """Yield (start, end, is a long silence), in seconds: all of the recording, in order."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], empty, [False]]).astype(np.int8)))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_silence, [False]]).astype(np.int8)))
     seconds = [min(edge * FRAME / SAMPLE_RATE, total) for edge in edges.tolist()]
-    now = 0.0
+    position = 0.0
     for start, end in zip(seconds[::2], seconds[1::2], strict=True):
-        if end - start >= _LONG:
-            if start > now:
-                yield now, start, False
+        if end - start >= _LONG_SILENCE:
+            if start > position:
+                yield position, start, False
             yield start, end, True
-            now = end
-    if now < total:
-        yield now, total, False
+            position = end
+    if position < total:
+        yield position, total, False
 
 
-def _cut(windows: list[Window], marks: Marks, start: float, total: float, longest: float) -> None:
+def _cut(
+    windows: list[Window], mark: SpeechFlags, start: float, total: float, longest: float
+) -> None:
     """Add the windows of a stretch without long silences."""
-    overlap, shared = min(_OVERLAP, longest / 4), 0.0
+    overlap, overlap_before = min(_OVERLAP, longest / 4), 0.0
     while True:
         if total - start <= longest:
-            end, ahead = total, 0.0
+            end, next_overlap = total, 0.0
         else:
-            pause = _pause(marks.talks, start + longest * _EARLIEST, start + longest)
-            end, ahead = (pause, 0.0) if pause is not None else (start + longest, overlap)
-        silent = bool(marks.empty[_frame(start) : _frame(end) + 1].all())
-        windows.append(Window(len(windows), start, end, shared, silent))
+            pause = _pause(mark.is_speech, start + longest * _EARLIEST_CUT, start + longest)
+            end, next_overlap = (pause, 0.0) if pause is not None else (start + longest, overlap)
+        silent = bool(mark.is_silence[_frame(start) : _frame(end) + 1].all())
+        windows.append(Window(len(windows), start, end, overlap_before, silent))
         if end >= total:
             return
-        start, shared = end - ahead, ahead
+        start, overlap_before = end - next_overlap, next_overlap
 
 
 def _frame(seconds: float) -> int:
     return int(seconds * SAMPLE_RATE / FRAME)
 
 
-def _pause(talks: Any, earliest: float, latest: float) -> float | None:
+def _pause(is_speech: Any, earliest: float, latest: float) -> float | None:
     """Return the middle of the longest pause between two moments, the last of equals, or None."""
-    first, last = _frame(earliest), min(_frame(latest), len(talks))
-    best, best_length, begin = None, _PAUSE * SAMPLE_RATE / FRAME, first
+    first, last = _frame(earliest), min(_frame(latest), len(is_speech))
+    best, best_length, begin = None, _SHORTEST_PAUSE * SAMPLE_RATE / FRAME, first
     for index in range(first, last + 1):
-        if index < last and not talks[index]:
+        if index < last and not is_speech[index]:
             continue
         if index - begin >= best_length:
             best, best_length = (begin + index) / 2, index - begin

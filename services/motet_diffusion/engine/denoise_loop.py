@@ -1,8 +1,8 @@
 """Run a pipeline's own loop for one picture on a thread, from the prompt to the pixels.
 
-The loop is diffusers' code unchanged, so the picture equals that of diffusers for interval family and
+The loop is diffusers' code unchanged, so the picture equals that of diffusers for every family and
 scheduler. Only its forward passes are computed elsewhere, batched with those of other pictures, and
-its scheduler is wrapped to report interval step.
+its scheduler is wrapped to report every step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_
 
 from .checkpoint import pack, scheduler_tensors, unpack
 from .merge import Call
-from .request import Done, Drawing, Event, Key, Step
+from .request import Event, Key, PictureDone, PictureRequest, StepDone
 from .step_batcher import LoopCancelled, StepBatcher
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DenoiseLoop:
         factory: PipelineFactory,
         batcher: StepBatcher,
         key: Key,
-        drawing: Drawing,
+        drawing: PictureRequest,
         emit: Callable[[Event], object],
         on_end: Callable[[Key], object],
     ):
@@ -67,18 +67,19 @@ class DenoiseLoop:
         self._batcher.cancel(self.key)
 
     def join(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for the end of the thread."""
         self._thread.join(timeout)
 
     # ------------------------------------------------------------------------- on the loop's thread
     def _run(self) -> None:
         try:
             with torch.no_grad():
-                done = Done(self.key, self._draw(), self._step)
+                done = PictureDone(self.key, self._draw(), self._step)
             self._report(done)
         except LoopCancelled:
             pass
         except Exception as error:
-            self._report(Done(self.key, error=self._as_motet_error(error)))
+            self._report(PictureDone(self.key, error=self._as_motet_error(error)))
         finally:
             self._on_end(self.key)  # before `end`: afterwards `cancel` is not called any more
             self._batcher.end(self.key)
@@ -161,7 +162,7 @@ class DenoiseLoop:
             pack(latents, self._generator, scheduler, self._initial_tensors) if is_due else b""
         )
         preview = None if estimated is None else self._spatial(estimated)
-        self._report(Step(self.key, self._step, self._steps, preview, checkpoint))
+        self._report(StepDone(self.key, self._step, self._steps, preview, checkpoint))
         return result
 
     def _spatial(self, estimated: Tensor) -> Tensor | None:

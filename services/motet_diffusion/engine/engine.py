@@ -6,7 +6,7 @@
         engine.step()
 
 Each picture's loop is a `DenoiseLoop` on its own thread; `step` computes the forward passes that
-the loops wait for, call per kind of call (in effect, latent size) and step. Meanwhile prompts are
+the loops wait for, one per kind of call (in effect, latent size) and step. Meanwhile prompts are
 encoded and pixels are decoded on the loops' threads.
 """
 
@@ -27,7 +27,7 @@ from motet_shared.errors import Overloaded
 
 from .denoise_loop import DenoiseLoop
 from .merge import merge_calls, split_output
-from .request import Done, Drawing, Event, Key
+from .request import Event, Key, PictureDone, PictureRequest
 from .step_batcher import PendingCall, StepBatcher
 from .step_cache import StepCache
 
@@ -37,8 +37,8 @@ _IDLE_WAIT = 0.05  # seconds that a step waits for a forward pass to compute
 class Engine:
     """Draw with one model. Pictures join and leave between steps, without effect on the others.
 
-    `add`, `cancel` and `step` are called on call thread. `emit` is called on others, in order for
-    call picture.
+    `add`, `cancel` and `step` are called on one thread. `emit` is called on others, in order for
+    each picture.
     """
 
     def __init__(self, config: EngineConfig, emit: Callable[[Event], object]):
@@ -52,7 +52,7 @@ class Engine:
         )
         self.batcher = StepBatcher()
         self._emit = emit
-        self._waiting: OrderedDict[Key, Drawing] = OrderedDict()
+        self._waiting: OrderedDict[Key, PictureRequest] = OrderedDict()
         self._lock = threading.Lock()
         self._loops: dict[Key, DenoiseLoop] = {}
         self._cancelled: dict[Key, DenoiseLoop] = {}  # cancelled, but the thread still runs
@@ -61,9 +61,10 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Return True if `step` would do something."""
         return bool(self._waiting or self._loops)
 
-    def add(self, key: Key, drawing: Drawing) -> None:
+    def add(self, key: Key, drawing: PictureRequest) -> None:
         """Queue a picture.
 
         Raises BadRequest for what cannot be drawn, Overloaded when the queue is full.
@@ -142,7 +143,7 @@ class Engine:
 
     # ------------------------------------------------------------------------ on the loops' threads
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, Done) and event.error is None:
+        if isinstance(event, PictureDone) and event.error is None:
             self.pictures += 1
         self._emit(event)
 
@@ -156,6 +157,7 @@ class Engine:
 
     # --------------------------------------------------------------------------------------- health
     def stats(self) -> dict[str, float]:
+        """Return counts since the start, and the numbers of running and waiting pictures."""
         return {
             "running": len(self._loops),
             "waiting": len(self._waiting),

@@ -16,9 +16,9 @@ from torch import Tensor
 
 Call = Mapping[str, Any]
 
-_TIMES = frozenset({"timestep", "timesteps"})
+_TIME_PARAMETERS = frozenset({"timestep", "timesteps"})
 # Positions of a sequence: their first dimension is no batch dimension, though it may be as long.
-_POSITIONS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
+_POSITION_PARAMETERS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
 
 
 def rows_of(call: Call) -> int:
@@ -63,7 +63,7 @@ def split_output(answer: Any, rows: Sequence[int]) -> list[Any]:
 
 def _shape(name: str, value: Any, rows: int) -> Hashable:
     if isinstance(value, Tensor):
-        if name in _TIMES:
+        if name in _TIME_PARAMETERS:
             return ("time", value.dtype)
         if _has_rows(name, value, rows):
             return ("rows", value.dtype, value.shape[1:])
@@ -83,7 +83,7 @@ def _shape(name: str, value: Any, rows: int) -> Hashable:
 def _join(name: str, values: list[Any], rows: list[int]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        if name in _TIMES:
+        if name in _TIME_PARAMETERS:
             return torch.cat(
                 [value.reshape(-1).expand(count) for value, count in zip(values, rows, strict=True)]
             )
@@ -98,4 +98,4 @@ def _join(name: str, values: list[Any], rows: list[int]) -> Any:
 
 
 def _has_rows(name: str, value: Tensor, rows: int) -> bool:
-    return name not in _POSITIONS and value.ndim > 0 and value.shape[0] == rows
+    return name not in _POSITION_PARAMETERS and value.ndim > 0 and value.shape[0] == rows

@@ -15,14 +15,14 @@ Key = Hashable
 
 
 class Lora(NamedTuple):
-    """Adapter that takes part in a picture, and its scale."""
+    """Name an adapter that takes part in a picture, and its scale."""
 
     name: str
     scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class PictureRequest:
     """Request for one picture.
 
     Zeros and Nones stand for the model's defaults; `Rules.completed` fills them.
@@ -51,11 +51,12 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Event: a step is done.
+class StepDone:
+    """Report that a step is done.
 
     estimate: the expected finished latents, `[1, channels, height, width]` in the scale of the VAE,
-    where a preview is due. checkpoint: safetensors, where one is due.
+        where a preview is due.
+    checkpoint: safetensors, where one is due.
     """
 
     key: Key
@@ -66,8 +67,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """Event: the finished picture, or the error."""
+class PictureDone:
+    """Report the finished picture, or the error."""
 
     key: Key
     picture: Image | None = None
@@ -75,4 +76,4 @@ class Done:
     error: MotetError | None = None
 
 
-Event = Step | Done
+Event = StepDone | PictureDone

@@ -28,7 +28,7 @@ class LoopCancelled(BaseException):
 
 @dataclass(eq=False, slots=True)
 class PendingCall:
-    """A forward pass that a loop waits for."""
+    """Hold a forward pass that a loop waits for."""
 
     key: Key
     call: Call
@@ -81,7 +81,7 @@ class StepBatcher:
             self._changed.notify_all()
 
     def end(self, key: Key) -> None:
-        """Forget a loop that is over."""
+        """Forget a loop that has ended."""
         with self._changed:
             self._cancelled.discard(key)
         self.release(key)

@@ -3,7 +3,7 @@
 What the blocks after the first add to a picture changes slowly from step to step. If the first
 block's own addition has changed by less than `threshold` (mean absolute difference over mean
 absolute value), the last addition of the others is reused. The criterion is that of ParaAttention's
-first-block cache, which diffusers has too; there the scattered batch is one picture, here every row is
+first-block cache, which diffusers has too; there the whole batch is one picture, here every row is
 decided separately, since rows belong to different pictures at different steps.
 """
 
@@ -27,10 +27,14 @@ _POSITIONS = frozenset({"image_rotary_emb"})  # shared by all rows
 
 @dataclass(slots=True)
 class _Row:
-    """Cached additions of one row: `[tokens, channels]` each."""
+    """Cache the additions of one row: `[tokens, channels]` each.
 
-    first: Tensor  # what the first block added
-    rest: Tensor  # what all others added
+    first: what the first block added.
+    rest: what all others added.
+    """
+
+    first: Tensor
+    rest: Tensor
 
 
 class StepCache:
@@ -115,7 +119,11 @@ class StepCache:
 
 @dataclass(slots=True)
 class _Pass:
-    """State of one forward pass: rows, computed rows, and the first block's output and addition."""
+    """Hold the state of one forward pass: rows, computed rows, first block's output and addition.
+
+    hidden_first: `[rows, tokens, channels]`.
+    is_pair: blocks return (text, picture), not the picture alone.
+    """
 
     rows: list[tuple[Key, int]]
     computed_rows: list[int]

@@ -9,7 +9,7 @@ from motet_shared.process import engine_thread
 from motet_shared.process.engine_thread import Command
 
 from .engine import Engine
-from .request import Done, Drawing, Event, Key
+from .request import Event, Key, PictureDone, PictureRequest
 
 
 class EngineThread(engine_thread.EngineThread[Engine, Event]):
@@ -17,8 +17,8 @@ class EngineThread(engine_thread.EngineThread[Engine, Event]):
 
     name = "motet-diffusion"
 
-    def submit(self, key: Key, drawing: Drawing) -> None:
-        """Call `Engine.add` on the thread; a refusal arrives as a `Done` with `error`."""
+    def submit(self, key: Key, drawing: PictureRequest) -> None:
+        """Call `Engine.add` on the thread; a refusal arrives as a `PictureDone` with `error`."""
         self._submit(key, partial(self.engine.add, key, drawing))
 
     def between_steps(self, command: Command) -> None:
@@ -30,7 +30,7 @@ class EngineThread(engine_thread.EngineThread[Engine, Event]):
         self.engine.close()
 
     def _refusal(self, key: Key, error: MotetError) -> Event:
-        return Done(key, error=error)
+        return PictureDone(key, error=error)
 
     def _step(self) -> list[Event]:
         self.engine.step()

@@ -2,7 +2,7 @@
 
 A norm whose result is scaled and shifted, or goes through an activation, need not be written to
 memory first. Its function returns a `DeferredTensor` instead, and the next operation on that
-decides: either one kernel computes both (`Work.after`), or the operation gets the value as if it
+decides: either one kernel computes both (`DeferredWork.after`), or the operation gets the value as if it
 had been computed before. So the code of a model is neither read nor changed.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 
-class Work(ABC):
+class DeferredWork(ABC):
     """Represent a pending computation. Its inputs must not change until it is computed."""
 
     _value: Tensor | None = None
@@ -35,6 +35,7 @@ class Work(ABC):
 
     @property
     def value(self) -> Tensor:
+        """Return the value, computed on first use."""
         if self._value is None:
             self._value = self.compute()
         return self._value
@@ -48,17 +49,17 @@ class Work(ABC):
 class DeferredTensor(Tensor):
     """Represent a pending tensor with shape, dtype, device and layout of `like`; no gradients."""
 
-    work: Work
+    work: DeferredWork
 
     @staticmethod
-    def __new__(cls, work: Work, like: Tensor) -> DeferredTensor:
+    def __new__(cls, work: DeferredWork, like: Tensor) -> DeferredTensor:
         made: DeferredTensor = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device
         )
         made.work = work
         return made
 
-    def __init__(self, work: Work, like: Tensor):
+    def __init__(self, work: DeferredWork, like: Tensor):
         pass
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -73,15 +74,15 @@ class DeferredTensor(Tensor):
                     continue
                 if (result := arg.work.after(operation, args)) is not None:
                     return result
-        return operation(*tree_map(known, args), **tree_map(known, kwargs or {}))
+        return operation(*tree_map(materialized, args), **tree_map(materialized, kwargs or {}))
 
 
-def known(value: Any) -> Any:
+def materialized(value: Any) -> Any:
     """Return the value of a deferred tensor, and anything else unchanged."""
     return value.work.value if isinstance(value, DeferredTensor) else value
 
 
-def other(args: Sequence[Any], work: Work) -> Any:
+def other(args: Sequence[Any], work: DeferredWork) -> Any:
     """Return the argument, of two, that the work is combined with."""
     one, two = args
     return two if isinstance(one, DeferredTensor) and one.work is work else one

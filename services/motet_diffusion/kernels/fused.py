@@ -21,7 +21,7 @@ from motet_kernels import gpu
 from motet_kernels.group_norm import group_norm
 from motet_kernels.modulate import gated_add, modulated_norm
 
-from .deferred_tensor import DeferredTensor, Work, known, other
+from .deferred_tensor import DeferredTensor, DeferredWork, materialized, other
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -44,7 +44,7 @@ def fuse(model: nn.Module, run: Callable[[], Tensor]) -> int:
             expected = run()
             for replacement in replacements:
                 replacement.replace()
-            fused = known(run())
+            fused = materialized(run())
     except Exception as error:  # fusing is optional: on any failure the model is restored
         log.warning("%s is not fused: %s: %s", type(model).__name__, type(error).__name__, error)
         return _restore(replacements)
@@ -103,7 +103,7 @@ def _replacements(model: nn.Module) -> Iterator[Replacement]:
 def _group_norm(
     module: nn.GroupNorm, replacement: Replacement, forward: Callable[..., Any], x: Tensor
 ) -> Tensor:
-    x = known(x)
+    x = materialized(x)
     if not _is_supported(x, 3) or x.dim() > 5:
         out: Tensor = forward(x)
         return out
@@ -117,7 +117,7 @@ def _group_norm(
 def _layer_norm(
     module: nn.LayerNorm, replacement: Replacement, forward: Callable[..., Any], x: Tensor
 ) -> Tensor:
-    x = known(x)
+    x = materialized(x)
     if not _is_supported(x, 3) or x.dim() != 3 or x.stride(2) != 1:
         out: Tensor = forward(x)
         return out
@@ -151,7 +151,7 @@ def _is_supported(x: Tensor, min_dims: int) -> bool:
 
 # --------------------------------------------------------------------------------------------- work
 @dataclass(eq=False)
-class GroupNormed(Work):
+class GroupNormed(DeferredWork):
     """Represent a group norm that SiLU may follow."""
 
     replacement: Replacement
@@ -171,7 +171,7 @@ class GroupNormed(Work):
 
 
 @dataclass(eq=False)
-class LayerNormed(Work):
+class LayerNormed(DeferredWork):
     """Represent a layer norm, maybe times a row per picture (`factor`), maybe plus another."""
 
     replacement: Replacement
@@ -186,13 +186,13 @@ class LayerNormed(Work):
         if (
             operation is aten.mul.Tensor
             and self.factor is None
-            and _is_row(row := known(other(args, self)), self.x)
+            and _is_row(row := materialized(other(args, self)), self.x)
         ):
             return DeferredTensor(LayerNormed(self.replacement, self.x, self.module, row), self.x)
         if (
             operation is aten.add.Tensor
             and self.factor is not None
-            and _is_row(row := known(other(args, self)), self.x)
+            and _is_row(row := materialized(other(args, self)), self.x)
         ):
             return self._compute(row)
         return None
@@ -204,7 +204,7 @@ class LayerNormed(Work):
 
 
 @dataclass(eq=False)
-class Gateable(Work):
+class Gateable(DeferredWork):
     """Represent a block part's result, maybe times a row per picture (`gate`), to be added."""
 
     replacement: Replacement
@@ -218,11 +218,11 @@ class Gateable(Work):
         if (
             operation is aten.mul.Tensor
             and self.gate is None
-            and _is_row(row := known(other(args, self)), self.x)
+            and _is_row(row := materialized(other(args, self)), self.x)
         ):
             return DeferredTensor(Gateable(self.replacement, self.x, row), self.x)
         if operation is aten.add.Tensor and self.gate is not None:
-            residual = known(other(args, self))
+            residual = materialized(other(args, self))
             if (
                 isinstance(residual, Tensor)
                 and residual.shape == self.x.shape

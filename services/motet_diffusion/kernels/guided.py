@@ -21,7 +21,7 @@ from torch import Tensor
 from motet_kernels import gpu
 from motet_kernels.guidance import guided, guided_step
 
-from .deferred_tensor import DeferredTensor, Work, known, other
+from .deferred_tensor import DeferredTensor, DeferredWork, materialized, other
 
 aten = torch.ops.aten
 _TEST_STEPS = 6  # denoising steps
@@ -41,7 +41,7 @@ def deferred_guidance(output: Any) -> Any:
 
 # --------------------------------------------------------------------------------------------- work
 @dataclass(eq=False)
-class DenoiserOutput(Work):
+class DenoiserOutput(DeferredWork):
     """Represent the denoiser's output, or half of it."""
 
     x: Tensor
@@ -65,7 +65,7 @@ class DenoiserOutput(Work):
 
 
 @dataclass(eq=False)
-class ScaledDifference(Work):
+class ScaledDifference(DeferredWork):
     """Represent the difference of two halves, times a number."""
 
     unconditional: DenoiserOutput
@@ -91,7 +91,7 @@ class ScaledDifference(Work):
 
 
 @dataclass(eq=False)
-class GuidedOutput(Work):
+class GuidedOutput(DeferredWork):
     """Represent the guided output for a picture."""
 
     unconditional: Tensor
@@ -106,7 +106,7 @@ class GuidedOutput(Work):
 
 
 @dataclass(eq=False)
-class SchedulerUpdate(Work):
+class SchedulerUpdate(DeferredWork):
     """Represent a scheduler's update: `sample_factor` · latents + `output_factor` · output."""
 
     sample: Tensor
@@ -161,7 +161,7 @@ def fused_step(
         _update(part, sample, prediction)
         for part in (result if isinstance(result, tuple) else result[:1])
     ]
-    sums[0] = known(sums[0])
+    sums[0] = materialized(sums[0])
     return tuple(sums) if isinstance(result, tuple) else type(result)(sums[0])
 
 
@@ -169,7 +169,7 @@ def _guided_output(output: Tensor) -> GuidedOutput:
     """Return the output for a picture, guided or not."""
     if isinstance(output, DeferredTensor) and isinstance(output.work, GuidedOutput):
         return output.work
-    unguided = known(output).contiguous()
+    unguided = materialized(output).contiguous()
     return GuidedOutput(unguided, unguided, 1.0)
 
 

@@ -32,12 +32,15 @@ def pack(denoiser: nn.Module) -> None:
 
 
 def _can(parameter: Tensor) -> bool:
-    known = all(hasattr(torch.ops.mkldnn, name) for name in (_LAY_OUT, _CONVOLVE))
-    return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    materialized = all(hasattr(torch.ops.mkldnn, name) for name in (_LAY_OUT, _CONVOLVE))
+    return materialized and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
 class PackedConv(nn.Module):
-    """Replace `nn.Conv2d`; hold its weights as they were, and laid out for the first input."""
+    """Replace `nn.Conv2d`: keep its weights, and a copy packed for the size of the first input.
+
+    Inputs of other sizes use the original weights.
+    """
 
     def __init__(self, conv: nn.Conv2d):
         super().__init__()

@@ -1,6 +1,6 @@
 """Apply LoRA adapters (Hu et al. 2021) row by row: every picture of a batch has its own, or none.
 
-diffusers' own loaders select_for_text the files and determine where each adapter belongs; the layers that they
+diffusers' own loaders read the files and determine where each adapter belongs; the layers that they
 insert are replaced by `LoraLayer`, which adds to each row the output of its picture's adapters.
 """
 
@@ -57,6 +57,7 @@ class BatchAdapters:
         }
 
     def of(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return the rows and scales of an adapter in the current pass; None if it is not used."""
         return self._by_name.get(name)
 
 

@@ -50,7 +50,7 @@ def _sigma(scheduler: Any, time: Any) -> Tensor:
 
 
 class RGBPreview:
-    """Convert latents to colours by a matrix, fitted to the VAE's latents of soft pictures."""
+    """Convert latents to colours by a matrix, fitted to the VAE's latents of smooth pictures."""
 
     def __init__(self, vae: Any, scale: int):
         """Fit the matrix by encoding a few small pictures. `scale`: pixels per latent."""

@@ -2,7 +2,7 @@
 
 As in SDEdit (Meng et al., 2021), the picture's latents get the noise of the schedule after its
 first part, and the remaining steps are computed. With a mask, the area outside it is restored after
-every step, with the noise of that step (RePaint's image_latents region, Lugmayr et al., 2022, without its
+every step, with the noise of that step (RePaint's known region, Lugmayr et al., 2022, without its
 resampling).
 """
 
@@ -18,7 +18,7 @@ from PIL.Image import Image
 from torch import Generator, Tensor
 from torch.nn.functional import interpolate
 
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 
 STRENGTH = 0.8  # default, as in diffusers
 
@@ -43,7 +43,7 @@ class SDEdit:
     Karras, exponential, beta) can be computed from a number of steps alone.
     """
 
-    def __init__(self, pipeline: Any, vae: Any, drawing: Drawing, generator: Generator):
+    def __init__(self, pipeline: Any, vae: Any, drawing: PictureRequest, generator: Generator):
         self._scheduler = copy.deepcopy(pipeline.scheduler)
         self._scheduler.set_timesteps(drawing.steps)
         self._timesteps = self._scheduler.timesteps
@@ -119,7 +119,7 @@ class SDEdit:
         return noisy
 
 
-def _latents(pipeline: Any, vae: Any, drawing: Drawing) -> Tensor:
+def _latents(pipeline: Any, vae: Any, drawing: PictureRequest) -> Tensor:
     """Return the latents of the image, `[1, channels, h, w]` in the scale of the denoiser."""
     pixels = pipeline.image_processor.preprocess(
         drawing.image, height=drawing.height, width=drawing.width

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.merge import Call
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
@@ -72,7 +72,7 @@ class PipelineFactory:
         self._fuse()
 
     # ------------------------------------------------------------------------------------ pipelines
-    def open(self, drawing: Drawing, denoise: Denoise) -> Any:
+    def open(self, drawing: PictureRequest, denoise: Denoise) -> Any:
         """Return a pipeline for one picture, with `denoise` as its denoiser."""
         pipeline = copy.copy(self._pipelines.get(kind_of(drawing), self.pipeline))
         attributes = vars(pipeline)
@@ -86,7 +86,9 @@ class PipelineFactory:
         )
         return pipeline
 
-    def _with_adapters(self, read: Callable[..., Any], drawing: Drawing) -> Callable[..., Any]:
+    def _with_adapters(
+        self, read: Callable[..., Any], drawing: PictureRequest
+    ) -> Callable[..., Any]:
         """Wrap text encoding to apply the adapters of the picture."""
 
         def adapted(*args: Any, **kwargs: Any) -> Any:
@@ -95,7 +97,7 @@ class PipelineFactory:
 
         return adapted
 
-    def spatial(self, latents: Tensor, drawing: Drawing) -> Tensor:
+    def spatial(self, latents: Tensor, drawing: PictureRequest) -> Tensor:
         """Return a pipeline's latents as `[1, channels, height, width]` in the scale of the VAE."""
         if latents.ndim == 3:
             latents = self.pipeline._unpack_latents(
@@ -117,7 +119,9 @@ class PipelineFactory:
         width, height = (
             min(side, _TRIAL_LATENTS * self.rules.size_multiple) for side in self.rules.default_size
         )
-        drawing = self.rules.completed(Drawing(prompt="a picture", width=width, height=height))
+        drawing = self.rules.completed(
+            PictureRequest(prompt="a picture", width=width, height=height)
+        )
         calls: list[Call] = []
 
         def capture(call: Call) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from motet_diffusion.config import EngineConfig
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
 
 from .image_to_image import STRENGTH, supports_sdedit
@@ -29,7 +29,7 @@ _MINIMUMS = {
 _MAX_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
 
 
-def kind_of(drawing: Drawing) -> str:
+def kind_of(drawing: PictureRequest) -> str:
     """Return the kind of pipeline: "draw", "change" (with an image), "fill" (with a mask too)."""
     if drawing.mask is not None:
         return "fill"
@@ -99,7 +99,7 @@ class Rules:
         """Return the kinds of editing: changing pictures ("change"), and parts of them ("fill")."""
         return [kind for kind in self._parameters if kind != "draw"]
 
-    def uses_sdedit(self, drawing: Drawing) -> bool:
+    def uses_sdedit(self, drawing: PictureRequest) -> bool:
         """Return True if the picture is changed by entering the drawing pipeline midway."""
         return kind_of(drawing) in self._sdedit_kinds
 
@@ -120,7 +120,7 @@ class Rules:
         scale = int(self._pipeline.vae_scale_factor)
         return int(width) * scale, int(height) * scale
 
-    def completed(self, drawing: Drawing, kind: str = "") -> Drawing:
+    def completed(self, drawing: PictureRequest, kind: str = "") -> PictureRequest:
         """Return the request with defaults filled in, checked; `kind` if its image is not here yet.
 
         Raises BadRequest or a subclass that names the field. Computes nothing.
@@ -143,7 +143,7 @@ class Rules:
             strength=self._strength(drawing, kind, steps),
         )
 
-    def arguments(self, drawing: Drawing, generator: torch.Generator) -> dict[str, Any]:
+    def arguments(self, drawing: PictureRequest, generator: torch.Generator) -> dict[str, Any]:
         """Return the pipeline's `__call__` arguments for a completed request: those that it knows."""
         size = (drawing.width, drawing.height)
         given = {
@@ -174,7 +174,7 @@ class Rules:
             message = f"image: {self._config.model_name} ({family}) does not change pictures; leave it out"
             raise UnsupportedParameter(message, param="image")
 
-    def _size(self, drawing: Drawing) -> tuple[int, int]:
+    def _size(self, drawing: PictureRequest) -> tuple[int, int]:
         default = drawing.image.size if drawing.image is not None else self.default_size
         if drawing.image is not None:
             default = (
@@ -192,7 +192,7 @@ class Rules:
             raise BadRequest(message, param="size")
         return width, height
 
-    def _steps(self, drawing: Drawing, kind: str) -> int:
+    def _steps(self, drawing: PictureRequest, kind: str) -> int:
         limit = self._config.max_steps
         steps = (
             drawing.steps
@@ -203,7 +203,7 @@ class Rules:
             raise BadRequest(f"steps: {steps}; give 1 to {limit} (max_steps)", param="steps")
         return steps
 
-    def _guidance(self, drawing: Drawing, kind: str) -> float:
+    def _guidance(self, drawing: PictureRequest, kind: str) -> float:
         guidance = drawing.guidance_scale
         if guidance is None:
             default = self._config.guidance
@@ -216,7 +216,7 @@ class Rules:
             )
         return guidance
 
-    def _strength(self, drawing: Drawing, kind: str, steps: int) -> float:
+    def _strength(self, drawing: PictureRequest, kind: str, steps: int) -> float:
         strength = drawing.strength
         if strength is None:
             strength = float(self._default(kind, "strength", STRENGTH))

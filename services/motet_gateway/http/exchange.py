@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from motet_gateway.openai.hints import HEADER, Ignored, Surface
+from motet_gateway.openai.render import error_event
+from motet_gateway.tenancy.auth import Caller
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
 from .asgi import ClientGone, Headers, Receive, Scope, Send, header, request_id
 from .chunks import CHUNKS, Chunks
 from .problems import Problem
+
+log = logging.getLogger(__name__)
 
 _SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,10 +44,8 @@ class Exchange:
         self.content: list[tuple[bytes, bytes]] = _SSE  # headers of a streamed response
         self.strict = False  # True: hints are refused
         self._ignored: Ignored | None = None
-        self.told: Callable[[], Headers] = (
-            tuple  # headers of every response, evaluated when it starts
-        )
-        self._tenant: Tenant | None = None
+        self.headers: Callable[[], Headers] = tuple  # of every response, read when it starts
+        self.caller: Caller | None = None  # set by `Guard` before the endpoint runs
         self._receive = receive
         self._send = send
         self._held = b""
@@ -52,17 +55,10 @@ class Exchange:
 
     @property
     def tenant(self) -> Tenant:
-        """Return the tenant of the request; `App` sets it before the endpoint runs.
-
-        Raises RuntimeError if it is not set.
-        """
-        if self._tenant is None:
+        """Return the tenant of the request. Raises RuntimeError before it is authenticated."""
+        if self.caller is None:
             raise RuntimeError("the request is not authenticated yet: `tenant` is not set")
-        return self._tenant
-
-    @tenant.setter
-    def tenant(self, tenant: Tenant) -> None:
-        self._tenant = tenant
+        return self.caller.tenant
 
     @property
     def sends_events(self) -> bool:
@@ -84,8 +80,10 @@ class Exchange:
         """Return the names of the ignored parameters, joined by commas."""
         return "" if self._ignored is None else self._ignored.names
 
-    def _notes(self) -> Headers:
-        return ((HEADER, names.encode()),) if (names := self.ignored) else ()
+    def _common(self) -> Headers:
+        """Return the headers of every response to this request."""
+        notes = ((HEADER, names.encode()),) if (names := self.ignored) else ()
+        return [(b"x-request-id", self.request_id.encode()), *notes, *self.headers()]
 
     async def body(self, limit: int) -> bytes:
         """Return the whole request body.
@@ -165,17 +163,32 @@ class Exchange:
         fixed = [
             (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self.request_id.encode()),
-            *self._notes(),
-            *self.told(),
+            *self._common(),
         ]
         await self._send(
             {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
         )
         await self._send({"type": "http.response.body", "body": body})
 
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send an ASGI message of an application that answers this request in our place."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            self.content = message["headers"]
+            message["headers"] = [*message["headers"], *self._common()]
+        await self._send(message)
+
     async def fail(self, problem: Problem) -> None:
-        await self.reply(problem.status, problem.body(), problem.headers())
+        """Report an error: as the response, or if that has started, as the end of its stream."""
+        if not self.started:
+            await self.reply(problem.status, problem.body(), problem.headers())
+        elif self.sends_events:
+            await self.finish(error_event(problem))
+        else:
+            # A sound or a file cannot carry an error: left unterminated, it breaks the connection.
+            self.status = problem.status
+            log.warning("%s aborted after its start: %s", self.scope["path"], problem.message)
 
     def hold(self, data: bytes) -> None:
         """Buffer events until the next `write` or `finish`."""
@@ -193,12 +206,7 @@ class Exchange:
         else:
             self.started = True
             self.status = 200
-            headers = [
-                *self.content,
-                (b"x-request-id", self.request_id.encode()),
-                *self._notes(),
-                *self.told(),
-            ]
+            headers = [*self.content, *self._common()]
             await self._start(
                 {"type": "http.response.start", "status": 200, "headers": headers}, data
             )

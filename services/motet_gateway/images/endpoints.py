@@ -80,7 +80,7 @@ class _ImageCall:
     async def collect(self, ticket: Ticket) -> None:
         """Send all images in one JSON body."""
         if self.body.response_format == "url" and (store := self.service.store) is not None:
-            await store.check_room(
+            await store.stored.check(
                 self.http.tenant.owner, 1, "response_format"
             )  # before any image is generated
         async with self.http.while_connected():

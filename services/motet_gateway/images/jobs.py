@@ -20,26 +20,24 @@ from typing import Any, Literal
 import msgspec
 import nats.js.errors
 from msgspec import Struct
-from nats.aio.msg import Msg
 
 from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.requests import random_seed
+from motet_gateway.storage.jetstream import ERRORS, unavailable
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, MotetError, Unavailable, as_motet_error
+from motet_shared.errors import BadRequest, MotetError, as_motet_error
 from motet_shared.messages import Draw
 from motet_shared.wire.bus import Bus
 
 from .schema import GenerationBody, check, requests
-from .store import ERRORS, JetStreamStore, owner_of
+from .store import ImageStore, owner_of
 
 log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 5  # attempts after which a job has failed
-_RETRY_DELAY = 2.0  # seconds before the next attempt
 _PROGRESS_INTERVAL = 0.5  # seconds between two progress updates of a record
-_FETCH = 5.0  # seconds to wait for a job
 # Seconds between two polls for the mark of a running job: a watch would not survive a restart of
 # NATS.
 _POLL_INTERVAL = 0.1
@@ -69,7 +67,7 @@ class ImageJobs:
     def __init__(
         self,
         bus: Bus,
-        store: JetStreamStore,
+        store: ImageStore,
         uploads: Callable[[], Coroutine[Any, Any, BlobStore]],
         deadline: float,
     ):
@@ -78,7 +76,8 @@ class ImageJobs:
 
     def start(self, parallel: int) -> None:
         self._tasks = [
-            asyncio.create_task(self._work(), name=f"image-jobs-{n}") for n in range(parallel)
+            asyncio.create_task(self._store.queue.work(self._run), name=f"image-jobs-{n}")
+            for n in range(parallel)
         ]
 
     async def close(self) -> None:
@@ -112,11 +111,11 @@ class ImageJobs:
                 record, is_new = await self._known(job), False
                 _check_same(record, wanted)
             if record.status == "queued":
-                await self._store.records.put(f"seq.{job}", b"%d" % await self._store.enqueue(job))
+                await self._store.records.put(
+                    f"seq.{job}", b"%d" % await self._store.queue.push(job)
+                )
         except ERRORS as error:
-            raise Unavailable(
-                f"the job cannot be stored: {error or type(error).__name__}; send it again"
-            ) from None
+            raise unavailable("the job cannot be stored", error) from None
         return record, is_new
 
     async def has(self, job: str) -> bool:
@@ -129,9 +128,7 @@ class ImageJobs:
         except nats.js.errors.NotFoundError:
             return False
         except ERRORS as error:
-            raise Unavailable(
-                f"the job cannot be stored: {error or type(error).__name__}; send it again"
-            ) from None
+            raise unavailable("the job cannot be stored", error) from None
         return True
 
     async def status(self, job: str) -> tuple[JobRecord, int | None]:
@@ -143,15 +140,13 @@ class ImageJobs:
             record = await self._known(job)
             if record.status != "queued":
                 return record, None
-            return record, await self._store.position(await self._seq(job))
+            return record, await self._store.queue.position(await self._seq(job))
         except nats.js.errors.NotFoundError:
             raise NotFound(
                 f"job {public_id(job)[:60]!r} does not exist; it may have expired"
             ) from None
         except ERRORS as error:
-            raise Unavailable(
-                f"the job cannot be read: {error or type(error).__name__}; try again"
-            ) from None
+            raise unavailable("the job cannot be read", error) from None
 
     async def cancel(self, job: str) -> JobRecord:
         """Cancel a job and return its record; idempotent, and without effect on a finished job.
@@ -165,7 +160,7 @@ class ImageJobs:
             await self._store.records.put(_cancel_key(job), b"")
             if record.status == "queued":
                 with suppress(nats.js.errors.NotFoundError):  # it is not enqueued yet
-                    await self._store.withdraw(await self._seq(job))
+                    await self._store.queue.withdraw(await self._seq(job))
                 record.status = "cancelled"
                 await self._save(record)
             return await self._known(job)
@@ -174,9 +169,7 @@ class ImageJobs:
                 f"job {public_id(job)[:60]!r} does not exist; it may have expired"
             ) from None
         except ERRORS as error:
-            raise Unavailable(
-                f"the job cannot be cancelled: {error or type(error).__name__}; try again"
-            ) from None
+            raise unavailable("the job cannot be cancelled", error) from None
 
     async def _known(self, job: str) -> JobRecord:
         record = _decode((await self._store.records.get(job)).value or b"")
@@ -195,58 +188,31 @@ class ImageJobs:
         return True
 
     # --------------------------------------------------------------------------------------------------------- drawing
-    async def _work(self) -> None:
-        """Run one job after another, until cancelled."""
-        queue = None
-        while True:
-            try:
-                queue = queue or await self._store.queue()
-                for message in await queue.fetch(1, timeout=_FETCH):
-                    await self._run(message)
-            except ERRORS as error:  # the queue is empty, or NATS is unreachable
-                if not isinstance(error, TimeoutError):
-                    log.warning("jobs: %s", error or type(error).__name__)
-                    queue = None
-                    await asyncio.sleep(_RETRY_DELAY)
-
-    async def _run(self, message: Msg) -> None:
+    async def _run(self, job: str, attempt: int) -> bool:
+        """Run one job; return True once it is over, False to try it again."""
         try:
-            record = await self._known(message.data.decode())
+            record = await self._known(job)
         except nats.js.errors.NotFoundError:
-            await message.ack()
-            return
+            return True
         if record.status in OVER:  # cancelled, or its acknowledgement was lost
             await self._save(record)
-            await message.ack()
-            return
-        heartbeat = asyncio.create_task(self._report_progress(message))
+            return True
         try:
             await self._draw_unless_cancelled(record)
-            await message.ack()
-        except asyncio.CancelledError:
-            with suppress(*ERRORS):
-                await message.nak()
-            raise
         except ERRORS:
             raise
         except Exception as error:
-            await self._failed(message, record, as_motet_error(error))
-        finally:
-            heartbeat.cancel()
+            return await self._failed(record, attempt, as_motet_error(error))
+        return True
 
-    async def _report_progress(self, message: Msg) -> None:
-        while True:
-            await asyncio.sleep(self._store.patience / 3)
-            await message.in_progress()
-
-    async def _failed(self, message: Msg, record: JobRecord, error: MotetError) -> None:
-        if error.retryable and message.metadata.num_delivered < _MAX_ATTEMPTS:
+    async def _failed(self, record: JobRecord, attempt: int, error: MotetError) -> bool:
+        """Record why an attempt failed; return False if another one may succeed."""
+        if error.retryable and attempt < _MAX_ATTEMPTS:
             log.warning("job %s: %s; it is tried again", record.id, error.message)
-            await message.nak(delay=_RETRY_DELAY)
-            return
+            return False
         record.status, record.error = "failed", Problem.of(error).as_dict()
         await self._save(record)
-        await message.ack()
+        return True
 
     async def _draw_unless_cancelled(self, record: JobRecord) -> None:
         """Generate the images, and stop if the job is cancelled."""

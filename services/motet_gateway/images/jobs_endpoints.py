@@ -14,14 +14,13 @@ from fastapi import Request
 from fastapi.responses import Response
 from msgspec import Meta
 
-from motet_gateway.context import GatewayContext
+from motet_gateway.context import CallingTenant, GatewayContext, Service
 from motet_gateway.http.asgi import Scope
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.hosts import checked_host
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import NotFound
-from motet_gateway.http.routes import Access, Router
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import Unavailable
 
@@ -76,31 +75,27 @@ async def submit(service: GatewayContext, http: Exchange) -> None:
     await http.reply(202, msgspec.json.encode(_as_dict(record, None, http.scope)))
 
 
-def jobs_router(service: GatewayContext) -> Router:
-    router = Router()
+async def job_status(
+    service: Service, tenant: CallingTenant, job: str, request: Request
+) -> dict[str, Any]:
+    record, position = await jobs_of(service).status(_owned(job, tenant))
+    return _as_dict(record, position, request.scope)
 
-    @router.get("/v1/images/jobs/{job}", Access.TENANT)
-    async def job_status(job: str, request: Request) -> dict[str, Any]:
-        record, position = await jobs_of(service).status(_owned(job, request.state.tenant))
-        return _as_dict(record, position, request.scope)
 
-    @router.delete("/v1/images/jobs/{job}", Access.TENANT)
-    async def cancel_job(job: str, request: Request) -> dict[str, Any]:
-        return _as_dict(
-            await jobs_of(service).cancel(_owned(job, request.state.tenant)), None, request.scope
-        )
+async def cancel_job(
+    service: Service, tenant: CallingTenant, job: str, request: Request
+) -> dict[str, Any]:
+    return _as_dict(await jobs_of(service).cancel(_owned(job, tenant)), None, request.scope)
 
-    @router.get("/images/{name}", Access.PUBLIC)
-    async def stored_image(name: str) -> Response:
-        """Return an image without authentication: its name is unguessable."""
-        if service.store is None:
-            raise Unavailable(_NO_STORE)
-        kind = name.rpartition(".")[2]
-        data = await service.store.image(name)
-        headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
-        return Response(data, media_type=f"image/{kind}", headers=headers)
 
-    return router
+async def stored_image(service: Service, name: str) -> Response:
+    """Return an image without authentication: its name is unguessable."""
+    if service.store is None:
+        raise Unavailable(_NO_STORE)
+    kind = name.rpartition(".")[2]
+    data = await service.store.image(name)
+    headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
+    return Response(data, media_type=f"image/{kind}", headers=headers)
 
 
 def _owned(job: str, tenant: Tenant) -> str:

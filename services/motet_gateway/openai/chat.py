@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
+from motet_gateway.http.json_size import MAX_ENTRIES
 from motet_gateway.images.chat_generation import (
     ChatImageGeneration,
     ImageChatChunks,
@@ -38,7 +40,9 @@ Head = tuple[str, int, str]
 
 async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     """Answer a chat request, streamed or whole, with or without generated images."""
-    body = parse_chat(await read_prompt(service, http, "messages"), http.hints("chat"))
+    body = parse_chat(
+        await read_prompt(service, http, "messages", entries=MAX_ENTRIES), http.hints("chat")
+    )
     body.model = service.admit(body.model)
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     size.check_count(len(body.messages), "messages")
@@ -55,7 +59,9 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
             await _plain(service, http, body, requests, pictures, head, ticket)
             return
         store = await service.uploads()
-        source = partial(chat_with_images, service, store, generation, pictures, is_seeing)
+        source = _reasoning(
+            body, partial(chat_with_images, service, store, generation, pictures, is_seeing)
+        )
         choices = ChoiceStreams(service, http, requests, source, ticket)
         if body.stream:
             await choices.stream(ImageChatChunks(generation, *head, **_usage(body)))
@@ -75,7 +81,9 @@ async def _plain(
     """Answer a chat request without image generation; its choices share the input images."""
     async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
-        choices = ChoiceStreams(service, http, requests, _pipeline(service), ticket)
+        choices = ChoiceStreams(
+            service, http, requests, _reasoning(body, _pipeline(service)), ticket
+        )
         if body.stream:
             await choices.stream(ChatChunks(*head, **_usage(body)))
         else:
@@ -109,6 +117,22 @@ def _usage(body: SamplingFields) -> dict[str, Any]:
         "include_usage": bool(options.include_usage),
         "continuous": bool(options.continuous_usage_stats),
     }
+
+
+def _reasoning(body: ChatBody, source: Source) -> Source:
+    """Return the source of replies with their reasoning, or without where the body refuses it."""
+    if body.include_reasoning is not False:
+        return source
+
+    async def hidden(request: Chat, outcome: Outcome) -> AsyncGenerator[list[Any], None]:
+        async with aclosing(source(request, outcome)) as batches:
+            async for batch in batches:
+                for item in batch:
+                    if isinstance(item, Text):
+                        item.reasoning = ""
+                yield batch
+
+    return hidden
 
 
 def _pipeline(service: GatewayContext) -> Source:

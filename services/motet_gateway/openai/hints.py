@@ -21,7 +21,14 @@ log = logging.getLogger(__name__)
 
 HEADER = b"motet-ignored"
 Surface = Literal[
-    "chat", "completions", "embeddings", "speech", "transcription", "images", "realtime"
+    "chat",
+    "completions",
+    "embeddings",
+    "speech",
+    "transcription",
+    "images",
+    "realtime",
+    "responses",
 ]
 
 _HTTP: tuple[Surface, ...] = (
@@ -36,6 +43,7 @@ _TEXT: tuple[Surface, ...] = ("chat", "completions")
 _MEDIA: tuple[Surface, ...] = ("embeddings", "speech", "transcription", "images")
 _CHAT: tuple[Surface, ...] = ("chat",)
 _REALTIME: tuple[Surface, ...] = ("realtime",)
+_RESPONSES: tuple[Surface, ...] = ("responses",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ def _each(
 _RECORDS = "chat_id session_id conversation_id thread_id message_id parent_message_id request_id trace_id run_id"
 _LITELLM = "litellm_metadata litellm_call_id litellm_session_id litellm_trace_id"
 _OF_MESSAGES = (
-    "id cache_control reasoning_content reasoning reasoning_details thinking_blocks annotations parsed metadata"
+    "id cache_control reasoning_details thinking_blocks annotations parsed metadata"
     " timestamp created_at createdAt model usage finish_reason logprobs provider_specific_fields"
     " provider_options providerOptions providerMetadata"
 )
@@ -100,9 +108,9 @@ HINTS: tuple[Hint, ...] = (
     ),
     *_each("", "return_tokens_as_token_ids", _TEXT, (False,)),
     *_each("", "length_penalty", _TEXT, (1, 1.0)),
-    *_each("", "add_generation_prompt", _CHAT, (True,)),
-    *_each("", "continue_final_message echo safe_prompt", _CHAT, (False,)),
-    *_each("", "chat_template_kwargs options", _TEXT, ({},)),
+    *_each("", "echo safe_prompt", _CHAT, (False,)),
+    *_each("", "options", _TEXT, ({},)),
+    *_each("", "chat_template_kwargs", ("completions",), ({},)),
     *_each("messages[].", _OF_MESSAGES, _CHAT),
     *_each("messages[].", "prefix", _CHAT, (False,)),
     *_each("messages[].", "type", _CHAT, ("message",)),
@@ -111,6 +119,15 @@ HINTS: tuple[Hint, ...] = (
     *_each("messages[].tool_calls[].function.", "parsed_arguments provider_specific_fields", _CHAT),
     *_each("tools[].", "id cache_control metadata", _CHAT),
     *_each("tools[].function.", "cache_control metadata", _CHAT),
+    *_each("", _RECORDS, _RESPONSES),
+    *_each("", _LITELLM, _RESPONSES),
+    *_each("", "client_metadata prompt_cache_options prompt_cache_retention", _RESPONSES),
+    *_each("text.", "verbosity", _RESPONSES),
+    *_each("reasoning.", "summary generate_summary", _RESPONSES),
+    *_each("input[].", "metadata provider_options providerOptions created_by", _RESPONSES),
+    *_each("input[].content[].", "prompt_cache_breakpoint metadata", _RESPONSES),
+    *_each("tools[].", "metadata output_schema", _RESPONSES),
+    *_each("tools[].", "defer_loading async", _RESPONSES, (False,)),
     # How the audio is sent; it is streamed in any case.
     *_each("", "stream", ("speech",), (True, False)),
     *_each("", "return_download_link", ("speech",), (False,)),

@@ -5,10 +5,11 @@ The lists contain models that are ready, and expected ones that are still starti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from motet_gateway.context import GatewayContext
-from motet_gateway.http.routes import Access, Router
+from fastapi import Path
+
+from motet_gateway.context import GatewayContext, Service
 from motet_gateway.operations.readiness import KINDS
 from motet_pipelines.chat.models import servable
 from motet_pipelines.instances import served
@@ -16,35 +17,27 @@ from motet_shared.errors import UnknownModel
 from motet_shared.messages import ModelCard
 
 
-def models_router(service: GatewayContext) -> Router:
-    router = Router()
+async def list_models(service: Service) -> dict[str, Any]:
+    return {"object": "list", "data": _models(service)}
 
-    @router.get("/v1/models", Access.TENANT)
-    async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": _models(service)}
 
-    @router.get("/v1/models/{name:path}", Access.TENANT)
-    async def get_model(name: str) -> dict[str, Any]:
-        models = {model["id"]: model for model in _models(service)}
-        if name not in models:
-            known = ", ".join(models) or "none"
-            raise UnknownModel(
-                f"model {name!r} does not exist here; available: {known}", param="model"
-            )
-        return models[name]
+async def get_model(service: Service, name: Annotated[str, Path(min_length=1)]) -> dict[str, Any]:
+    models = {model["id"]: model for model in _models(service)}
+    if name not in models:
+        known = ", ".join(models) or "none"
+        raise UnknownModel(f"model {name!r} does not exist here; available: {known}", param="model")
+    return models[name]
 
-    @router.get("/v1/audio/voices", Access.TENANT)
-    async def list_voices() -> dict[str, Any]:
-        """List the voices of all speech models; an extension, since OpenAI has no such route."""
-        cards = served(service.bus.directory, "tts").values()
-        voices = [
-            {"id": voice, "object": "audio.voice", "model": card.name}
-            for card in cards
-            for voice in card.voices
-        ]
-        return {"object": "list", "data": voices}
 
-    return router
+async def list_voices(service: Service) -> dict[str, Any]:
+    """List the voices of all speech models; an extension, since OpenAI has no such route."""
+    cards = served(service.bus.directory, "tts").values()
+    voices = [
+        {"id": voice, "object": "audio.voice", "model": card.name}
+        for card in cards
+        for voice in card.voices
+    ]
+    return {"object": "list", "data": voices}
 
 
 def _models(service: GatewayContext) -> list[dict[str, Any]]:
@@ -62,6 +55,7 @@ def _models(service: GatewayContext) -> list[dict[str, Any]]:
             "context_length": card.context,
             "images": card.images,
             "tools": card.tools,
+            "reasoning": card.reasoning,
         }
         | ({"parent": card.parent} if card.parent else {})
         for card in servable(directory).values()

@@ -13,7 +13,7 @@ from typing import Any
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
-from motet_gateway.http.json_size import MAX_ENTRIES, MAX_IDS, check_json
+from motet_gateway.http.json_size import MAX_IDS, check_json
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, ContextTooLong
 from motet_shared.messages import Chat, Complete, ModelCard
@@ -25,7 +25,7 @@ MAX_TOOL_CHARACTERS = 1 << 20  # of all declarations of a request
 _LONGEST = 128  # characters of a token, if its tokenizer does not state it
 _LARGE = 1 << 20  # bytes above which a body is checked before it is decoded
 _ESCAPED = 12  # most bytes of a character in JSON (a surrogate pair of escapes)
-_PICTURES = (b'"image_url"', b'"video_url"', b'"images"')
+_PICTURES = (b'"image_url"', b'"video_url"', b'"images"', b'"file_data"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +113,26 @@ class PromptSize:
 
 
 async def read_prompt(
-    service: GatewayContext, http: Exchange, param: str, *, role: str = "tokenizer", ids: int = 0
+    service: GatewayContext,
+    http: Exchange,
+    param: str,
+    *,
+    role: str = "tokenizer",
+    entries: int = MAX_IDS,
+    ids: int = 0,
 ) -> bytes:
     """Return the undecoded body of a text request.
 
     Decoding 32 MiB of values takes seconds, so a large body is checked first. Raises RateLimited
     for a large one if the tenant has no tokens left, ContextTooLong if it has more text than the
-    longest prompt of any model (images do not count), TooManyValues as `check_json`. `ids` is the
-    most bytes that lists of token ids may have.
+    longest prompt of any model (images do not count), TooManyValues as `check_json`, which takes
+    `entries`. `ids` is the most bytes that lists of token ids may have.
     """
     body = await http.body(service.config.max_body)
     if len(body) > _LARGE:
         http.tenant.check_solvent()
         _check_large(service, http.tenant, role, param, body, ids)
-    check_json(body, http.tenant, param, MAX_ENTRIES if param == "messages" else MAX_IDS)
+    check_json(body, http.tenant, param, entries)
     return body
 
 

@@ -105,7 +105,7 @@ class Choice:
         before, after = self._before, self._after
         out: list[bytes] = []
         for item in items:
-            if item.tools is None and item.logprobs is None:
+            if item.tools is None and item.logprobs is None and not item.reasoning:
                 if item.text:
                     out += (before, _encode(item.text), after)
             else:
@@ -119,7 +119,7 @@ class Choice:
         """
         self._chunks.count(self._index, item)
         opening = self._open()
-        if item.tools is not None or item.logprobs is not None:
+        if item.tools is not None or item.logprobs is not None or item.reasoning:
             return opening + self._rich(item)
         return opening + (self._chunks.chunk(self._as_dict(item.text)) if item.text else b"")
 
@@ -175,6 +175,8 @@ class ChatChoice(Choice):
 
     def _rich(self, item: Text) -> bytes:
         out = []
+        if item.reasoning:
+            out.append(self._chunks.chunk(self._delta({"reasoning_content": item.reasoning})))
         if item.text or item.logprobs:
             logprobs = None if item.logprobs is None else chat_logprobs(item.logprobs)
             out.append(self._chunks.chunk(self._delta({"content": item.text}, logprobs)))

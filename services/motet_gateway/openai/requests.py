@@ -30,6 +30,8 @@ from .schema import (
 )
 from .structured import ToolChoice, grammar_of, tool_choice_of
 
+# Fields for which a model may recommend values.
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SEED_MASK = 2**63 - 1
 MAX_COMPLETIONS = 32  # prompts * n of one request
 
@@ -53,7 +55,11 @@ def chat_requests(
         tool_choice=choice.kind,
         tool=choice.tool,
         parallel_tools=body.parallel_tool_calls is not False,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
         grammar=grammar_of(body.response_format, body.structured_outputs),
+        reasoning_effort=body.reasoning_effort or "",
+        template_options=body.chat_template_kwargs or {},
         stop=_stops(body.stop),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         request_id=request_id,
@@ -113,6 +119,8 @@ def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> l
             _check_assistant(message, index)
             shape.setdefault("content", "")
             shape.pop("annotations", None)
+            if (reasoning := shape.pop("reasoning", None)) is not None:
+                shape.setdefault("reasoning_content", reasoning)
             if shape.pop("images", None):
                 plain += remembered(
                     [image.revised_prompt or "" for image in message.images or []],
@@ -231,6 +239,7 @@ def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int) -> Sa
         logprobs=logprobs,
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
+        left_out=[name for name in _RECOMMENDED if getattr(body, name) is None],
         max_tokens=max_tokens
         or 16,  # a placeholder: without a limit the tokenizer sets the rest of the context
     )

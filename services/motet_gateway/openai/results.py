@@ -17,6 +17,7 @@ class Collected:
     """Collect the items of one choice."""
 
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TextLogprob] | None = None
     images: list[dict[str, Any]] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Collected:
     def add(self, items: list[Text]) -> None:
         for item in items:
             self.texts.append(item.text)
+            self.reasoning.append(item.reasoning)
             if item.logprobs is not None:
                 self.logprobs = (self.logprobs or []) + item.logprobs
             for tool in item.tools or ():
@@ -97,6 +99,8 @@ def _body(
 def _chat_choice(index: int, choice: Collected) -> dict[str, Any]:
     calls = [choice.tools[key] for key in sorted(choice.tools)]
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if reasoning := "".join(choice.reasoning):
+        message["reasoning_content"] = reasoning
     if calls:
         message["content"] = choice.text or None
         message["tool_calls"] = calls

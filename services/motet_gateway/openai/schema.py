@@ -18,6 +18,8 @@ from motet_gateway.http.fields import Count, Int64, Metadata, Name, Penalty, Pos
 from motet_gateway.images.options import ImageTool
 from motet_pipelines.images.chat_drawing import TOOL
 from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.messages import TEMPLATE_OPTIONS_SIZE
+from motet_shared.text.characters import characters
 
 from .hints import Ignored
 from .structured import (
@@ -52,7 +54,7 @@ class ImagePart(Strict, tag="image_url"):
 
 
 class VideoPart(Strict, tag="video_url"):
-    """A video, in the format that servers of open models share; an extension of OpenAI's.
+    """Hold a video, in the format common to servers of open models; not part of OpenAI's API.
 
     `max_pixels` applies to each frame.
     """
@@ -112,13 +114,16 @@ class DrawnImage(ImagePart, tag="image_url"):
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """An earlier reply, as clients send it back.
 
-    `refusal`, `annotations`, `audio` and `function_call` are accepted as null or empty.
+    The chat template decides whether its reasoning is kept; `reasoning` is another name of
+    `reasoning_content`. `refusal`, `annotations`, `audio` and `function_call` are accepted as null or empty.
     """
 
     content: Content | None = None
     images: list[DrawnImage] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
     audio: None = None
@@ -196,6 +201,15 @@ class ChatBody(SamplingFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # Extensions that servers of open models share: variables of the chat template, and whether
+    # reasoning is returned.
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+    # Whether the prompt ends with the head of a new turn (true), and whether the reply continues the
+    # last message instead.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     # They cannot change the answer, so any value of the right type is accepted.
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
@@ -209,7 +223,6 @@ class ChatBody(SamplingFields, kw_only=True):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
     store: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -241,7 +254,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
@@ -265,7 +277,12 @@ def parse_chat(body: bytes, ignored: Ignored | None = None) -> ChatBody:
     if None not in both and both[0] != both[1]:
         message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) differ; send only the latter"
         raise BadRequest(message, param="max_tokens")
-    _check_tools(request)
+    if characters(request.chat_template_kwargs, TEMPLATE_OPTIONS_SIZE) > TEMPLATE_OPTIONS_SIZE:
+        message = (
+            f"`chat_template_kwargs` has more than {TEMPLATE_OPTIONS_SIZE} characters; give fewer"
+        )
+        raise BadRequest(message, param="chat_template_kwargs")
+    check_tools(request)
     return request
 
 
@@ -282,7 +299,7 @@ def parse_completion(body: bytes, ignored: Ignored | None = None) -> CompletionB
     return request
 
 
-def _check_tools(request: ChatBody) -> None:
+def check_tools(request: ChatBody) -> None:
     """Check the tools of a chat.
 
     There is at most one image tool, no function has its name, required functions exist, and no call

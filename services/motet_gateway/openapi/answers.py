@@ -90,9 +90,12 @@ class GeneratedImage(Struct):
 
 
 class ChatMessage(Struct):
+    """A reply; `reasoning_content`, an extension, is what the model wrote before it answered."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str = ""
     tool_calls: list[CalledTool] = []
     images: list[GeneratedImage] = []
 
@@ -142,7 +145,7 @@ class Completion(Struct):
 class Model(Struct):
     """A model that is ready or starting.
 
-    `context_length`, `images` and `tools` are of chat models, `voices` of speech models. `parent`
+    `context_length`, `images`, `tools` and `reasoning` are of chat models, `voices` of speech models. `parent`
     is the base model of an adapter. `status` is "starting" for an expected model that cannot be
     used yet; requests for it wait.
     """
@@ -156,6 +159,7 @@ class Model(Struct):
     context_length: Count = 0
     images: bool = False
     tools: bool = False
+    reasoning: bool = False
     parent: str = ""
     voices: list[str] = []
 

@@ -1,42 +1,30 @@
-"""Serve GET /openapi.json, which describes every endpoint with its requests and answers.
+"""Make the OpenAPI document of the table of routes, and serve it as GET /openapi.json.
 
 The schemas of requests are generated from the structs that validate them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from fastapi import Request
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
-from motet_gateway.audio.encoder import content_types
-from motet_gateway.audio.speech import SpeechBody
-from motet_gateway.http.routes import Access, Router
-from motet_gateway.images.jobs_endpoints import JobBody
-from motet_gateway.images.schema import GenerationBody
-from motet_gateway.openai.embeddings import EmbeddingsBody
-from motet_gateway.openai.schema import NO_EFFECT, ChatBody, CompletionBody
-from motet_gateway.operations.heartbeat_history import LONGEST
-from motet_gateway.operations.stack import MOST_REPLIES
+from motet_gateway.http.route import Access, Route, Serving
+from motet_gateway.openai.schema import NO_EFFECT
 from motet_shared import __version__
 
 from . import answers as answers
-from . import operations as watching
-from .forms import Schema, edit_form, transcription_form
+from .forms import Schema
 
 _REF = "#/components/schemas/{name}"
-_JSON, _FORM, _EVENTS = "application/json", "multipart/form-data", "text/event-stream"
-_PLAIN, _VTT = "text/plain", "text/vtt"
+JSON, FORM = "application/json", "multipart/form-data"
 _TEXT: Schema = {"type": "string"}
-_EVENT: Schema = {  # one event of a stream
-    "type": "object",
-    "properties": {"event": _TEXT, "data": {**_TEXT, "contentMediaType": _JSON}},
-    "required": ["data"],
-}
-_BYTES: Schema = {"type": "string", "format": "binary"}
 _ABOUT = """\
 OpenAI's API, with extensions that are named as such. Each parameter is implemented, accepted where it asks for
 nothing, or refused by name; the header `motet-ignored` names those that were ignored because they cannot change the
@@ -60,243 +48,25 @@ ERRORS = {
     503: "Nobody is there who could answer, or the server is stopping; the request may be repeated.",
     504: "It took longer than the server allows.",
 }
+_UNTYPED = ("InputMessage",)  # structs whose `type` may be left out, unlike other tags
 _ANYWHERE = (408, 421, 431)
-_DOOR, _WORK = (401, 403, 429), (400, 401, 403, 404, 405, 413, 429, 499, 503, 504)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """A documented route.
-
-    `body` is a struct or the schema of a form; `answer` maps content types to structs (JSON) or
-    schemas.
-    """
-
-    method: str
-    path: str
-    summary: str
-    tag: str
-    body: Any = None
-    answer: dict[str, Any]
-    status: int = 200
-    errors: tuple[int, ...] = ()
-    parameters: tuple[Schema, ...] = ()
-    others: tuple[tuple[int, Any], ...] = ()  # answers of other statuses that are not errors
-    public: bool = False
-
-
-def routes() -> list[Route]:
-    """Return the routes of the whole API, in the order of the document."""
-    return [*_texts(), *_models(), *_sounds(), *_images(), *_watching()]
-
-
-def _texts() -> list[Route]:
-    chat: dict[str, Any] = {_JSON: answers.ChatCompletion, _EVENTS: _EVENT}
-    plain: dict[str, Any] = {_JSON: answers.Completion, _EVENTS: _EVENT}
-    vectors = {_JSON: answers.EmbeddingList}
-    return [
-        _post("/v1/chat/completions", "A reply to a conversation", "text", ChatBody, chat),
-        _post("/v1/completions", "A text that goes on", "text", CompletionBody, plain),
-        _post("/v1/embeddings", "Vectors of texts", "text", EmbeddingsBody, vectors),
-    ]
-
-
-def _models() -> list[Route]:
-    named = {"name": "name", "in": "path", "required": True, "schema": {**_TEXT, "minLength": 1}}
-    return [
-        _get("/v1/models", "What can answer now", "models", answers.ModelList),
-        _get(
-            "/v1/models/{name}",
-            "One of them",
-            "models",
-            answers.Model,
-            parameters=(named,),
-            errors=(*_DOOR, 404),
-        ),
-    ]
-
-
-def _sounds() -> list[Route]:
-    speech: dict[str, Any] = {kind: _BYTES for kind in content_types()} | {_EVENTS: _EVENT}
-    written = {_EVENTS: _EVENT, _PLAIN: _TEXT, _VTT: _TEXT}
-    heard = (answers.Transcription, answers.VerboseTranscription)
-    hear = transcription_form("transcribe")
-    return [
-        _post("/v1/audio/speech", "A text, spoken", "sound", SpeechBody, speech),
-        _get("/v1/audio/voices", "Voices of the models that speak", "sound", answers.VoiceList),
-        _post(
-            "/v1/audio/transcriptions",
-            "What is said, written down",
-            "sound",
-            hear,
-            {_JSON: (*heard, answers.DiarizedTranscription), **written},
-        ),
-        _post(
-            "/v1/audio/translations",
-            "What is said, in English",
-            "sound",
-            transcription_form("translate"),
-            {_JSON: heard, **written},
-        ),
-    ]
-
-
-def _images() -> list[Route]:
-    drawn: dict[str, Any] = {_JSON: answers.Images, _EVENTS: _EVENT}
-    job = {_JSON: answers.ImageJob}
-    pictures = {f"image/{kind}": _BYTES for kind in ("png", "jpeg", "webp")}
-    named = {"name": "job", "in": "path", "required": True, "schema": _TEXT}
-    kept = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-    of_job = (*_DOOR, 404, 503)
-    return [
-        _post("/v1/images/generations", "Pictures of a prompt", "images", GenerationBody, drawn),
-        _post("/v1/images/edits", "A picture, changed", "images", edit_form(), drawn),
-        _post(
-            "/v1/images/jobs",
-            "Pictures, drawn when there is room",
-            "images",
-            JobBody,
-            job,
-            status=202,
-        ),
-        _get(
-            "/v1/images/jobs/{job}",
-            "Where a job stands",
-            "images",
-            job[_JSON],
-            parameters=(named,),
-            errors=of_job,
-        ),
-        Route(
-            method="delete",
-            path="/v1/images/jobs/{job}",
-            summary="Draw it no more",
-            tag="images",
-            answer=job,
-            parameters=(named,),
-            errors=of_job,
-        ),
-        Route(
-            method="get",
-            path="/images/{name}",
-            summary="A picture that has a URL",
-            tag="images",
-            answer=pictures,
-            parameters=(kept,),
-            errors=(404, 503),
-            public=True,
-        ),
-    ]
-
-
-def _watching() -> list[Route]:
-    window = _query("window", 60.0, "Seconds back that count.")
-    back = _query("window", 10.0, "Seconds back that are looked at.", most=LONGEST)
-    good = (
-        _query("first", 1.0, "Most seconds to the first token."),
-        _query("between", 0.1, "Most between tokens."),
-    )
-    count = {"type": "integer", "minimum": 1, "maximum": MOST_REPLIES, "default": 20}
-    last = (
-        {"name": "count", "in": "query", "schema": count},
-        {"name": "request", "in": "query", "schema": _TEXT},
-    )
-    looks, door = "operation", (400, 401, 403)
-    return [
-        _get("/health/live", "Whether it lives", looks, watching.Live, public=True, errors=()),
-        *(
-            _get(path, summary, looks, watching.Health, **_READY)
-            for path, summary in (
-                ("/health", "As /health/ready"),
-                ("/health/ready", "Whether it can serve"),
-            )
-        ),
-        _get("/version", "Motet's version", looks, watching.Version, public=True, errors=()),
-        Route(
-            method="get",
-            path="/metrics",
-            summary="For Prometheus",
-            tag=looks,
-            answer={_PLAIN: _TEXT},
-            errors=door[1:],
-        ),
-        _get(
-            "/metrics/stack",
-            "Who is there",
-            looks,
-            watching.Stack,
-            parameters=(window, *good),
-            errors=door,
-        ),
-        _get(
-            "/metrics/doctor",
-            "What is short",
-            looks,
-            watching.Diagnosis,
-            parameters=(back,),
-            errors=door,
-        ),
-        _get(
-            "/metrics/replies",
-            "The last replies",
-            looks,
-            watching.Replies,
-            parameters=last,
-            errors=door,
-        ),
-        _get("/openapi.json", "This document", looks, {"type": "object"}, public=True, errors=()),
-    ]
-
-
-_UNREADY = ((503, watching.Health),)
-_ONE_MODEL = {
-    "name": "model",
-    "in": "query",
-    "schema": _TEXT,
-    "description": "Ask for this model alone.",
+_WORK = (400, 404, 405, 413, 429, 499, 503, 504)
+_BY_ACCESS: dict[Access, tuple[int, ...]] = {
+    Access.PUBLIC: (),
+    Access.TENANT: (401, 403, 429),
+    Access.OPERATOR: (401, 403),
 }
-_READY: Schema = {"parameters": (_ONE_MODEL,), "public": True, "errors": (404,), "others": _UNREADY}
-
-
-def _get(path: str, summary: str, tag: str, answer: Any, **options: Any) -> Route:
-    return Route(
-        method="get",
-        path=path,
-        summary=summary,
-        tag=tag,
-        answer={_JSON: answer},
-        **{"errors": _DOOR, **options},
-    )
-
-
-def _post(
-    path: str, summary: str, tag: str, body: Any, answer: dict[str, Any], **options: Any
-) -> Route:
-    return Route(
-        method="post",
-        path=path,
-        summary=summary,
-        tag=tag,
-        body=body,
-        answer=answer,
-        errors=_WORK,
-        **options,
-    )
-
-
-def _query(name: str, default: float, description: str, most: float = 3600) -> Schema:
-    kind = {"type": "number", "exclusiveMinimum": 0, "maximum": most, "default": default}
-    return {"name": name, "in": "query", "description": description, "schema": kind}
 
 
 # -------------------------------------------------------------------------------------------------------- the document
-@cache
-def document() -> Schema:
-    """Return the OpenAPI 3.1 document."""
-    made, structs = routes(), _Structs()
+def document(routes: Iterable[Route]) -> Schema:
+    """Return the OpenAPI 3.1 document of all routes that have a summary."""
+    structs = _Structs()
     paths: Schema = {}
-    for route in made:
-        paths.setdefault(route.path, {})[route.method] = structs.operation(route)
+    for route in routes:
+        if route.summary:
+            methods = paths.setdefault(documented_path(route), {})
+            methods[route.method.lower()] = structs.operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Motet", "version": __version__, "description": _ABOUT},
@@ -316,18 +86,17 @@ class _Structs:
 
     def operation(self, route: Route) -> Schema:
         made: Schema = {"summary": route.summary, "tags": [route.tag], "operationId": _name(route)}
-        if route.parameters:
-            made["parameters"] = list(route.parameters)
+        if parameters := _parameters(route):
+            made["parameters"] = parameters
         if route.body is not None:
-            kind = _FORM if isinstance(route.body, dict) else _JSON
+            kind = FORM if isinstance(route.body, dict) else JSON
             made["requestBody"] = {
                 "required": True,
                 "content": {kind: {"schema": self._schema(route.body)}},
             }
         made["responses"] = self._responses(route)
-        made["security"] = (
-            [] if route.public else [{}, {"key": []}]
-        )  # a server on loopback may require no key
+        # A server on loopback may require no key.
+        made["security"] = [] if route.access is Access.PUBLIC else [{}, {"key": []}]
         return made
 
     def _responses(self, route: Route) -> Schema:
@@ -335,12 +104,12 @@ class _Structs:
         found: Schema = {str(route.status): {"description": route.summary, "content": content}}
         for status, shape in route.others:
             found[str(status)] = self._json("Not now.", shape)
-        for status in sorted({*route.errors, *_ANYWHERE}):
+        for status in errors_of(route):
             found[str(status)] = self._json(ERRORS[status], answers.ErrorBody)
         return found
 
     def _json(self, description: str, shape: Any) -> Schema:
-        return {"description": description, "content": {_JSON: {"schema": self._schema(shape)}}}
+        return {"description": description, "content": {JSON: {"schema": self._schema(shape)}}}
 
     def _schema(self, shape: Any) -> Schema:
         """Return a reference to a struct, `anyOf` for a tuple, or a given schema unchanged."""
@@ -354,8 +123,10 @@ class _Structs:
 
     def components(self) -> Schema:
         _, components = msgspec.json.schema_components(self._found, ref_template=_REF)
-        for schema in components.values():
+        for name, schema in components.items():
             _narrow(schema)
+            if name in _UNTYPED:
+                schema["required"].remove("type")
         return dict(components)
 
 
@@ -367,19 +138,40 @@ def _narrow(schema: Schema) -> None:
 
 
 def _name(route: Route) -> str:
-    words = [
-        word
-        for word in route.path.replace("{", "").replace("}", "").split("/")
-        if word not in ("", "v1")
-    ]
-    return "_".join([route.method, *(word.replace(".", "_") for word in words)])
+    path = documented_path(route).replace("{", "").replace("}", "")
+    words = [word for word in path.split("/") if word not in ("", "v1")]
+    return "_".join([route.method.lower(), *(word.replace(".", "_") for word in words)])
 
 
-def openapi_router() -> Router:
-    router = Router()
+def documented_path(route: Route) -> str:
+    """Return the template of a path without Starlette's convertors: {name:path} is {name}."""
+    return re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
 
-    @router.get("/openapi.json", Access.PUBLIC)
-    async def openapi() -> Response:
-        return Response(msgspec.json.encode(document()), media_type=_JSON)
 
-    return router
+def errors_of(route: Route) -> list[int]:
+    """Return the statuses of all errors that a route may answer with."""
+    work = _WORK if route.body is not None else ()
+    return sorted({*_ANYWHERE, *_BY_ACCESS[route.access], *work, *route.errors})
+
+
+def _parameters(route: Route) -> list[Schema]:
+    """Return the parameters of path and query: of an endpoint, as FastAPI describes them."""
+    if route.serving is not Serving.ENDPOINT:
+        names = re.findall(r"{(\w+)", route.path)
+        in_path = [{"name": n, "in": "path", "required": True, "schema": _TEXT} for n in names]
+        return [*in_path, *route.parameters]
+    made = APIRoute(route.path, route.handler, methods=[route.method])
+    described = get_openapi(title="", version="", routes=[made])["paths"][made.path_format]
+    return [*described[route.method.lower()].get("parameters", ()), *route.parameters]
+
+
+def query_parameters(cls: type[msgspec.Struct]) -> tuple[Schema, ...]:
+    """Return the parameters of a query that is decoded as a struct."""
+    (_, components) = msgspec.json.schema_components([cls], ref_template=_REF)
+    fields = components[cls.__name__]["properties"]
+    return tuple({"name": name, "in": "query", "schema": field} for name, field in fields.items())
+
+
+async def openapi(request: Request) -> Response:
+    """Answer GET /openapi.json."""
+    return Response(msgspec.json.encode(request.app.openapi()), media_type=JSON)

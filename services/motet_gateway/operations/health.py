@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Response
+from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
-from motet_gateway.context import GatewayContext
+from motet_gateway.context import Service
 from motet_gateway.http.problems import RETRY_AFTER
-from motet_gateway.http.routes import Access, Router
 from motet_pipelines.chat.models import servable, without_vision
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared import __version__
 
 
-def health_router(service: GatewayContext) -> Router:
-    router = Router()
+async def live() -> dict[str, str]:
+    return {"status": "live"}
 
-    @router.get("/health/live", Access.PUBLIC)
-    async def live() -> dict[str, str]:
-        return {"status": "live"}
 
-    @router.get("/health", Access.PUBLIC)  # vLLM's path: load balancers and benchmarks use it
-    @router.get("/health/ready", Access.PUBLIC)
-    async def ready(model: str = "") -> JSONResponse:
-        """Answer 200 once all configured models have served and while any serves; else 503.
+async def ready(
+    service: Service, model: Annotated[str, Query(description="Ask for this model alone.")] = ""
+) -> JSONResponse:
+    """Answer 200 once all configured models have served and while any serves; else 503.
 
-        A 503 lists what is missing. `?model=` asks for one model: 200 while it can be used, 404 for
-        a name that is unknown. `models`: chat models. `speech.missing`: roles. `images.models`:
-        models that read images but cannot be given any now.
-        """
-        missing = service.readiness.missing(model)
-        models = list(servable(service.bus.directory))
-        blind = without_vision(service.bus.directory)
-        body: dict[str, Any] = {
-            "models": models,
-            "speech": {"missing": SpeechServices.find(service.bus.directory).missing},
-            "images": {"missing": ["vision"] if blind else [], "models": blind},
-        }
-        if not missing:
-            return JSONResponse({"status": "ready", **body})
-        return JSONResponse(
-            {"status": "unavailable", "missing": missing, **body},
-            503,
-            {"retry-after": str(RETRY_AFTER)},
-        )
+    A 503 lists what is missing. `?model=` asks for one model: 200 while it can be used, 404 for
+    a name that is unknown. `models`: chat models. `speech.missing`: roles. `images.models`:
+    models that read images but cannot be given any now.
+    """
+    missing = service.readiness.missing(model)
+    models = list(servable(service.bus.directory))
+    blind = without_vision(service.bus.directory)
+    body: dict[str, Any] = {
+        "models": models,
+        "speech": {"missing": SpeechServices.find(service.bus.directory).missing},
+        "images": {"missing": ["vision"] if blind else [], "models": blind},
+    }
+    if not missing:
+        return JSONResponse({"status": "ready", **body})
+    return JSONResponse(
+        {"status": "unavailable", "missing": missing, **body},
+        503,
+        {"retry-after": str(RETRY_AFTER)},
+    )
 
-    @router.get("/version", Access.PUBLIC)  # vLLM's path and answer
-    async def version() -> dict[str, str]:
-        return {"version": __version__}
 
-    @router.get("/metrics", Access.METRICS)
-    async def metrics() -> Response:
-        return Response(
-            service.metrics.registry.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+async def version() -> dict[str, str]:
+    return {"version": __version__}
 
-    return router
+
+async def metrics(service: Service) -> Response:
+    return Response(
+        service.metrics.registry.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )

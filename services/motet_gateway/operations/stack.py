@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Query
 
-from motet_gateway.context import GatewayContext
-from motet_gateway.http.routes import Access, Router
+from motet_gateway.context import Service
 from motet_shared.messages import Heartbeat
 from motet_shared.wire.discovery import Directory
 
@@ -27,41 +26,38 @@ _WORK = {
     "embedding": ("tokens", "tokens/s"),
 }
 
-Seconds = Annotated[float, Query(gt=0, le=3600)]
+
+def _seconds(description: str) -> Any:
+    return Query(gt=0, le=3600, description=description)
 
 
-def stack_router(service: GatewayContext) -> Router:
-    router = Router()
+async def stack(
+    service: Service,
+    window: Annotated[float, _seconds("Seconds back that count.")] = 60.0,
+    first: Annotated[float, _seconds("Most seconds to the first token.")] = 1.0,
+    between: Annotated[float, _seconds("Most seconds between two tokens.")] = 0.1,
+) -> dict[str, Any]:
+    """Report all instances' last heartbeats, and this gateway's replies in the last `window` s.
 
-    @router.get("/metrics/stack", Access.METRICS)
-    async def stack(
-        window: Seconds = 60.0, first: Seconds = 1.0, between: Seconds = 0.1
-    ) -> dict[str, Any]:
-        """Report all instances' last heartbeats, and this gateway's replies in the last `window` s.
+    `first`, `between`: most seconds to the first token, and between two tokens, of a good
+    reply.
+    """
+    recent = service.metrics.recent
+    return {
+        "time": recent.clock(),
+        "instances": instances(service.bus.directory),
+        "replies": {"active": service.limits.active, **recent.summary(window, first, between)},
+    }
 
-        `first`, `between`: most seconds to the first token, and between two tokens, of a good
-        reply.
-        """
-        recent = service.metrics.recent
-        return {
-            "time": recent.clock(),
-            "instances": instances(service.bus.directory),
-            "replies": {"active": service.limits.active, **recent.summary(window, first, between)},
-        }
 
-    @router.get("/metrics/replies", Access.METRICS)
-    async def replies(
-        count: Annotated[int, Query(ge=1, le=MOST_REPLIES)] = 20, request: str = ""
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Report the last replies of this gateway, the newest first: sizes, and seconds by stage.
+async def replies(
+    service: Service, count: Annotated[int, Query(ge=1, le=MOST_REPLIES)] = 20, request: str = ""
+) -> dict[str, list[dict[str, Any]]]:
+    """Report the last replies of this gateway, the newest first: sizes, and seconds by stage.
 
-        Texts are never included.
-        """
-        return {
-            "replies": [reply.document() for reply in service.metrics.recent.last(count, request)]
-        }
-
-    return router
+    Texts are never included.
+    """
+    return {"replies": [reply.document() for reply in service.metrics.recent.last(count, request)]}
 
 
 def instances(directory: Directory) -> list[dict[str, Any]]:

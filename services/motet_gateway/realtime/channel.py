@@ -11,9 +11,9 @@ import msgspec
 
 from motet_gateway.http.asgi import ClientGone
 from motet_gateway.http.problems import Problem
+from motet_gateway.http.socket import Socket
 
 from .event_log import EventLog
-from .socket import Socket
 
 _encode = msgspec.json.Encoder().encode
 

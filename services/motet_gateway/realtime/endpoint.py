@@ -1,6 +1,7 @@
 """Accept connections to `/v1/realtime`.
 
-The WebSocket upgrade always succeeds; errors are sent on the socket before it closes.
+The WebSocket upgrade always succeeds (`motet_gateway.http.socket`); errors are sent on the socket
+before it closes.
 """
 
 from __future__ import annotations
@@ -9,35 +10,17 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import ClientGone, Receive, Scope, Send, request_id
-from motet_gateway.http.problems import Forbidden, Problem, Unauthorized
+from motet_gateway.http.asgi import Scope
+from motet_gateway.http.socket import Socket
 from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.tenancy.auth import Caller
 from motet_pipelines.voice.services import SpeechServices
-from motet_shared.errors import (
-    BadRequest,
-    Draining,
-    MotetError,
-    Overloaded,
-    Unavailable,
-    UnsupportedParameter,
-)
-from motet_shared.process import telemetry
+from motet_shared.errors import BadRequest, Overloaded, UnsupportedParameter
 
-from .channel import Channel
 from .event_log import EventNotFound
 from .session import Attachment, Session
 from .session_settings import Kind
-from .socket import Socket
 
-_CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (
-    (Unauthorized, 3000),
-    (Forbidden, 3000),
-    (Draining, 1012),
-    (Overloaded, 1013),
-    (Unavailable, 1013),
-)
-_BAD_REQUEST = 4000
 # Close codes of accidental closes, or of pages that are left and may come back.
 _ACCIDENTS = (1001, 1006, 1011, 1012, 1013, 1014, 1015)
 
@@ -64,48 +47,22 @@ class _Query:
         return query
 
 
-async def realtime(service: GatewayContext, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve one connection from its upgrade to its end."""
-    name = request_id(scope)
-    token = telemetry.request_id.set(name)
-    await receive()
-    subprotocol = "realtime" if "realtime" in scope.get("subprotocols", ()) else None
-    socket = Socket(scope, send)
-    try:
-        await socket.accept(subprotocol, [(b"x-request-id", name.encode())])
-        await _converse(service, scope, receive, socket)
-    except ClientGone:
-        pass  # the client is gone; there is no socket to report on
-    finally:
-        telemetry.request_id.reset(token)
+async def realtime(service: GatewayContext, socket: Socket) -> None:
+    """Serve one connection, whose upgrade is complete, to its end.
 
-
-async def _converse(
-    service: GatewayContext, scope: Scope, receive: Receive, socket: Socket
-) -> None:
-    try:
-        caller = service.authenticator.authenticate(scope)
-        caller.tenant.count_request()
-        query = _Query.of(scope)
-        begin = _resume if query.session_id else _open
-        session, attachment = await begin(service, caller, query, socket)
-    except MotetError as error:
-        await _refuse(service, socket, error)
-        return
+    Raises MotetError with the message for the client if there is no session for it.
+    """
+    if socket.caller is None:
+        raise RuntimeError("the connection is not authenticated yet: `caller` is not set")
+    query = _Query.of(socket.scope)
+    begin = _resume if query.session_id else _open
+    session, attachment = await begin(service, socket.caller, query, socket)
+    socket.served = True
     code = None
     try:
-        code = await session.run(receive, attachment)
+        code = await session.run(socket.receive, attachment)
     finally:
         await _left(service, session, attachment, code)
-
-
-async def _refuse(service: GatewayContext, socket: Socket, error: MotetError) -> None:
-    problem = Problem.of(error)
-    problem.note("/v1/realtime")
-    channel = Channel(socket, service.config.session_memory)
-    await channel.send(channel.error(problem))
-    code = next((code for kind, code in _CLOSE_CODES if isinstance(error, kind)), _BAD_REQUEST)
-    await channel.close(code, problem.message)
 
 
 async def _left(

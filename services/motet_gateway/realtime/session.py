@@ -22,6 +22,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
+from motet_gateway.http.socket import Socket
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
@@ -42,7 +43,6 @@ from .items import stored
 from .pictures import check_pictures
 from .server_events import ServerEvents
 from .session_settings import Kind, SessionSettings
-from .socket import Socket
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Session:
             await self.channel.send(*rendered)
 
     async def _next_inputs(self) -> AsyncGenerator[inputs.Input, None]:
-        """Yield the inputs of `_do`; one is handled when the conversation asks for the next."""
+        """Yield the inputs queued by `_do`; mark each as handled when the next is requested."""
         while True:
             given, handled = await self._inputs.get()
             yield given

@@ -13,7 +13,7 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.http.asgi import Scope, header
 from motet_gateway.http.origins import Origins
 from motet_gateway.http.problems import Forbidden, Unauthorized
-from motet_gateway.http.routes import Access
+from motet_gateway.http.route import Access
 from motet_shared.tenants import DEFAULT, TenantLimits, Tenants, digest, load_tenants
 
 from .buckets import Clock
@@ -83,6 +83,10 @@ class Authenticator:
             return self._default.tenant.limits
         return self._tenants[name].limits if name in self._tenants else TenantLimits()
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return a tenant by the name under which its things are kept; None if it is gone."""
+        return self._default.tenant if name in ("", DEFAULT) else self._tenants.get(name)
+
     def authenticate(self, scope: Scope) -> Caller:
         """Return the caller of a request.
 
@@ -109,7 +113,7 @@ class Authenticator:
         """Raise Forbidden or RateLimited if the tenant may not call a route of this access now."""
         if access is Access.TENANT:
             tenant.count_request()
-        elif access is Access.METRICS and not tenant.limits.metrics:
+        elif access is Access.OPERATOR and not tenant.limits.metrics:
             raise Forbidden(
                 "this key has no access to /metrics; set `metrics = true` for its tenant"
             )

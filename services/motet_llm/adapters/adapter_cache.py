@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from motet_shared.errors import DeadlineExceeded
 
-from .bank import Adapter, AdapterBank
+from .bank import AdapterBank, ResidentAdapter
 
 OVERTAKING_SECONDS = 1.0  # seconds for which requests of resident adapters may overtake
 AfterStep = Callable[[Callable[[], None]], None]
@@ -29,7 +29,7 @@ class _Resident:
     """State of one slot's adapter. holders: requests that use it or wait until it is loaded."""
 
     slot: int
-    loading: asyncio.Future[Adapter]
+    loading: asyncio.Future[ResidentAdapter]
     holders: int = 0
 
 
@@ -64,7 +64,9 @@ class AdapterCache:
         return self._seconds / self._loads if self._loads else 0.0
 
     @asynccontextmanager
-    async def holding(self, name: str, deadline: float | None = None) -> AsyncIterator[Adapter]:
+    async def holding(
+        self, name: str, deadline: float | None = None
+    ) -> AsyncIterator[ResidentAdapter]:
         """Hold an adapter in its slot within the block.
 
         `deadline` is on the clock of `time.monotonic()`. Raises BadRequest for an adapter that

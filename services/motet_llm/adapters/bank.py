@@ -28,7 +28,7 @@ from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.lora import LoraFactors
 from motet_kernels.linear.segments import FREE, Segments
 from motet_llm.disaggregation.kv_transfer import adapted
-from motet_llm.models.joined_linear import Part
+from motet_llm.models.joined_linear import JoinedPart
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 
@@ -71,7 +71,7 @@ def find_matrices(model: PreTrainedModel) -> dict[str, Matrix]:
     for name, module in model.named_modules():
         if id(module) in outside or not _NO_MATRICES.isdisjoint(name.split(".")):
             continue
-        if isinstance(module, Part):
+        if isinstance(module, JoinedPart):
             found[name] = Matrix(module.joined.linear, module.start, module.stop)
         elif isinstance(module, Linear):
             found[name] = Matrix(module, 0, module.out_features)
@@ -79,8 +79,11 @@ def find_matrices(model: PreTrainedModel) -> dict[str, Matrix]:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
-    """A resident adapter, valid while it is held. root: first key of its prefix-cache chains."""
+class ResidentAdapter:
+    """Represent a resident adapter, valid while it is held.
+
+    root: first key of its prefix-cache chains.
+    """
 
     name: str
     slot: int
@@ -224,11 +227,11 @@ class AdapterBank:
             resident=False,
         )
 
-    def adapter(self, name: str, slot: int) -> Adapter:
-        return Adapter(name, slot, root_of(self.folder(name).digest))
+    def adapter(self, name: str, slot: int) -> ResidentAdapter:
+        return ResidentAdapter(name, slot, root_of(self.folder(name).digest))
 
     # ------------------------------------------------------------------------------------------------------------ slots
-    def load(self, name: str, slot: int) -> Adapter:
+    def load(self, name: str, slot: int) -> ResidentAdapter:
         """Load an adapter into an unused slot, from any thread.
 
         Raises BadRequest if its files are bad.
@@ -261,5 +264,5 @@ def root_of(digest: str) -> int:
     return int.from_bytes(hashlib.blake2b(digest.encode(), digest_size=8).digest(), "little") | 1
 
 
-def slot_of(adapter: Adapter | None) -> int:
+def slot_of(adapter: ResidentAdapter | None) -> int:
     return FREE if adapter is None else adapter.slot

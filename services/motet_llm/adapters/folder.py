@@ -57,7 +57,7 @@ _PLAIN_BEGINNINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Names of one matrix's factors, their rank and their scale.
+    """Name one matrix's factors, and hold their rank and their scale.
 
     The tensors are `down` `[rank, inputs]` and `up` `[outputs, rank]`.
     """
@@ -70,9 +70,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter that fits a model.
+    """Hold what is known of an adapter that fits a model.
 
-    pairs: by the matrix's name in the model. digest: of both files' contents.
+    pairs: by the matrix's name in the model.
+    digest: of both files' contents.
+    base: name of the model that it was trained for, as its config gives it.
     """
 
     name: str
@@ -80,7 +82,7 @@ class AdapterFolder:
     pairs: Mapping[str, Pair]
     digest: str
     created: int
-    base: str  # name of the model that it was trained for, as its config gives it
+    base: str
 
     @classmethod
     def read(

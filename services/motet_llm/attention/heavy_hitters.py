@@ -38,7 +38,11 @@ POOL = 7  # tokens of the max-pooling window
 
 @dataclass(frozen=True, slots=True)
 class HeavyHitters:
-    """Rule for longer prompts: keep `kept` tokens; the last `watched` of them choose the rest."""
+    """Define the rule for longer prompts: keep `kept` tokens, chosen by the last `watched` ones.
+
+    SnapKV's selection: score(t) = Σ over watched queries and the heads that share a key of
+    softmax(q·kᵀ)[t], max-pooled over POOL neighbours; the largest scores stay.
+    """
 
     kept: int
     watched: int
@@ -58,15 +62,15 @@ class HeavyHitters:
             raise ConfigError(
                 f"{setting}: layer {latent[0]} keeps latents (MLA), which its heads share; leave it at 0"
             )
-        if all(shape.window is not None for shape in layers.values()):
+        if all(shape.window or shape.chunk for shape in layers.values()):
             raise ConfigError(
-                f"{setting}: every layer has a sliding window, and forgets by itself; leave it at 0"
+                f"{setting}: every layer has a window, and forgets by itself; leave it at 0"
             )
 
 
 @dataclass(slots=True)
 class _Queries:
-    """Queries of a layer, piece by piece, and how it computes scores."""
+    """Hold the queries of a layer, piece by piece, and how it computes scores."""
 
     scale: float
     options: AttentionOptions

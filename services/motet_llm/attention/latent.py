@@ -34,7 +34,7 @@ NAME = "motet_latent"
 
 
 class LatentLayout(Protocol):
-    """Interface of the step's layout that a latent layer needs."""
+    """Define the interface of the step's layout that a latent layer needs."""
 
     def attend_latent(
         self, layer: int, query_NHC: Tensor, latent_NC: Tensor, value_dim: int, scale: float

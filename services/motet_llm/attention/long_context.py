@@ -21,7 +21,7 @@ from torch import Tensor
 
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.device import upload_all
-from motet_llm.cache.kv_cache import CPU, KvCache, touched_zeros
+from motet_llm.cache.kv_cache import CPU, KvCache, zeros
 from motet_llm.cache.spill import Spilled
 
 # Queries, keys and values by block, and the block tables of the rows.
@@ -32,7 +32,7 @@ class Staging:
     """Hold memory for one layer of the longest sequence."""
 
     def __init__(self, nbytes: int, device: torch.device = CPU):
-        self._bytes = touched_zeros(1, nbytes, device)[0]
+        self._bytes = zeros(1, nbytes, device)[0]
 
     @property
     def device(self) -> torch.device:
@@ -55,7 +55,7 @@ class Staging:
 
 @dataclass(slots=True)
 class _LongRow:
-    """One row of a sequence that is longer than the pool.
+    """Represent one row of a sequence that is longer than the pool.
 
     places: its slice of the packed tokens.
     resident_P: its blocks in the pool, those after the spilled ones.

@@ -28,13 +28,13 @@ from motet_shared.errors import ConfigError
 
 from .heavy_hitters import Watch
 from .long_context import Attend, LongRows
-from .options import AttentionOptions
+from .options import AttentionOptions, Reach
 
 NAME = "motet_paged"
 
 
 class Layout(Protocol):
-    """Interface of the keyword argument `layout` that model code passes on."""
+    """Define the interface of the keyword argument `layout` that model code passes on."""
 
     def attend(
         self,
@@ -69,7 +69,7 @@ class Layout(Protocol):
         """Return the states of a recurrent layer, zero where a sequence begins."""
 
 
-class TurnsHeads:
+class RotatesHeads:
     """Represent a layout without pages, which rotates heads before it attends to them."""
 
     def attend(
@@ -86,7 +86,7 @@ class TurnsHeads:
     def attend_heads(
         self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions
     ) -> Tensor:
-        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in heads.turned())
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in heads.rotated())
         return self.attend(layer, query, key, value, scale, options)
 
 
@@ -100,13 +100,14 @@ def paged_attention(
     layout: Layout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend for model code: `[1, H, N, D]` and `[1, K, N, D]` in, `[1, N, H, D]` out.
 
-    Causal, grouped heads, window, logit soft-capping and attention sinks as in transformers' eager
+    Causal, grouped heads, window, chunks, logit soft-capping and attention sinks as in transformers' eager
     functions. Raises ConfigError for a mask and for attention that is not causal.
     """
     if layout is None or attention_mask is not None:
@@ -117,13 +118,18 @@ def paged_attention(
         raise ConfigError(f"{type(module).__name__} looks at later tokens: not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    options = AttentionOptions(window=sliding_window, softcap=softcap, sinks_H=s_aux)
+    options = AttentionOptions(
+        Reach(sliding_window, attention_chunk),
+        softcap=softcap,
+        sinks_H=s_aux,
+        temperature=getattr(module, "temperature", None),  # `support` puts it there
+    )
     return layout.attend(layer, query, key, value, scale, options), None
 
 
 @dataclass(slots=True)
 class GroupStep:
-    """Slots of this step's tokens in a group of layers, and what the rows attend to.
+    """Hold the slots of this step's tokens in a group of layers, and the blocks the rows attend to.
 
     long: rows that attend to more than the pool holds; they are not in `batch`.
     """
@@ -139,6 +145,7 @@ class StepLayout:
 
     memory: the fixed addresses of the groups, if the step can be replayed.
     watched: watches that record queries, each with its slice of the packed tokens.
+    positions_N: the tokens' positions in their sequences; None: rotary positions have several axes.
     """
 
     kv: KvCache
@@ -147,6 +154,7 @@ class StepLayout:
     state_rows: PackedRows | None = None
     memory: StepMemory | None = None
     watched: list[tuple[Watch, slice]] = field(default_factory=list)
+    positions_N: Tensor | None = None
 
     def attend(
         self,
@@ -159,17 +167,21 @@ class StepLayout:
     ) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
         self.kv.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), group.slots_N)
-        return self._read(layer, query[0].transpose(0, 1), scale, options)
+        return self._attend_rotated(layer, query[0].transpose(0, 1), scale, options)
 
     def attend_heads(
         self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions
     ) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
-        return self._read(layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options)
+        return self._attend_rotated(
+            layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options
+        )
 
-    def _read(
+    def _attend_rotated(
         self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions
     ) -> Tensor:
+        if options.temperature is not None and self.positions_N is not None:
+            query_NHD = options.temperature.scaled(query_NHD, self.positions_N)
         for watch, places in self.watched:
             watch.note(layer, query_NHD[places], scale, options)
         attend = partial(
@@ -208,7 +220,7 @@ class StepLayout:
         return Recurrent(self.states.layer(layer), self.state_rows)
 
 
-class ShapeProbe(TurnsHeads):
+class ShapeProbe(RotatesHeads):
     """Record what each layer would keep, the shapes of the caches, and attend to nothing."""
 
     def __init__(self, device: torch.device = CPU) -> None:
@@ -225,7 +237,7 @@ class ShapeProbe(TurnsHeads):
         scale: float,
         options: AttentionOptions,
     ) -> Tensor:
-        self._note(layer, LayerShape(key.shape[1], key.shape[3], value.shape[3], options.window))
+        self._note(layer, LayerShape(key.shape[1], key.shape[3], value.shape[3], *options.reach))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
     def attend_latent(

@@ -18,7 +18,7 @@ from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.kv_cache import KvCache
 from motet_llm.engine.feature import Feature
 from motet_llm.engine.model_thread import ModelThread
-from motet_llm.engine.request import Options, Request
+from motet_llm.engine.request import Request, RequestOptions
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 
@@ -91,7 +91,7 @@ class PromptCompression(Feature):
         self._watches, self._model_thread = watches, model_thread
         self._prompts = self._tokens = 0
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         self._watches.add(request)
 
     def forget(self, request: Request) -> None:
@@ -137,7 +137,7 @@ def gather(kv: KvCache, request: Request, watch: Watch) -> Rows:
     """Copy what a computed prompt keeps, and end its watch."""
     rows: Rows = {}
     for group, table in zip(kv.groups, request.tables, strict=True):
-        if group.window is None:
+        if not group.is_local:
             slots_T = kv.slots(table, 0, watch.num_prompt)
             for layer in group.layers:
                 rows[layer] = kv.pick(layer, slots_T[watch.heaviest(layer, kv, slots_T)].T)
@@ -149,6 +149,6 @@ def gather(kv: KvCache, request: Request, watch: Watch) -> Rows:
 def store(kv: KvCache, request: Request, rows: Rows) -> None:
     """Write what `gather` returned to the beginning of the request's tables."""
     for group, table in zip(kv.groups, request.tables, strict=True):
-        if group.window is None:
+        if not group.is_local:
             for layer in group.layers:
                 kv.put(layer, rows[layer], kv.slots(table, 0, len(rows[layer][0])))

@@ -1,8 +1,10 @@
-"""Build a step's rows for layers that see only the first and most recent blocks of sequences.
+"""Build a step's rows for layers that see only some blocks of sequences.
 
-Keys are stored rotated, so attention need not know that something was left out: a block table
-without those blocks suffices. The queries of each block form a row of their own, because each block
-sees other blocks; so what a token sees does not depend on how its prompt was divided into chunks.
+They see the first and the most recent blocks, or those of the chunk in which a token is. Keys are
+stored rotated, so attention need not know that something was left out: a block table without those
+blocks suffices. The queries of each block (or of each chunk of a layer) form a row of their own,
+because each sees other blocks; so what a token sees does not depend on how its prompt was divided
+into steps.
 
 Attention sinks with a window, after Xiao et al., "Efficient Streaming Language Models with
 Attention Sinks", 2023; here with whole blocks and the tokens' original positions.
@@ -25,7 +27,7 @@ from motet_models.capacity import KvGroup
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Contents of a `PagedBatch`: tables `[B, M]`, B + 1 cumulative query counts, key counts."""
+    """Hold what makes a `PagedBatch`: tables `[B, M]`, B + 1 cumulative query counts, key counts."""
 
     tables_BM: Tensor
     starts: Tensor
@@ -66,25 +68,27 @@ def rows_by_group(
     )
     return [
         replace(left if group.window is None else whole, tables_BM=torch.from_numpy(tables_BM))
-        if group.recent is None
-        else _recent_rows(group, block_size, tables_BM, spans)
+        if group.sink_window is None and group.chunk is None
+        else _cut_rows(group, block_size, tables_BM, spans)
         for group, tables_BM in zip(groups, tables, strict=True)
     ]
 
 
-def _recent_rows(
+def _cut_rows(
     group: KvGroup, block_size: int, tables_BM: np.ndarray, spans: Sequence[tuple[int, int]]
 ) -> Rows:
+    """Return a row for each part of a span within which all queries have the same gap."""
+    size = group.chunk or block_size
     tables: list[np.ndarray] = []
     starts, lengths = [0], []
     for table, (start, stop) in zip(tables_BM, spans, strict=True):
-        for block in range(start // block_size, -(-stop // block_size)):
-            gap = group.gap(block * block_size, block_size)
-            seen = np.delete(table[: block + 1], gap)
-            end = min(stop, (block + 1) * block_size)
+        for part in range(start // size, -(-stop // size)):
+            end = min(stop, (part + 1) * size)
+            whole = -(-end // block_size)
+            seen = np.delete(table[:whole], group.gap(part * size, block_size))
             tables.append(seen)
-            starts.append(starts[-1] + end - max(start, block * block_size))
-            lengths.append(len(seen) * block_size - (block + 1) * block_size + end)
+            starts.append(starts[-1] + end - max(start, part * size))
+            lengths.append(len(seen) * block_size - whole * block_size + end)
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
     for row, seen in zip(padded, tables, strict=True):
         row[: len(seen)] = seen

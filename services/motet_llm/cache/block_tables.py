@@ -114,17 +114,19 @@ class BlockTables:
             return max(0, due - sum(map(len, request.tables)))
         length = self.pool.blocks_for(num_tokens)
         return sum(
-            len(self._seen(g, t, num_tokens, length))
+            len(self._visible_blocks(g, t, num_tokens, length))
             for g, t in zip(self._groups, request.tables, strict=True)
         )
 
     def _length(self, request: Request, group: KvGroup, num_tokens: int) -> int:
         """Return the blocks of a group's table that the first `num_tokens` tokens take."""
-        if group.window is None:
+        if not group.is_local:
             num_tokens -= request.blocks.num_dropped
         return self.pool.blocks_for(num_tokens)
 
-    def _seen(self, group: KvGroup, table: array[int], num_tokens: int, length: int) -> list[int]:
+    def _visible_blocks(
+        self, group: KvGroup, table: array[int], num_tokens: int, length: int
+    ) -> list[int]:
         """Return the indices beyond a table, up to `length`, that token `num_tokens` still sees."""
         gap = group.gap(num_tokens, self.block_size)
         return [index for index in range(len(table), length) if index not in gap]
@@ -136,7 +138,7 @@ class BlockTables:
             if not passed:
                 table.extend(self.pool.allocate(max(0, length - len(table))))
                 continue
-            seen, begin = self._seen(group, table, num_tokens, length), len(table)
+            seen, begin = self._visible_blocks(group, table, num_tokens, length), len(table)
             table.extend([self._null] * max(0, length - begin))
             for index, block in zip(seen, self.pool.allocate(len(seen)), strict=True):
                 table[index] = block
@@ -214,9 +216,9 @@ class BlockTables:
             yield table, self._length(request, group, request.num_computed)
 
     def drop(self, request: Request, count: int) -> None:
-        """Empty the tables of groups without a window, for prompts that lose `count` tokens."""
+        """Clear the tables of groups that are not local, for prompts that lose `count` tokens."""
         for group, table in zip(self._groups, request.tables, strict=True):
-            if group.window is None:
+            if not group.is_local:
                 self.pool.free(reversed(table))
                 del table[:]
         request.blocks.num_dropped = count

@@ -21,14 +21,17 @@ from motet_kernels.attention.kv import store_kv
 from motet_kernels.attention.kv_format import CODED, decode, row_size
 from motet_kernels.attention.rotary import PackedHeads, rotate_store_kv
 from motet_kernels.runtime.memory import huge_zeros
-from motet_models.capacity import KvLayout, Recent, kv_layout, slot_sizes
+from motet_models.capacity import KvLayout, SinkWindow, kv_layout, slot_sizes
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token. `window`: tokens seen, the current one included.
+    """Describe what one attention layer keeps per token.
+
+    window: tokens attended to, the current one included.
+    chunk: length of the chunks within which tokens are attended to.
 
     A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
     """
@@ -37,6 +40,7 @@ class LayerShape:
     key_dim: int
     value_dim: int
     window: int | None = None
+    chunk: int | None = None
 
     def nbytes(self, dtype: torch.dtype) -> int:
         """Return the bytes per token, scales included."""
@@ -48,23 +52,20 @@ def layout_of(
     shapes: Mapping[int, LayerShape],
     block_size: int,
     dtype: torch.dtype,
-    recent: Recent | None = None,
+    sink_window: SinkWindow | None = None,
 ) -> KvLayout:
     """Return how these layers share blocks."""
     windows = {layer: shape.window for layer, shape in shapes.items()}
-    return kv_layout(
-        windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size, recent
-    )
+    chunks = {layer: shape.chunk for layer, shape in shapes.items() if shape.chunk is not None}
+    sizes = {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}
+    return kv_layout(windows, sizes, block_size, sink_window, chunks)
 
 
-def touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
-    """Return zeroed memory `[rows, row_bytes]`, already written to.
-
-    A machine with too little memory so fails at load, not in the middle of a stream.
-    """
+def zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
+    """Return zeroed memory `[rows, row_bytes]`; a CPU's pages are taken when first written to."""
     if device.type != "cpu":
         return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
-    return huge_zeros((rows, row_bytes), torch.uint8).zero_()
+    return huge_zeros((rows, row_bytes), torch.uint8)
 
 
 class KvCache:
@@ -81,19 +82,19 @@ class KvCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device = CPU,
-        recent: Recent | None = None,
+        sink_window: SinkWindow | None = None,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
-        self.layout = layout_of(shapes, block_size, dtype, recent)
+        self.layout = layout_of(shapes, block_size, dtype, sink_window)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         sizes = slot_sizes(
             {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups
         )
-        self._storage = [touched_zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        self._storage = [zeros(num_blocks + 1, size * block_size, device) for size in sizes]
         self._blocks = Blocks(self._storage)
         self._shapes = shapes
         self._storage_of: dict[int, Tensor] = {}

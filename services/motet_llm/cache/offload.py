@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 HOST, DISK = 0, 1  # the tiers
 
 
-class Speed:
+class CopySpeed:
     """Average the seconds per byte of copies (exponential, weight 0.1); 0 before the first."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Speed:
 
 @dataclass(slots=True, frozen=True)
 class _Copy:
-    """Location of a block's bytes: in memory, or in a file."""
+    """Locate a block's bytes: in memory, or in a file."""
 
     content: Tensor | Path
     nbytes: int
@@ -75,7 +75,7 @@ class Offload:
         self._reserved = [0, 0]
         self._tiers: tuple[OrderedDict[Hashable, _Copy], ...] = (OrderedDict(), OrderedDict())
         self._used = [0, 0]
-        self._speeds = (Speed(), Speed())
+        self._speeds = (CopySpeed(), CopySpeed())
         self._recompute_seconds = recompute_seconds
         self._files = 0
         self._folder = (
@@ -136,8 +136,11 @@ class Offload:
 
         Loading (a copy and its verification) is taken to cost as much as storing.
         """
-        again = self._recompute_seconds()
-        return not again or self._speeds[tier].seconds_per_byte * nbytes <= again
+        recompute_seconds = self._recompute_seconds()
+        return (
+            not recompute_seconds
+            or self._speeds[tier].seconds_per_byte * nbytes <= recompute_seconds
+        )
 
     def _put(self, tier: int, key: Hashable, copy: _Copy) -> None:
         if copy.nbytes > self.unreserved(tier):

@@ -38,7 +38,7 @@ MAX_SIBLINGS = 16  # children that are compared token by token for a match insid
 
 @dataclass(slots=True)
 class Match:
-    """A prefix that need not be computed: whole blocks, perhaps part of one more to copy."""
+    """Represent a prefix that need not be computed: whole blocks, perhaps part of one more to copy."""
 
     root: Node
     nodes: list[Node] = field(default_factory=list)
@@ -52,8 +52,8 @@ class Match:
 
 
 @dataclass(slots=True)
-class _Position:
-    """Position of a running request: its first `num_published` blocks end at `node`."""
+class _RequestPosition:
+    """Hold the position of a running request: its first `num_published` blocks end at `node`."""
 
     node: Node
     num_published: int
@@ -95,7 +95,7 @@ class PrefixCache:
         self._groups = kv.groups
         self._offload = offload
         self._states = states
-        self._positions: dict[Request, _Position] = {}
+        self._positions: dict[Request, _RequestPosition] = {}
 
     @property
     def changes(self) -> deque[tuple[int, bool]]:
@@ -298,7 +298,7 @@ class PrefixCache:
         """Pin the node below which the request's next block belongs, and unpin the one before."""
         node.pins += 1
         self.release(request)
-        self._positions[request] = _Position(node, num_published)
+        self._positions[request] = _RequestPosition(node, num_published)
 
     def __len__(self) -> int:
         """Return the number of nodes without the roots."""

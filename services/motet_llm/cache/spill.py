@@ -83,7 +83,7 @@ def _checksum(content: Tensor) -> int:
 
 
 class Spilled:
-    """The spilled first `num_blocks` blocks of a sequence, of each layer with full attention.
+    """Hold the spilled first `num_blocks` blocks of a sequence, of each layer with full attention.
 
     failure: why they cannot be read or written, if so; the sequence is lost then.
     """

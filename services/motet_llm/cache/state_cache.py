@@ -15,7 +15,7 @@ from motet_shared.errors import InternalError
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """Shapes and type of the tensors that one recurrent layer keeps per sequence."""
+    """Hold shapes and type of the tensors that one recurrent layer keeps per sequence."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype

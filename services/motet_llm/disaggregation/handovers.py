@@ -11,12 +11,15 @@ from motet_llm.cache.kv_cache import KvCache
 from motet_llm.engine.request import Key, Request
 from motet_llm.scheduling.scheduler import Scheduler
 
-from .kv_transfer import Range, token_bytes
+from .kv_transfer import TransferRange, token_bytes
 from .placement import LocalPrefill
 
 
 class Placement(Protocol):
-    """Choice of the engine that computes a prompt. Called by the engine's thread."""
+    """Choose the engine that computes a prompt.
+
+    Called by the engine's thread.
+    """
 
     def choose(self, request: Request, here: LocalPrefill, token_bytes: int) -> str | None:
         """Return the prefill worker that computes a prompt, or None for this engine.
@@ -43,11 +46,14 @@ class Handover:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A request that is being received. range: the one that is arriving now."""
+    """Track a request that is being received.
+
+    range: the one that is arriving now.
+    """
 
     request: Request
     began: float
-    range: Range | None = None
+    range: TransferRange | None = None
 
     @property
     def is_open(self) -> bool:
@@ -80,6 +86,7 @@ class Handovers:
             or request.times.transfer_seconds is not None
             or request.constraints.prefill_only
             or request.images is not None
+            or request.constraints.scores_prompt
         ):
             return
         instance = self._placement.choose(
@@ -99,7 +106,7 @@ class Handovers:
         request.constraints.on_hold = False
 
     def end(self, transfer: Transfer, cause: str = "", is_complete: bool = False) -> None:
-        """Forget a transfer; `cause`: why the rest of the prompt is computed here."""
+        """End a transfer; `cause`: why the rest of the prompt is computed here."""
         del self.transfers[transfer.request.key]
         seconds = time.monotonic() - transfer.began
         times = transfer.request.times

@@ -23,7 +23,7 @@ from motet_llm.scheduling.scheduler import Scheduler
 from motet_shared.errors import BadRequest, InternalError
 
 from .handovers import Handover, Handovers, Transfer
-from .kv_transfer import DTYPES, KvPart, Range, first_seen, part_bytes, unpack
+from .kv_transfer import DTYPES, KvPart, TransferRange, first_seen, part_bytes, unpack
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class KvReceiver(Feature):
         if transfer.is_open:  # else it was preempted while room was made
             self._arrived.append((transfer, part, content, DTYPES[dtype]))
 
-    def _begin(self, transfer: Transfer, part: KvPart) -> Range:
+    def _begin(self, transfer: Transfer, part: KvPart) -> TransferRange:
         """Make room for the range that begins with a part.
 
         Raises BadRequest if it is not the range that is due.
@@ -100,7 +100,7 @@ class KvReceiver(Feature):
             )
         if self._scheduler.make_room(request, part.stop, passed=True):
             self._tables.grow(request, part.stop, passed=True)
-        return Range(self._kv, part.start, part.stop)
+        return TransferRange(self._kv, part.start, part.stop)
 
     def end(self, key: Key, cause: str) -> None:
         """End a transfer because of `cause`; what is missing of the request is prefilled here."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from motet_llm.cache.kv_cache import KvCache
 from motet_llm.engine.feature import Feature
 from motet_llm.engine.outputs import StepOutput
-from motet_llm.engine.request import Options, Request
+from motet_llm.engine.request import Request, RequestOptions
 
-from .kv_transfer import KvPart, Packed, pack, plan_parts
+from .kv_transfer import KvPart, PackedPart, pack, plan_parts
 
 
 class KvSender(Feature):
@@ -23,7 +23,7 @@ class KvSender(Feature):
         self._sent: dict[Request, int] = {}  # tokens that the other engine has or is about to get
         self._parts = self._bytes = 0
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         if "send_from" in options:
             self._sent[request] = options["send_from"]
             request.constraints.prefill_only = True
@@ -44,7 +44,7 @@ class KvSender(Feature):
         finish = None if request.num_uncomputed else "stop"
         return StepOutput(request.key, [], finish=finish, packed=self._pack(request))
 
-    def _pack(self, request: Request) -> list[Packed]:
+    def _pack(self, request: Request) -> list[PackedPart]:
         start, stop = self._sent[request], request.num_computed
         self._sent[request] = stop
         parts = plan_parts(self._kv, start, stop, self.part_bytes)
@@ -53,8 +53,8 @@ class KvSender(Feature):
         self._bytes += sum(one.content.nbytes for one in packed)
         return packed
 
-    def _pack_part(self, request: Request, part: KvPart) -> Packed:
-        return Packed(part, pack(self._kv, request.tables, part), self._dtype)
+    def _pack_part(self, request: Request, part: KvPart) -> PackedPart:
+        return PackedPart(part, pack(self._kv, request.tables, part), self._dtype)
 
     def stats(self) -> dict[str, float]:
         return {"kv_parts_sent": self._parts, "kv_bytes_sent": self._bytes}

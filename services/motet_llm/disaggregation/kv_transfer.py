@@ -36,9 +36,10 @@ Tables = Sequence[Sequence[int]]  # a request's block tables, by group of layers
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """Tokens `first` to `end` of `layers`: a part of the range `start` to `stop` of a request.
+    """Locate tokens `first` to `end` of `layers`: part of the range `start` to `stop` of a request.
 
-    A request continues from token `stop` when the range is complete. last: this part completes it.
+    A request continues from token `stop` when the range is complete.
+    last: this part completes it.
     """
 
     start: int
@@ -50,8 +51,8 @@ class KvPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A part, its bytes (`uint8`, on the CPU) and their dtype."""
+class PackedPart:
+    """Hold a part, its bytes (`uint8`, on the CPU) and their dtype."""
 
     part: KvPart
     content: Tensor
@@ -65,8 +66,7 @@ def token_bytes(kv: KvCache, layer: int) -> int:
 
 def first_seen(kv: KvCache, layer: int, start: int, stop: int) -> int:
     """Return the first token of a range that token `stop` attends to in a layer."""
-    window = kv.groups[kv.group_of[layer]].window
-    return start if window is None else max(start, stop - window + 1)
+    return max(start, kv.groups[kv.group_of[layer]].first_seen(stop))
 
 
 def plan_parts(kv: KvCache, start: int, stop: int, most_bytes: int) -> list[KvPart]:
@@ -164,7 +164,7 @@ def _converted(rows_NKD: Tensor, dtype: torch.dtype) -> Tensor:
     return wide.float() if dtype in CODED else wide.to(dtype)
 
 
-class Range:
+class TransferRange:
     """Check the parts of the range that is arriving: in order, for every layer, without a gap."""
 
     def __init__(self, kv: KvCache, start: int, stop: int):
@@ -214,7 +214,8 @@ def fingerprint(runner: Fingerprinted, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)] + [kv.groups[g].window]
+        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)]
+        + [kv.groups[g].window, kv.groups[g].chunk]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = (

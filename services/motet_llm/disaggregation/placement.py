@@ -1,8 +1,11 @@
 """Decide per request whether a prompt is prefilled locally or remotely, from measured speeds.
 
-local:  (tokens queued before it + its own) · seconds per token · slowdown by running streams
-remote: (tokens queued before it + its own) · seconds per token
-        + its own · transfer seconds per token + a delay
+    local  = (tokens queued before it + its own) · seconds per token · slowdown by running streams
+    remote = (tokens queued before it + its own) · seconds per token
+             + its own · transfer seconds per token + delay
+
+A prompt is computed remotely if that takes less time, by MARGIN where no local stream gains from
+it: the conditional disaggregation of DistServe (Zhong et al. 2024) and NVIDIA Dynamo.
 """
 
 from __future__ import annotations
@@ -86,8 +89,8 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The instance that prefills a prompt, and the expected seconds without a delay.
+class PrefillChoice:
+    """Name the instance that prefills a prompt, and the expected seconds without a delay.
 
     The seconds are NaN if unknown.
     """
@@ -103,7 +106,7 @@ def choose(
     remote: Sequence[RemotePrefillOffer],
     transfer_token: float,
     delay: float = Delay.DEFAULT,
-) -> Choice | None:
+) -> PrefillChoice | None:
     """Return the instance that prefills `tokens` tokens; None for this engine.
 
     transfer_token: transfer seconds per token. delay: seconds beyond computing and transfer. A
@@ -119,7 +122,7 @@ def choose(
         return worker.seconds(tokens, worker.prefill_token or guess, transfer_token)
 
     best = min(remote, key=remote_seconds)
-    choice = Choice(best.instance, remote_seconds(best) if guess else math.nan)
+    choice = PrefillChoice(best.instance, remote_seconds(best) if guess else math.nan)
     if policy == "always":
         return choice
     limit = local.seconds(tokens, local.prefill_token or guess)

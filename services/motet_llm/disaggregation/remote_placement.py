@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from motet_llm.cache.offload import Speed
+from motet_llm.cache.offload import CopySpeed
 from motet_llm.engine.request import Key, Request
 from motet_shared.messages import Heartbeat, tier_of
 
@@ -27,7 +27,7 @@ class RemotePlacement:
     def __init__(self, model: str, policy: Policy):
         self.policy = policy
         self.workers: Mapping[str, tuple[Heartbeat, ...]] = {}
-        self.speed = Speed()
+        self.speed = CopySpeed()
         self._model = model
         self._given: Counter[str] = Counter()  # tokens by worker; written by the engine's thread
         self._back: Counter[str] = Counter()  # those whose transfer has ended; written by the loop

@@ -15,7 +15,7 @@ from motet_shared.messages import Sampling
 
 from . import validation
 from .model_runner import ModelRunner
-from .request import Key, Options, Request
+from .request import Key, Request, RequestOptions
 
 
 class Admission:
@@ -42,7 +42,9 @@ class Admission:
         self._spill = spill
         self._arrivals = 0
 
-    def request(self, key: Key, prompt: list[int], sampling: Sampling, options: Options) -> Request:
+    def request(
+        self, key: Key, prompt: list[int], sampling: Sampling, options: RequestOptions
+    ) -> Request:
         """Return a new request. Raises BadRequest or ContextTooLong."""
         output = options.get("output", ())
         validation.check_sampling(sampling, self._runner.vocab, self._config.max_logprobs)

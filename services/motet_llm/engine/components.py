@@ -11,6 +11,7 @@ from pathlib import Path
 
 from motet_llm.attention.long_sequences import LongSequences
 from motet_llm.attention.prompt_compression import PromptCompression, PromptWatches
+from motet_llm.attention.rope_switch import RopeSwitch
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.offload import Offload
@@ -21,7 +22,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.disaggregation.handovers import Handovers, Placement
 from motet_llm.disaggregation.kv_receiver import KvReceiver
 from motet_llm.disaggregation.kv_sender import KvSender
-from motet_llm.scheduling.budget import Limits
+from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.scheduler import AdmissionPolicy, Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.speculation.speculator import Speculation
@@ -29,12 +30,16 @@ from motet_llm.speculation.speculator import Speculation
 from .feature import Feature
 from .model_runner import ModelRunner
 from .model_thread import ModelThread
+from .prompt_scores import PromptScoring
 from .thread_owner import ThreadOwner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """Parts of one engine; None: the settings leave it out. features: those of its parts."""
+    """Hold the parts of one engine; None: the settings leave it out.
+
+    features: those of its parts.
+    """
 
     pool: BlockPool
     tables: BlockTables
@@ -46,12 +51,13 @@ class Components:
     sender: KvSender
     compression: PromptCompression | None
     speculation: Speculation | None
+    scoring: PromptScoring
     features: tuple[Feature, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """Memory of an engine, and who holds it."""
+    """Hold the memory of an engine, and what allocates from it."""
 
     tree: PrefixTree
     pool: BlockPool
@@ -72,10 +78,13 @@ def build(
     """Return the parts of an engine around `runner`. Raises ConfigError."""
     pace = StepTimeEstimate()
     blocks = _build_blocks(config, runner, pace, owner)
-    handovers = Handovers(runner.kv, placement)
+    # Other engines do not know by which frequencies keys were rotated.
+    handovers = Handovers(runner.kv, placement if runner.rope is None else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
     policies: list[AdmissionPolicy] = [handovers, *([] if watches is None else [watches])]
-    limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+    limits = SchedulerLimits(
+        **{field.name: getattr(config, field.name) for field in fields(SchedulerLimits)}
+    )
     scheduler = Scheduler(blocks.tables, limits, blocks.prefix_cache, pace, policies)
     receiver = KvReceiver(runner.kv, blocks.tables, scheduler, blocks.prefix_cache, handovers)
     sender = KvSender(runner.kv)
@@ -87,7 +96,9 @@ def build(
     long_sequences = (
         None if blocks.spill is None else LongSequences(runner.kv, blocks.tables, blocks.spill)
     )
-    optional = (compression, speculation, long_sequences)
+    rope = None if runner.rope is None else RopeSwitch(runner.rope.rule, scheduler)
+    scoring = PromptScoring(runner)
+    optional = (compression, speculation, long_sequences, rope)
     return Components(
         pool=blocks.pool,
         tables=blocks.tables,
@@ -99,7 +110,8 @@ def build(
         sender=sender,
         compression=compression,
         speculation=speculation,
-        features=(receiver, sender, *(one for one in optional if one is not None)),
+        scoring=scoring,
+        features=(receiver, sender, *(one for one in optional if one is not None), scoring),
     )
 
 

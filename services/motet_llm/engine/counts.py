@@ -9,22 +9,26 @@ from dataclasses import asdict, dataclass
 from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.scheduling.work import Work
+from motet_shared.messages import PromptScores
 
+from .request import Request
 from .sampler import Sampled
 
 
 @dataclass(slots=True, frozen=True)
-class Computed:
-    """Result of one step's computation, with the times it took.
+class StepResult:
+    """Hold the result of one step's computation, with the times it took.
 
     num_finite: for each work, how many of its first tokens are free of NaN and infinity.
-    waited: seconds that the model stood idle before the step although there was work.
+    scores: log-probabilities of prompt tokens, by request.
+    waited: seconds that the model was idle before the step although there was work.
     model_seconds: seconds of the forward pass.
     seconds: seconds of the forward pass and sampling together.
     """
 
     num_finite: list[int]
     sampled: Sampled
+    scores: dict[Request, PromptScores]
     waited: float
     model_seconds: float
     seconds: float
@@ -32,7 +36,7 @@ class Computed:
 
 @dataclass(slots=True)
 class StepCounts:
-    """Sums over all steps, and the size and duration of the last one."""
+    """Sum over all steps, and hold the size and duration of the last one."""
 
     steps: int = 0
     tokens: int = 0
@@ -61,7 +65,7 @@ class StepAccounts:
         self._pace = pace
         self._counts = StepCounts()
 
-    def record(self, works: Sequence[Work], mask: TokenMask, computed: Computed) -> None:
+    def record(self, works: Sequence[Work], mask: TokenMask, computed: StepResult) -> None:
         """Add one step."""
         num_decodes = sum(work.request.num_uncomputed == 1 for work in works)
         num_tokens = sum(work.num_tokens for work in works)
@@ -90,7 +94,7 @@ class StepAccounts:
             counts.decode_steps += 1
             counts.decode_seconds += seconds
 
-    def _share(self, works: Sequence[Work], num_tokens: int, computed: Computed) -> None:
+    def _share(self, works: Sequence[Work], num_tokens: int, computed: StepResult) -> None:
         """Add the step to the times of its requests, by their shares of its tokens."""
         now = time.monotonic()
         for work in works:

@@ -25,12 +25,12 @@ from motet_shared.messages import TIERS, ModelCard, Sampling, Usage
 
 from . import components
 from .admission import Admission
-from .counts import Computed, StepAccounts
+from .counts import StepAccounts, StepResult
 from .forward_pass import Batch, ForwardPass
 from .model_runner import ModelRunner
 from .model_thread import ModelThread
 from .outputs import Emit, StepOutput
-from .request import Key, Options, Request
+from .request import Key, Request, RequestOptions
 from .thread_owner import ThreadOwner
 from .token_update import TokenUpdate
 
@@ -90,7 +90,7 @@ class Engine:
             config, self.runner, parts.tables, self.scheduler, self.prefix_cache, parts.spill
         )
         self.context = self._admission.context
-        self._forward = ForwardPass(self.runner, self.speculation, parts.compression)
+        self._forward = ForwardPass(self.runner, self.speculation, parts.compression, parts.scoring)
         self._token_update = TokenUpdate(
             self.runner, parts.tables, self.scheduler, self.prefix_cache
         )
@@ -111,7 +111,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------ requests
     def add(
-        self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]
+        self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[RequestOptions]
     ) -> None:
         """Queue a request.
 
@@ -220,12 +220,13 @@ class Engine:
         self._forward.exclude(self.speculation.seconds)
         return self.scheduler.add_drafts(works, drafts)
 
-    def _update(self, batch: Batch, computed: Computed) -> None:
+    def _update(self, batch: Batch, computed: StepResult) -> None:
         """Append a step's tokens and end finished requests: all that the next schedule needs."""
         works = batch.works
         self._accounts.record(works, batch.mask, computed)
         failed = self._failed([work.request for work in works])
         outputs, accepted = self._token_update.apply(works, computed, failed)
+        self.parts.scoring.take(computed.scores)
         if self.speculation is not None:
             self.speculation.count(works, accepted)
         self._pending += map(self._end, outputs)
@@ -235,7 +236,7 @@ class Engine:
             counts = [0 if one is None else one.num_drafted for one in accepted]
             self.speculation.record(works, counts, computed.seconds)
         if not self.scheduler.has_work:
-            self._forward.rest()
+            self._forward.mark_idle()
 
     def _drain(self) -> list[StepOutput]:
         """Drain outputs and those of features; safe while the model computes."""
@@ -276,10 +277,11 @@ class Engine:
     def card(self) -> ModelCard:
         """Return the model's card; `kv_format` is set only if prompts may be prefilled remotely.
 
-        That needs a model of which keys and values of all tokens are the whole state of a sequence.
+        That needs a model of which keys and values of all tokens are the whole state of a sequence,
+        and do not depend on its length.
         """
-        config = self.config
-        keeps_all = not (self.runner.states or config.recent or config.heavy_hitters)
+        config, runner = self.config, self.runner
+        keeps_all = not (runner.states or runner.rope or config.sink_window or config.heavy_hitters)
         return ModelCard(
             name=config.model_name,
             context=self.context,

@@ -18,18 +18,18 @@ from motet_llm.scheduling.work import Work
 from motet_shared.errors import MotetError
 
 from .outputs import StepOutput
-from .request import Options, Request
+from .request import Request, RequestOptions
 
 
 class Feature:
-    """Optional part of the engine; the defaults do nothing."""
+    """Define an optional part of the engine; the defaults do nothing."""
 
     @property
     def has_news(self) -> bool:
         """Return True if `outputs` has something to report although nothing is scheduled."""
         return False
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         """Begin to keep state for a new request, and constrain it, before it is queued."""
 
     def forget(self, request: Request) -> None:

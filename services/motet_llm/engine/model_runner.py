@@ -5,7 +5,7 @@ Shapes: N packed tokens, R rows that draw a token, V vocabulary, B rows, M block
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +27,13 @@ from motet_kernels.runtime.device import (
     dtype_name,
     find_device,
     find_dtype,
-    free_memory,
     upload_all,
 )
 from motet_kernels.runtime.memory import return_freed
 from motet_kernels.runtime.replay import can_replay
 from motet_kernels.spans import upload
 from motet_llm.adapters.bank import AdapterBank, Matrix, named_folders, slot_of
+from motet_llm.attention import sequence_rope
 from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.attention.long_context import LongRows, Staging
 from motet_llm.attention.paged import GroupStep, Layout, ShapeProbe, StepLayout
@@ -45,21 +45,19 @@ from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
-from motet_models.capacity import KvLayout
+from motet_models.capacity import KvLayout, format_bytes
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import START
 
+from .memory_budget import MemoryBudget, draft_memory, expected_weight_bytes, step_bytes
 from .step_memory import StepMemory, stays
-
-MEMORY = 256 << 20  # bytes of the KV cache on a CPU, by default
 
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """Logits `[R, V]` of the works that draw, in order.
+    """Hold the logits `[R, V]` of the works that draw, in order.
 
     On a GPU, all tensors may still be being computed.
-
     hidden_ND: the last hidden states, which the next step may overwrite.
     draws_R: the positions among the N tokens that the logits belong to.
     """
@@ -100,8 +98,10 @@ class ModelRunner:
         self._weights = checkpoint.resolve_weights(
             model_config, config.weights, self.dtype, self.device
         )
+        self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
         self.model = self._load_model(folder, model_config, loaded)
+        self.rope = sequence_rope.install(self.model)
         START.mark("weights")
         matrices: dict[str, Matrix] = {}
         precise = config.code_inputs == "int16"
@@ -112,6 +112,7 @@ class ModelRunner:
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
+        self._backbone_output: Any = None  # of the last step
         self._memories: dict[
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
@@ -123,13 +124,29 @@ class ModelRunner:
         )
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
-        self._recent = config.recent
-        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
+        self._sink_window = config.sink_window
+        layout = layout_of(
+            self._shapes.layers, config.block_size, self._kv_dtype, self._sink_window
+        )
         staging = self._staging_bytes(config.block_size) if config.long_context else 0
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
+
+    def _measure_memory(
+        self, config: EngineConfig, model_config: PreTrainedConfig
+    ) -> MemoryBudget | None:
+        """Return the memory budget, or None if the size of the KV cache is given.
+
+        Raises ConfigError if the weights alone exceed it.
+        """
+        if config.num_blocks or config.kv_memory:
+            return None
+        folder, budget = Path(config.model), MemoryBudget.measure(config, self.device)
+        is_quantized = quantized.is_quantized(folder, model_config)
+        budget.check_weights(expected_weight_bytes(folder, self._weights, is_quantized))
+        return budget
 
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
@@ -158,7 +175,7 @@ class ModelRunner:
         )
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
-        self._hidden_1ND = output[0]
+        self._hidden_1ND, self._backbone_output = output[0], output
 
     @torch.inference_mode()
     def _probe(self) -> ShapeProbe:
@@ -173,7 +190,12 @@ class ModelRunner:
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
         return KvCache(
-            self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device, self._recent
+            self._shapes.layers,
+            num_blocks,
+            block_size,
+            self._kv_dtype,
+            self.device,
+            self._sink_window,
         )
 
     def resize(self, blocks_per_group: int) -> None:
@@ -223,14 +245,14 @@ class ModelRunner:
         return -(-self.context // block_size) * block_size * widest
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout, staging: int) -> int:
-        """Return as many blocks as `kv_memory` holds, and no more than the requests can use.
+        """Return as many blocks as the memory holds, and no more than the requests can use.
 
         The upper bound is `max_running` requests of full length. Raises ConfigError if not even one
         block fits.
 
-        staging: bytes of `kv_memory` that are reserved for staging long sequences.
+        staging: bytes that are reserved for staging long sequences.
         """
-        memory = config.kv_memory or self._memory_for_kv(config.gpu_share)
+        memory = config.kv_memory or self._memory_for_kv(config, layout)
         num_blocks = layout.blocks_in(memory - staging)
         if num_blocks < 1 and staging:
             raise ConfigError(
@@ -238,6 +260,8 @@ class ModelRunner:
                 f"and then no block fits; give more, or a context of less than {self.context} tokens",
                 param="kv_memory",
             )
+        if num_blocks < 1 and self._budget is not None:
+            raise self._budget.too_small_for_block(layout.block_bytes)
         if num_blocks < 1:
             raise ConfigError(
                 f"kv_memory={memory}: does not hold one block; give more", param="kv_memory"
@@ -246,13 +270,32 @@ class ModelRunner:
             num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget)
         )
 
-    def _memory_for_kv(self, share: float) -> int:
-        """Return the default bytes of the KV cache.
+    def _memory_for_kv(self, config: EngineConfig, layout: KvLayout) -> int:
+        """Return the bytes that weights, adapters, states, drafts and a step leave of the budget."""
+        assert self._budget is not None
+        text = self.model.config.get_text_config()
+        step = step_bytes(config, text.hidden_size, self.vocab, self.dtype.itemsize)
+        draft = draft_memory(config, dtype_name(self._kv_dtype), len(layout.groups))
+        bank = 0 if self.adapters is None else self.adapters.nbytes
+        states = 0 if self.states is None else self.states.nbytes
+        left = self._budget.left(
+            weights=self.weight_bytes + bank + draft.weights, states=states, step=step
+        )
+        return left * layout.block_bytes // (layout.block_bytes + draft.per_block)
 
-        On a GPU that is a share of what is free once weights and states are loaded: the rest is for
-        a step's intermediates.
-        """
-        return MEMORY if self.device.type == "cpu" else int(share * free_memory(self.device))
+    def capacity(self) -> dict[str, str]:
+        """Return for people what the model takes of the memory, and what fits into its KV cache."""
+        kv = self.kv
+        whole = kv.layout.blocks_for(self.context, 1)
+        tokens = kv.layout.longest(kv.num_blocks, 1)
+        fits = f"{kv.num_blocks // whole} sequences of {self.context} tokens"
+        if whole > kv.num_blocks:
+            fits = f"sequences of up to {tokens} tokens"
+        budget = self._budget
+        return {
+            "weights": format_bytes(self.weight_bytes),
+            "kv_cache": f"{format_bytes(kv.nbytes)}: {fits}",
+        } | ({} if budget is None else {"memory": budget.describe()})
 
     # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()
@@ -276,16 +319,38 @@ class ModelRunner:
             if work.draws
         ]
         draws_R = np.concatenate(draws) if draws else np.empty(0, np.int64)
-        arrays = (ids_N, self._turned(positions_N, works), draws_R)
+        if self.rope is not None:
+            spans = [self.rope.rule.lengths(work.request, *work.span) for work in works]
+            self.rope.lengths_N = np.concatenate(spans)
+        arrays = (ids_N, self._rotary_positions(positions_N, works), draws_R)
         ids, positions, draws_at = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends, watched)
+        layout.positions_N = positions if positions.ndim == 1 else None
         with self._adapted(works, layout):
-            logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
+            logits_RV = self._call(self._inputs_of(ids, works), positions, layout, draws_at)
         hidden_ND = self._hidden_1ND[0]
         finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
         return Forward(
             logits_RV, [work.num_tokens for work in works], Download(finite_N), hidden_ND, draws_at
         )
+
+    @torch.inference_mode()
+    def logits_of(self, rows: Sequence[int]) -> Tensor:
+        """Return logits `[R, V]` of any tokens of the step that was computed last.
+
+        rows: their positions among the step's tokens. The model's own head is applied to the hidden
+        states that are kept, so that only these rows take memory.
+        """
+        backbone, kept = checkpoint.backbone(self.model), self._backbone_output
+        rows_R = torch.tensor([*rows], device=self.device)
+        with _replaced_forward(backbone, lambda *_args, **_named: kept):
+            output = self.model(
+                input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
+                use_cache=False,
+                logits_to_keep=rows_R,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _call(
         self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor
@@ -305,21 +370,23 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _see(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
+    def _inputs_of(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
         """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
         if self.image_shape is None:
             return {"input_ids": ids_N.unsqueeze(0)}
-        seen = [
+        image_works = [
             (start + places, shown)
             for start, work in zip(_starts(works), works, strict=True)
             if (images := work.request.images) is not None
             for places, shown in [images.between(*work.span)]
             if len(places)
         ]
-        if not seen:
+        if not image_works:
             return {"input_ids": ids_N.unsqueeze(0)}
-        (places_T,) = upload_all([np.concatenate([places for places, _ in seen])], self.device)
-        shown_LTX = torch.cat([shown for _, shown in seen], dim=1)
+        (places_T,) = upload_all(
+            [np.concatenate([places for places, _ in image_works])], self.device
+        )
+        shown_LTX = torch.cat([shown for _, shown in image_works], dim=1)
         embeddings_NX = self.model.get_input_embeddings()(ids_N)
         shown_LTX = upload(shown_LTX.to(embeddings_NX.dtype), self.device)
         inputs: dict[str, Any] = {
@@ -335,7 +402,7 @@ class ModelRunner:
             }
         return inputs
 
-    def _turned(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
+    def _rotary_positions(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""
         if (
             self.image_shape is None
@@ -363,7 +430,7 @@ class ModelRunner:
         state_slots_B = np.array([work.request.blocks.state_slot for work in works])
         dropped_B = np.array([work.request.blocks.num_dropped for work in works], dtype=np.int32)
         places_N = positions_N - np.repeat(dropped_B, [work.num_tokens for work in works])
-        places = [places_N if group.window is None else positions_N for group in self.kv.groups]
+        places = [positions_N if group.is_local else places_N for group in self.kv.groups]
         slots_N = list(map(partial(self._slots, works), tables, places))
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
         rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, dropped_B)
@@ -467,6 +534,20 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Zero blocks that hold NaN before they are freed."""
         self.kv.scrub(blocks)
+
+
+@contextmanager
+def _replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Have a module return what `forward` returns within the context."""
+    own = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
 
 
 def _any_adapter(works: Sequence[Work]) -> bool:

@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 class Computation(Protocol[T_co]):
-    """A computation that was started."""
+    """Represent a computation that was started."""
 
     def result(self) -> T_co:
         """Return the result, once it is there. Raises what the computation raised."""

@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from motet_llm.disaggregation.handovers import Handover
-from motet_llm.disaggregation.kv_transfer import Packed
+from motet_llm.disaggregation.kv_transfer import PackedPart
 from motet_shared.errors import MotetError
-from motet_shared.messages import TokenLogprob, Usage
+from motet_shared.messages import PromptScores, TokenLogprob, Usage
 
 from .request import Key
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """Result of one step for one request.
+    """Report the result of one step for one request.
 
     ids: new tokens; a stop token is never among them.
+    scores: log-probabilities of the prompt's next tokens, which are before `ids`.
     finish: "stop" (a stop token, or the end of the grammar) or "length" (max_tokens or the end of
-        the context); None while the request goes on or when `error` is set.
-    usage: set with `finish`; completion tokens include those emitted before a move.
+        the context); None while the request runs or when `error` is set.
+    usage: set with `finish`; completion tokens include those emitted before a failover.
     timing: set with `finish`; seconds "queue", "prefill", "decode", and "model": the request's
         share of the forward passes.
     handover: a prefill worker is to compute the prompt, or is to stop doing so.
@@ -30,12 +31,13 @@ class StepOutput:
     key: Key
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    scores: PromptScores | None = None
     finish: str | None = None
     error: MotetError | None = None
     usage: Usage | None = None
     timing: dict[str, float] | None = None
     handover: Handover | None = None
-    packed: list[Packed] | None = None
+    packed: list[PackedPart] | None = None
 
     @property
     def ends(self) -> bool:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypedDict
 from motet_llm.cache.request_blocks import RequestBlocks
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_shared.messages import Sampling
-from motet_shared.text.prefixes import ROOT
+from motet_shared.text.prefixes import ROOT, chained
 
 if TYPE_CHECKING:
-    from motet_llm.adapters.bank import Adapter
+    from motet_llm.adapters.bank import ResidentAdapter
     from motet_llm.grammar.grammar import GrammarState
 
 Key = Hashable
@@ -31,8 +31,8 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Options(TypedDict, total=False):
-    """Optional arguments of `Engine.add`.
+class RequestOptions(TypedDict, total=False):
+    """Hold optional arguments of `Engine.add`.
 
     output: tokens emitted before a move. They count for positions, penalties, max_tokens and
         min_tokens and are prefilled with the prompt, but are not emitted again.
@@ -55,29 +55,35 @@ class Options(TypedDict, total=False):
     tenant: str
     images: Sequence[ImageEmbedding]
     grammar_state: GrammarState | None
-    adapter: Adapter | None
+    adapter: ResidentAdapter | None
     send_from: int
 
 
 @dataclass(slots=True)
 class Constraints:
-    """Constraints that features put on the scheduling of a request.
+    """Constrain the scheduling of a request on behalf of features.
 
     on_hold: nothing is computed, because its keys and values are on their way here.
     prefill_only: no token is drawn.
     chunk_end: a chunk may not reach beyond this token; None: no limit.
     match_end: the prefix cache may not provide this token or later ones; None: no limit.
+    drafts_end: drafts may not make the sequence longer than that; None: no limit.
+    chunk_most: tokens that are computed in one go; None: no limit.
+    scores_prompt: log-probabilities of its prompt are still to be sent.
     """
 
     on_hold: bool = False
     prefill_only: bool = False
     chunk_end: int | None = None
     match_end: int | None = None
+    drafts_end: int | None = None
+    chunk_most: int | None = None
+    scores_prompt: bool = False
 
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request: moments on the clock of `time.monotonic()`, and seconds.
+    """Record the times of a request: moments on the clock of `time.monotonic()`, and seconds.
 
     transfer_seconds: seconds of remote prefill; None if it was never handed over.
     """
@@ -117,6 +123,8 @@ class Request:
     num_cached: tokens of the prompt that the prefix cache provided at the first admission; None
         before it.
     emitted: `StepOutput`s with tokens so far, of which `credit` are allowed.
+    rope_key: which rotary frequencies its keys have, where they depend on lengths
+        (`attention.sequence_rope`); 0: the original ones.
     """
 
     __slots__ = (
@@ -137,6 +145,7 @@ class Request:
         "num_prompt",
         "preemptions",
         "priority",
+        "rope_key",
         "sampling",
         "status",
         "stop_ids",
@@ -161,7 +170,7 @@ class Request:
         tenant: str = "",
         images: ImageEmbeddings | None = None,
         grammar_state: GrammarState | None = None,
-        adapter: Adapter | None = None,
+        adapter: ResidentAdapter | None = None,
     ):
         self.key = key
         self.arrival = arrival
@@ -186,6 +195,7 @@ class Request:
         self.num_cached: int | None = None
         self.emitted = 0
         self.preemptions = 0
+        self.rope_key = 0
 
     def append(self, token: int) -> None:
         """Append a drawn token."""
@@ -208,16 +218,19 @@ class Request:
         """Return the root of its blocks in the prefix cache.
 
         Each adapter has its own root: it shares blocks neither with other adapters nor with the
-        base model.
+        base model. So have keys that were rotated by other frequencies.
         """
-        return ROOT if self.adapter is None else self.adapter.root
+        root = ROOT if self.adapter is None else self.adapter.root
+        return root if not self.rope_key else chained(root, [self.rope_key])
 
     @property
     def output(self) -> list[int]:
+        """Return the tokens after the prompt."""
         return self.tokens[self.num_prompt :]
 
     @property
     def num_output(self) -> int:
+        """Return the number of tokens after the prompt."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -228,8 +241,9 @@ class Request:
     @property
     def num_due(self) -> int:
         """Return the tokens that may be computed in one go."""
-        end = self.constraints.chunk_end
-        return (len(self.tokens) if end is None else end) - self.num_computed
+        end, most = self.constraints.chunk_end, self.constraints.chunk_most
+        due = (len(self.tokens) if end is None else end) - self.num_computed
+        return due if most is None else min(due, most)
 
     @property
     def matchable(self) -> list[int]:
@@ -239,7 +253,11 @@ class Request:
 
     @property
     def out_of_credit(self) -> bool:
-        return self.emitted >= self.credit
+        """Return True if a step might emit more outputs than are granted.
+
+        Scores of the prompt and tokens are outputs of their own.
+        """
+        return self.emitted + self.constraints.scores_prompt >= self.credit
 
     @property
     def is_idle(self) -> bool:
@@ -248,11 +266,17 @@ class Request:
 
     @property
     def is_full(self) -> bool:
+        """Return True if the request has its greatest length."""
         return len(self.tokens) >= self.max_length
 
     @property
     def end(self) -> str | None:
-        """Return why no token can follow: "stop" (end of grammar), "length" (full), or None."""
+        """Return why no token can follow: "stop" (end of grammar), "length" (full), or None.
+
+        A request whose prompt is still to be scored goes on.
+        """
+        if self.constraints.scores_prompt:
+            return None
         if self.grammar_state is not None and self.grammar_state.ended:
             return "stop"
         return "length" if self.is_full else None

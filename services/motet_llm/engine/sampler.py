@@ -29,7 +29,10 @@ from motet_shared.messages import TokenLogprob
 
 @dataclass(slots=True)
 class Drawn:
-    """Tokens drawn by the rows of one work. agreed: how many draft tokens equal those drawn."""
+    """Hold the tokens drawn by the rows of one work.
+
+    agreed: how many draft tokens equal those drawn.
+    """
 
     ids: list[int | None]
     logprobs: list[TokenLogprob | None]
@@ -38,7 +41,7 @@ class Drawn:
 
 @dataclass(slots=True)
 class Sampled:
-    """Result of sampling, one entry per row.
+    """Hold the result of sampling, one entry per row.
 
     ids: None where no token can be drawn: NaN, infinities, or no token is allowed.
     agreed: for each draft, how many of its tokens were drawn.
@@ -120,17 +123,21 @@ def _row_edits(request: Row) -> tuple[np.ndarray, ...]:
     biased = np.fromiter(s.logit_bias, np.int64, len(s.logit_bias))
     banned = np.array([*request.stop_ids] if request.num_output < s.min_tokens else [], np.int64)
     seen = np.unique(np.array(request.tokens if s.repetition_penalty != 1.0 else [], np.int64))
-    said = np.array(request.output if s.presence_penalty or s.frequency_penalty else [], np.int64)
-    said, counts = np.unique(said, return_counts=True)
-    tokens = np.unique(np.concatenate([biased, banned, seen, said]))
-    bias, less = np.zeros((2, len(tokens)), np.float32)
+    output_tokens = np.array(
+        request.output if s.presence_penalty or s.frequency_penalty else [], np.int64
+    )
+    output_tokens, counts = np.unique(output_tokens, return_counts=True)
+    tokens = np.unique(np.concatenate([biased, banned, seen, output_tokens]))
+    bias, penalty = np.zeros((2, len(tokens)), np.float32)
     factor = np.ones(len(tokens), np.float32)
     bias[np.searchsorted(tokens, biased)] = [*s.logit_bias.values()]
     bias[np.searchsorted(tokens, banned)] = -np.inf
     factor[np.searchsorted(tokens, seen)] = s.repetition_penalty
     presence, frequency = np.array([s.presence_penalty, s.frequency_penalty], np.float32)
-    less[np.searchsorted(tokens, said)] = presence + frequency * counts.astype(np.float32)
-    return tokens.astype(np.int32), bias, factor, less
+    penalty[np.searchsorted(tokens, output_tokens)] = presence + frequency * counts.astype(
+        np.float32
+    )
+    return tokens.astype(np.int32), bias, factor, penalty
 
 
 # -------------------------------------------------------------------------------------------------- log-probabilities

@@ -87,8 +87,8 @@ class StepMemory:
         """Copy cosines and sines to fixed addresses."""
         if self._turns is None:
             return turns[0].clone(), turns[1].clone()
-        for ours, theirs in zip(self._turns, turns, strict=True):
-            ours.copy_(theirs)
+        for fixed, turn in zip(self._turns, turns, strict=True):
+            fixed.copy_(turn)
         return self._turns
 
 

@@ -17,7 +17,7 @@ from motet_shared.process import engine_thread
 
 from .engine import Engine
 from .outputs import StepOutput
-from .request import Key, Options
+from .request import Key, RequestOptions
 
 Step = Callable[[], list[StepOutput]]
 
@@ -42,7 +42,7 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         key: Key,
         prompt: list[int],
         sampling: Sampling,
-        **options: Unpack[Options],
+        **options: Unpack[RequestOptions],
     ) -> None:
         """Call `Engine.add`; a refusal arrives as a `StepOutput` with `error`."""
         self._submit(key, partial(self.engine.add, key, prompt, sampling, **options))

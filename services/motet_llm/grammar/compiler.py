@@ -21,11 +21,12 @@ from .lark import describe
 from .token_spelling import Spelling
 
 THREADS = 3  # one tenant gets all but one, so that its slow grammars hold up no other tenant
-GrammarKey = tuple[str, str, str]  # kind, text and the request's field, since errors name it
+# kind, text, frame, and the request's field, since errors name it
+GrammarKey = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class Counts:
+class GrammarCounts:
     """Count grammars since the start."""
 
     compiled: int = 0
@@ -51,7 +52,7 @@ class GrammarCache:
         self._slots = FairSlots(THREADS)
         self._spelling: Future[Spelling] | None = None
         self._cached: OrderedDict[GrammarKey, asyncio.Future[Grammar]] = OrderedDict()
-        self._counts = Counts()
+        self._counts = GrammarCounts()
 
     def prepare(self) -> Future[Spelling]:
         """Begin to load the tokens' spelling, so that the first grammar need not wait for it.
@@ -104,7 +105,7 @@ class GrammarCache:
         return BadRequest(message, param=constraint.param or None)
 
     def _compiled(self, constraint: messages.Grammar, tenant: str) -> asyncio.Future[Grammar]:
-        name = constraint.kind, constraint.text, constraint.param
+        name = constraint.kind, constraint.text, constraint.frame, constraint.param
         future = self._cached.get(name)
         if future is not None:
             self._cached.move_to_end(name)

@@ -47,7 +47,17 @@ def lark(constraint: messages.Grammar) -> str:
     if endless:
         message = f"{describe(constraint)}: no text that satisfies it ever ends; give its recursion an end"
         raise BadRequest(message, param=constraint.param or None)
-    return f"{text}\n{_OPTIONS}\n"
+    answer = f"{text}\n{_OPTIONS}\n"
+    return _framed(constraint.frame, answer) if constraint.frame else answer
+
+
+def _framed(frame: str, answer: str) -> str:
+    """Return a frame and the grammar of the answer in it, which share no names of rules."""
+    parts = [
+        {"lark_grammar": f"{frame}\n{_OPTIONS}\n"},
+        {"name": "answer", "lark_grammar": answer},
+    ]
+    return json.dumps({"grammars": parts})
 
 
 def describe(constraint: messages.Grammar) -> str:

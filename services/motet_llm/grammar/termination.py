@@ -226,7 +226,7 @@ def _tokens(text: str) -> Iterable[tuple[str, Any]]:
     """Yield the tokens of a grammar.
 
     They are ("head", rule) where a rule begins, ("name", rule), ("ends", bool), ("count", least)
-    and ("mark", character). Raises _NotUnderstood for other syntax.
+    and ("mark", character). Raises _UnsupportedSyntax for other syntax.
     """
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from motet_kernels import gates
 from motet_kernels.recurrent.scans import delta_scan
 
-from .recurrent import CausalConv, Mixer, Recurrent, Step
+from .recurrent import CausalConv, LayoutRecorder, Mixer, Recurrent
 
 
 class DeltaRule(Mixer):
@@ -26,15 +26,15 @@ class DeltaRule(Mixer):
 
     def __init__(
         self,
-        theirs: nn.Module,
-        step: Step,
+        original: nn.Module,
+        step: LayoutRecorder,
         key_heads: int,
         heads: int,
         key_dim: int,
         value_dim: int,
     ):
-        super().__init__(theirs, step)
-        source: Any = theirs
+        super().__init__(original, step)
+        source: Any = original
         self.conv1d = CausalConv(source.conv1d)
         self.key_heads, self.heads, self.key_dim, self.value_dim = (
             key_heads,
@@ -73,10 +73,10 @@ class GatedDeltaNet(DeltaRule):
     The output norm is gated by z.
     """
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        source: Any = original
         dims = source.num_k_heads, source.num_v_heads, source.head_k_dim, source.head_v_dim
-        super().__init__(theirs, step, *dims)
+        super().__init__(original, step, *dims)
         self.A_log, self.dt_bias = source.A_log, source.dt_bias
         self.beta_scale = 1.0
 
@@ -95,9 +95,9 @@ class Qwen3NextDeltaNet(GatedDeltaNet):
     Their rows are grouped by key head.
     """
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj_qkvz, self.in_proj_ba = source.in_proj_qkvz, source.in_proj_ba
         self.norm, self.out_proj = source.norm, source.out_proj
 
@@ -120,9 +120,9 @@ class Qwen3NextDeltaNet(GatedDeltaNet):
 class Qwen35DeltaNet(GatedDeltaNet):
     """Replace Qwen3.5's mixer: one matrix for q, k and v together, and one each for z, b and a."""
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj_qkv, self.in_proj_z = source.in_proj_qkv, source.in_proj_z
         self.in_proj_a, self.in_proj_b = source.in_proj_a, source.in_proj_b
         self.norm, self.out_proj = source.norm, source.out_proj
@@ -142,9 +142,9 @@ class OlmoHybridDeltaNet(GatedDeltaNet):
     Corrections are up to twice the error where negative eigenvalues are allowed.
     """
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.q_proj, self.k_proj, self.v_proj = source.q_proj, source.k_proj, source.v_proj
         self.a_proj, self.b_proj, self.g_proj = source.a_proj, source.b_proj, source.g_proj
         self.o_norm, self.o_proj = source.o_norm, source.o_proj
@@ -168,10 +168,10 @@ class KimiDeltaAttention(DeltaRule):
     one of low rank in Kimi-Linear.
     """
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        source: Any = original
         super().__init__(
-            theirs, step, source.num_heads, source.num_heads, source.head_dim, source.head_dim
+            original, step, source.num_heads, source.num_heads, source.head_dim, source.head_dim
         )
         self.q_proj, self.k_proj, self.v_proj = source.q_proj, source.k_proj, source.v_proj
         self.forget_gate, self.b_proj = source.forget_gate, source.b_proj

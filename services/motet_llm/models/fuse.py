@@ -26,7 +26,7 @@ from motet_llm.cache.kv_cache import CPU
 from motet_llm.weights import coded_linear as coded
 
 from . import fused_layers
-from .joined_linear import Joined, Part
+from .joined_linear import JoinedLinear, JoinedPart
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 EXACT = ("float32", "bfloat16", "float16")
@@ -119,10 +119,10 @@ def _join(parent: nn.Module, names: tuple[str, ...], weights: str, device: torch
         return 0
     if len({(linear.in_features, linear.bias is None) for linear in linears}) > 1:
         return 0
-    joined = Joined(_pack(linears, weights, device))
+    joined = JoinedLinear(_pack(linears, weights, device))
     start = 0
     for name, linear in zip(names, linears, strict=True):
-        setattr(parent, name, Part(joined, start, start + linear.out_features))
+        setattr(parent, name, JoinedPart(joined, start, start + linear.out_features))
         start += linear.out_features
     return 1
 

@@ -28,11 +28,11 @@ from motet_kernels.gates import gated
 from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import add_rms_norm, rms_norm
 from motet_llm.attention.options import AttentionOptions
-from motet_llm.attention.paged import Layout, TurnsHeads
+from motet_llm.attention.paged import Layout, RotatesHeads
 from motet_llm.engine.step_memory import StepMemory
 from motet_shared.errors import ConfigError
 
-from .joined_linear import Joined, Part
+from .joined_linear import JoinedLinear, JoinedPart
 
 POSITIONS = (
     0,
@@ -88,10 +88,16 @@ def _random(width: int, seed: int = 0) -> Tensor:
     return x.to(torch.get_default_device())
 
 
-def _same(ours: Tensor, theirs: Any, tolerance: float = TOLERANCE) -> bool:
-    if not isinstance(theirs, Tensor) or ours.shape != theirs.shape or not theirs.isfinite().all():
+def _same(replacement: Tensor, original: Any, tolerance: float = TOLERANCE) -> bool:
+    if (
+        not isinstance(original, Tensor)
+        or replacement.shape != original.shape
+        or not original.isfinite().all()
+    ):
         return False
-    return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+    return torch.allclose(
+        replacement, original, rtol=tolerance, atol=tolerance * float(original.abs().max())
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- norms
@@ -137,9 +143,10 @@ def _norm_like(module: nn.Module) -> Norm | None:
     ):
         return None
     x, wide = _random(len(weight)), weight.detach().float()
-    theirs = module(x)
+    original = module(x)
     return next(
-        (n for n in (Norm(wide, eps, offset) for offset in (0.0, 1.0)) if _same(n(x), theirs)), None
+        (n for n in (Norm(wide, eps, offset) for offset in (0.0, 1.0)) if _same(n(x), original)),
+        None,
     )
 
 
@@ -147,7 +154,7 @@ def _norm_like(module: nn.Module) -> Norm | None:
 class Mlp(nn.Module):
     """Compute `down(activation(gate(x)) · up(x))`, with gate and up as one product."""
 
-    def __init__(self, gate_up: Joined, down_proj: Linear, activation: str):
+    def __init__(self, gate_up: JoinedLinear, down_proj: Linear, activation: str):
         super().__init__()
         self.gate_up, self.down_proj, self.activation = gate_up, down_proj, activation
 
@@ -160,8 +167,8 @@ class Mlp(nn.Module):
 def _mlp_like(module: nn.Module) -> Mlp | None:
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
     if not (
-        isinstance(gate, Part)
-        and isinstance(up, Part)
+        isinstance(gate, JoinedPart)
+        and isinstance(up, JoinedPart)
         and gate.joined is up.joined
         and isinstance(down, Linear)
     ):
@@ -172,23 +179,23 @@ def _mlp_like(module: nn.Module) -> Mlp | None:
     ):
         return None
     x = _random(gate.joined.linear.in_features)
-    theirs = module(x)
+    original = module(x)
     kinds = (Mlp(gate.joined, down, activation) for activation in ("silu", "gelu_tanh"))
-    return next((mlp for mlp in kinds if _same(mlp(x), theirs)), None)
+    return next((mlp for mlp in kinds if _same(mlp(x), original)), None)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
-class Layer(nn.Module):
+class FusedLayer(nn.Module):
     """Compute a decoder layer: norm, attention, residual, norm, MLP, residual."""
 
-    def __init__(self, theirs: Any, scale: float, options: AttentionOptions):
+    def __init__(self, original: Any, scale: float, options: AttentionOptions):
         super().__init__()
-        attention: Any = theirs.self_attn
-        self.first_norm: Norm = theirs.input_layernorm
-        self.second_norm: Norm = theirs.post_attention_layernorm
-        self.qkv: Joined = attention.q_proj.joined
+        attention: Any = original.self_attn
+        self.first_norm: Norm = original.input_layernorm
+        self.second_norm: Norm = original.post_attention_layernorm
+        self.qkv: JoinedLinear = attention.q_proj.joined
         self.o_proj: Linear = attention.o_proj
-        self.mlp: Mlp = theirs.mlp
+        self.mlp: Mlp = original.mlp
         self.q_norm: Norm | None = getattr(attention, "q_norm", None)
         self.k_norm: Norm | None = getattr(attention, "k_norm", None)
         self.layer_idx: int = attention.layer_idx
@@ -240,7 +247,7 @@ class Layer(nn.Module):
         return HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
 
 
-class _Recorder(TurnsHeads):
+class _Recorder(RotatesHeads):
     """Attend within one sequence, and record the scale and options of each call."""
 
     def __init__(self) -> None:
@@ -263,7 +270,7 @@ class _Recorder(TurnsHeads):
         return (weights @ value).transpose(1, 2)
 
 
-def _layer_like(module: Any, rotary: nn.Module) -> Layer | None:
+def _layer_like(module: Any, rotary: nn.Module) -> FusedLayer | None:
     """Return a fused layer if the module has the same structure and result; else None."""
     if not _has_the_parts(module):
         return None
@@ -275,8 +282,8 @@ def _layer_like(module: Any, rotary: nn.Module) -> Layer | None:
         return None  # the module takes other arguments than such a layer: it stays as it is
 
 
-def _try_layer(module: Any, rotary: nn.Module, seed: int) -> Layer | None:
-    """Return a `Layer` of the module's parts if both give the same on the input of `seed`."""
+def _try_layer(module: Any, rotary: nn.Module, seed: int) -> FusedLayer | None:
+    """Return a `FusedLayer` of the module's parts if both give the same on the input of `seed`."""
     x = _random(module.self_attn.q_proj.joined.linear.in_features, seed)
     recorder = _Recorder()
     positions = torch.tensor([POSITIONS])
@@ -286,12 +293,12 @@ def _try_layer(module: Any, rotary: nn.Module, seed: int) -> Layer | None:
         "position_ids": positions,
         "position_embeddings": turns,
     }
-    theirs = module(x, **options, layout=recorder)
+    original = module(x, **options, layout=recorder)
     if len(recorder.calls) != 1 or recorder.calls[0][1].sinks_H is not None:
         return None
-    layer = Layer(module, *recorder.calls[0])
+    layer = FusedLayer(module, *recorder.calls[0])
     tolerance = TOLERANCE if layer.o_proj.format == "float32" else ROUNDED_TOLERANCE
-    return layer if _same(layer(x, **options, layout=recorder), theirs, tolerance) else None
+    return layer if _same(layer(x, **options, layout=recorder), original, tolerance) else None
 
 
 def _has_the_parts(module: Any) -> bool:
@@ -300,7 +307,7 @@ def _has_the_parts(module: Any) -> bool:
         return False
     wanted = {
         Norm: (module, "input_layernorm post_attention_layernorm"),
-        Part: (attention, "q_proj k_proj v_proj"),
+        JoinedPart: (attention, "q_proj k_proj v_proj"),
     }
     for kind, (owner, names) in wanted.items():
         if not all(isinstance(getattr(owner, name, None), kind) for name in names.split()):

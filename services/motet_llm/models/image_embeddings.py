@@ -23,9 +23,11 @@ _LONGEST_INTERVAL = 1e6  # positions
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageEmbedding:
-    """Embeddings `[L, T, X]` of one image or video. Those of equal `name` are the same.
+    """Hold the embeddings `[L, T, X]` of one image or video.
 
-    grid: frames, rows, columns of tokens. interval: positions from one frame to the next.
+    Those of equal `name` are the same.
+    grid: frames, rows, columns of tokens.
+    interval: positions from one frame to the next.
     """
 
     embeddings_LTX: Tensor

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from motet_kernels.linear.linear import Linear
 
 
-class Joined(nn.Module):
+class JoinedLinear(nn.Module):
     """Compute a product once, for the first part that is requested, and keep it for the others."""
 
     def __init__(self, linear: Linear):
@@ -29,10 +29,10 @@ class Joined(nn.Module):
         return part
 
 
-class Part(nn.Module):
-    """Return one of the projections that a `Joined` computes."""
+class JoinedPart(nn.Module):
+    """Return one of the projections that a `JoinedLinear` computes."""
 
-    def __init__(self, joined: Joined, start: int, stop: int):
+    def __init__(self, joined: JoinedLinear, start: int, stop: int):
         super().__init__()
         self.joined = joined
         self.start, self.stop = start, stop

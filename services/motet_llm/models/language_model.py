@@ -25,10 +25,11 @@ _VISION_PARTS = r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_proje
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEmbeddingShape:
-    """Shape of image embeddings: at tokens `placeholder`, `layers` tensors of width `hidden`.
+    """Describe image embeddings: at tokens `placeholder`, `layers` tensors of width `hidden`.
 
-    The first one is the input embedding, that of index n is added to the output of decoder layer n
-    - 1. `axes`: of positions, 3 if they count frames, rows and columns.
+    The first one is the input embedding; that of index n is added to the output of decoder layer
+    n - 1.
+    axes: axes of positions, 3 if they count frames, rows and columns.
     """
 
     placeholder: int
@@ -37,13 +38,13 @@ class ImageEmbeddingShape:
     axes: int = 1
 
 
-def sees(config: PreTrainedConfig) -> bool:
+def reads_images(config: PreTrainedConfig) -> bool:
     return config.model_type in MODEL_TYPES
 
 
 def image_embedding_shape(config: PreTrainedConfig) -> ImageEmbeddingShape | None:
     """Return the shape from a whole checkpoint's config; None if it reads no images."""
-    token = placeholder(config.to_dict()) if sees(config) else None
+    token = placeholder(config.to_dict()) if reads_images(config) else None
     if token is None:
         return None
     text = config.get_text_config()

@@ -21,7 +21,7 @@ from motet_kernels import gates
 from motet_kernels.linear.head_linear import HeadLinear
 from motet_kernels.recurrent.scans import mamba1_scan, mamba2_scan
 
-from .recurrent import CausalConv, Mixer, Recurrent, Step, activation
+from .recurrent import CausalConv, LayoutRecorder, Mixer, Recurrent, activation
 
 
 class Mamba2(Mixer):
@@ -33,9 +33,9 @@ class Mamba2(Mixer):
     a_H: Tensor
     projection_scale: Tensor | None
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj, self.norm, self.out_proj = source.in_proj, source.norm, source.out_proj
         self.conv1d, self.act = CausalConv(source.conv1d), activation(source.act)
         self.dt_bias, self.D = source.dt_bias, source.D
@@ -84,9 +84,9 @@ class Mamba1(Mixer):
 
     a_CM: Tensor
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj, self.x_proj, self.dt_proj = source.in_proj, source.x_proj, source.dt_proj
         self.conv1d, self.act = CausalConv(source.conv1d), activation(source.act)
         self.out_proj = source.out_proj
@@ -116,9 +116,9 @@ class Mamba1(Mixer):
 class ZambaMamba(Mixer):
     """Replace Zamba's mixer: Mamba-1 with Δ, B and C for each head, and so a state for each."""
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj, self.out_proj = source.in_proj, source.out_proj
         self.conv1d, self.act = CausalConv(source.conv1d), activation(source.act)
         self.x_proj = HeadLinear.pack(source.x_proj_weight.detach().float(), "float32")

@@ -46,7 +46,7 @@ STATE_CALLS = {
 
 @dataclass(slots=True)
 class Recurrent:
-    """States of a layer, and the slots that a step's rows use.
+    """Hold the states of a layer, and the slots that a step's rows use.
 
     `states` are tensors `[slots, *shape]`, updated in place. A slot belongs to a running sequence,
     is zero at its start, and summarizes all of its tokens: a copy is a snapshot of the sequence at
@@ -68,7 +68,7 @@ class RecurrentLayout(Protocol):
 
 
 @dataclass(slots=True)
-class Step:
+class LayoutRecorder:
     """Hold the layout of the current model call."""
 
     layout: RecurrentLayout | None = None
@@ -78,13 +78,13 @@ class Step:
 
 
 class Mixer(nn.Module):
-    """Replace the recurrent module `theirs`. Subclasses set `shapes` and implement `mix`."""
+    """Replace the recurrent module `original`. Subclasses set `shapes` and implement `mix`."""
 
     shapes: tuple[tuple[int, ...], ...]
 
-    def __init__(self, theirs: nn.Module, step: Step):
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
         super().__init__()
-        self.layer_idx: int = theirs.layer_idx  # type: ignore[assignment]
+        self.layer_idx: int = original.layer_idx  # type: ignore[assignment]
         self.step = step
 
     def forward(
@@ -147,7 +147,7 @@ def install(model: PreTrainedModel, mixers: dict[str, type[Mixer]]) -> int:
     `mixers` is keyed by the name of the replaced class. Raises ConfigError for a recurrent module
     without a mixer, and for one whose mixer computes something else.
     """
-    step = Step()
+    step = LayoutRecorder()
     count = 0
     compared: set[type] = set()
     for parent in list(model.modules()):
@@ -198,18 +198,18 @@ def _compare(module: nn.Module, mixer: type[Mixer]) -> None:
     The mixer computes them as chunks of four, one and one. Both run in float32, on a copy.
     """
     layout = _OneSequence()
-    theirs = copy.deepcopy(module).float().eval()
-    ours = mixer(theirs, Step(layout))
-    out: nn.Linear = getattr(theirs, "out_proj", None) or theirs.o_proj  # type: ignore[assignment]
+    original = copy.deepcopy(module).float().eval()
+    replacement = mixer(original, LayoutRecorder(layout))
+    out: nn.Linear = getattr(original, "out_proj", None) or original.o_proj  # type: ignore[assignment]
     hidden = torch.randn(1, 6, out.out_features, generator=torch.Generator().manual_seed(0))
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no advice to install faster kernels for code that runs once
-    expected = theirs(hidden)
+    expected = original(hidden)
     logging.set_verbosity(verbosity)
     parts = []
     for part in hidden.split([4, 1, 1], dim=1):
         layout.count = part.shape[1]
-        parts.append(ours(part))
+        parts.append(replacement(part))
     scale = expected.abs().nan_to_num(0, 0, 0).max().item()
     if not torch.allclose(torch.cat(parts, dim=1), expected, 1e-3, 1e-3 * scale, equal_nan=True):
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .recurrent import CausalConv, Mixer, Recurrent, Step
+from .recurrent import CausalConv, LayoutRecorder, Mixer, Recurrent
 
 
 class ShortConv(Mixer):
@@ -18,9 +18,9 @@ class ShortConv(Mixer):
     The state is the last inputs alone.
     """
 
-    def __init__(self, theirs: nn.Module, step: Step):
-        super().__init__(theirs, step)
-        source: Any = theirs
+    def __init__(self, original: nn.Module, step: LayoutRecorder):
+        super().__init__(original, step)
+        source: Any = original
         self.in_proj, self.out_proj = source.in_proj, source.out_proj
         self.conv = CausalConv(source.conv)
         self.shapes = (self.conv.state_shape,)

@@ -3,14 +3,17 @@
 Six tokens go through the model twice. A probing attention function sees what every layer asks for,
 and a probing mask function returns the rules of the masks instead of masks. A model is exact if
 
-* each layer attends once per token, causally, and its mask is that of a window, or of none;
+* each layer attends once per token, causally, and its mask is that of a window, of chunks, or of
+  none;
 * no argument reaches the attention function that the engine does not know (indices of a sparse
   attention, biases);
 * outside of the attention function tokens are independent: in another order, next to others, each
   gives the same logits, so only its id and its position matter.
 
-Keyword arguments that are lost on the way are restored: a window that is in the mask but not passed
-to the attention function (Qwen2-MoE, Phi-3.5-MoE), or the step's layout (Nemotron).
+Keyword arguments that are lost on the way are restored: a window or chunks that are in the mask but
+not passed to the attention function (Qwen2-MoE, Phi-3.5-MoE, Llama 4), or the step's layout
+(Nemotron). Scales of queries that a module derives from indices in the batch (Llama 4) are left to
+the attention function, which knows positions.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from motet_kernels.recurrent.packed_rows import PackedRows
-from motet_llm.attention.options import AttentionOptions
+from motet_llm.attention.options import AttentionOptions, Reach, Temperature
 from motet_shared.errors import ConfigError
 
 from .recurrent import Recurrent
@@ -57,21 +60,22 @@ class Refusal(Exception):
 
 @dataclass
 class LayerProbe:
-    """Arguments of one layer's attention call.
+    """Record the arguments of one layer's attention call.
 
-    `window` is that of its mask, `passed` the one that the attention function receives.
+    reach: that of its mask.
+    passed: the reach that the attention function receives.
     """
 
     module: nn.Module
-    window: int | None
-    passed: int | None
+    reach: Reach
+    passed: Reach
     has_layout: bool
     softcap: float | None = None
     sinks_H: Tensor | None = None
 
     @property
     def complete(self) -> bool:
-        return self.has_layout and self.window == self.passed
+        return self.has_layout and self.reach == self.passed
 
 
 @dataclass
@@ -138,10 +142,7 @@ def examine(model: PreTrainedModel, context: int) -> dict[int, LayerProbe]:
     use(model, NAME, probing_attention)
     AttentionMaskInterface.register(NAME, _rule_instead_of_mask)
     for module in model.modules():
-        if getattr(module, "attn_temperature_tuning", False):
-            # It depends on indices in the batch. Up to the length that the engine allows it is 1
-            # (`exact_range`).
-            module.attn_temperature_tuning = False
+        _take_temperature(module)
     try:
         probe = _probe(model, context)
         if not all(seen.complete for seen in probe.layers.values()):
@@ -155,6 +156,18 @@ def examine(model: PreTrainedModel, context: int) -> dict[int, LayerProbe]:
         raise ConfigError(
             f"model_type={model.config.model_type!r} is not supported: {refusal}"
         ) from refusal
+
+
+def _take_temperature(module: Any) -> None:
+    """Turn off a module's own scales of queries, which depend on indices in the batch.
+
+    The attention function applies them by the tokens' positions.
+    """
+    if not getattr(module, "attn_temperature_tuning", False):
+        return
+    module.attn_temperature_tuning = False
+    if not getattr(module, "use_rope", False):
+        module.temperature = Temperature(float(module.floor_scale), float(module.attn_scale))
 
 
 def use(model: PreTrainedModel, name: str, function: Callable[..., tuple[Tensor, Any]]) -> None:
@@ -233,6 +246,7 @@ def probing_attention(
     layout: Any = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    attention_chunk: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
@@ -249,11 +263,12 @@ def probing_attention(
     if unknown:
         plain = f"{type(module).__name__} passes {', '.join(unknown)} to its attention function"
         raise Refusal(REASONS.get(unknown[0], plain))
-    window = window_of(attention_mask, probe.context) if probe.in_order else None
-    passed = (
-        sliding_window if sliding_window is not None and sliding_window < probe.context else None
+    reach = reach_of(attention_mask, probe.context) if probe.in_order else Reach()
+    passed = Reach(
+        sliding_window if sliding_window is not None and sliding_window < probe.context else None,
+        attention_chunk,
     )
-    layer = probe.note(LayerProbe(module, window, passed, layout is not None, softcap, s_aux))
+    layer = probe.note(LayerProbe(module, reach, passed, layout is not None, softcap, s_aux))
     return probe.attend(layer, query, key, value, 1.0, AttentionOptions()), None
 
 
@@ -274,11 +289,11 @@ def _rule_instead_of_mask(
     return mask
 
 
-def window_of(mask: Tensor | None, context: int) -> int | None:
-    """Return how many tokens the mask's rule shows a token, itself included; None if all before it.
+def reach_of(mask: Tensor | None, context: int) -> Reach:
+    """Return which tokens the mask's rule shows a token, of at most `context` tokens.
 
-    All means up to `context`. Rows around multiples of the rule's size are examined. Raises Refusal
-    for a rule that is not that of a window.
+    Rows around multiples of the rule's size are examined. Raises Refusal for a rule that is neither
+    causal nor that of a window or of chunks.
     """
     rule: Rule | None = getattr(mask, "rule", None)
     if rule is None:
@@ -297,9 +312,12 @@ def window_of(mask: Tensor | None, context: int) -> int | None:
         raise Refusal("its masks depend on what the tokens are") from error
     window = int(visible_QT[-1].sum())
     distance_QT = (queries_Q1 - keys_1T)[0, 0]
-    if not torch.equal(visible_QT, (distance_QT >= 0) & (distance_QT < window)):
-        raise Refusal("its masks are not causal, or have gaps")
-    return None if window > last else window
+    if torch.equal(visible_QT, (distance_QT >= 0) & (distance_QT < window)):
+        return Reach() if window > last else Reach(window)
+    same_QT = (queries_Q1 // reach == keys_1T // reach)[0, 0]
+    if torch.equal(visible_QT, (distance_QT >= 0) & same_QT):
+        return Reach(chunk=reach)
+    raise Refusal("its masks are not causal, or have gaps")
 
 
 def _check_cache(model: PreTrainedModel, probe: Probe) -> None:
@@ -310,7 +328,7 @@ def _check_cache(model: PreTrainedModel, probe: Probe) -> None:
     for layer, kept in enumerate(DynamicCache(config=model.config).layers):
         window = getattr(kept, "sliding_window", None)
         seen = probe.layers.get(layer)
-        if window and seen and window < probe.context and seen.window != window:
+        if window and seen and window < probe.context and window not in seen.reach:
             raise Refusal(
                 f"its config has a window of {window} tokens, which the masks of layer {layer} have not"
             )
@@ -331,10 +349,10 @@ class _Relay:
         return args, {**kwargs, "layout": self.layout}
 
 
-def _with_window(
-    _module: nn.Module, args: Any, kwargs: dict[str, Any], *, window: int | None
+def _with_reach(
+    _module: nn.Module, args: Any, kwargs: dict[str, Any], *, reach: Reach
 ) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "sliding_window": window}
+    return args, {**kwargs, "sliding_window": reach.window, "attention_chunk": reach.chunk}
 
 
 def _restore_layout(model: PreTrainedModel, probe: Probe) -> None:
@@ -343,7 +361,7 @@ def _restore_layout(model: PreTrainedModel, probe: Probe) -> None:
     for seen in probe.layers.values():
         if not seen.has_layout:
             seen.module.register_forward_pre_hook(relay.restore, with_kwargs=True)
-        if seen.window != seen.passed:
+        if seen.reach != seen.passed:
             seen.module.register_forward_pre_hook(
-                partial(_with_window, window=seen.window), with_kwargs=True
+                partial(_with_reach, reach=seen.reach), with_kwargs=True
             )

@@ -20,8 +20,8 @@ URGENT_SLOWDOWN = 5.0  # multiplier on decode_slowdown for urgent requests
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a scheduler; see `EngineConfig` for the meaning of each field."""
+class SchedulerLimits:
+    """Hold the limits of a scheduler; see `EngineConfig` for the meaning of each field."""
 
     token_budget: int
     max_running: int
@@ -35,17 +35,26 @@ class Limits:
 class TokenBudget:
     """Bound the tokens prefilled in a step, to limit the slowdown of streams that decode.
 
-    An urgent request may slow them down more (`PATIENCE`). Urgent is a request that was
-    interrupted: it was moved here or preempted, and its stream stands still meanwhile. So is one
-    that is crowded out: the streams it slows down are mostly of one tenant, which was served at
-    least as much.
+    The bound is Sarathi-Serve's (Agrawal et al. 2024): with t(rows) the seconds of a step that only
+    decodes and c the seconds per prefilled token, a step of decode rows takes at most
+
+        chunk = max((decode_slowdown - 1) · t(rows), latency_goal - t(rows)) / c
+
+    prefill tokens. An urgent request may slow streams down more, by `URGENT_SLOWDOWN`: one that was
+    interrupted (moved here or preempted, so that its stream stands still meanwhile), and one that is
+    crowded out: the streams it slows down are mostly of one tenant, which was served at least as
+    much.
 
     streams: requests that decode in the step.
     spent: tokens prefilled so far by all requests together.
     """
 
     def __init__(
-        self, limits: Limits, pace: StepTimeEstimate, shares: FairShares, streams: Sequence[Request]
+        self,
+        limits: SchedulerLimits,
+        pace: StepTimeEstimate,
+        shares: FairShares,
+        streams: Sequence[Request],
     ):
         self.spent = 0
         self._limits, self._pace, self._shares, self._streams = limits, pace, shares, streams

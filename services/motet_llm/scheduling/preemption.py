@@ -9,7 +9,7 @@ from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.prefix_cache import PrefixCache
 from motet_llm.engine.request import Request
 
-from .budget import Limits
+from .budget import SchedulerLimits
 from .fairness import tenant_group
 from .queues import RequestQueues
 
@@ -21,7 +21,7 @@ class Preemption:
         self,
         queues: RequestQueues,
         tables: BlockTables,
-        limits: Limits,
+        limits: SchedulerLimits,
         prefix_cache: PrefixCache | None,
     ):
         self._queues = queues

@@ -18,7 +18,7 @@ _rank = attrgetter("rank")
 
 
 class ReleasePolicy(Protocol):
-    """What a feature does when a request loses its blocks."""
+    """Define what a feature does when a request loses its blocks."""
 
     def released(self, request: Request) -> None:
         """Drop what belongs to the blocks of a request that was preempted or has ended."""

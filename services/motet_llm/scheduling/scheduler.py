@@ -28,7 +28,7 @@ from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.prefix_cache import PrefixCache
 from motet_llm.engine.request import Request, Status
 
-from .budget import Limits, TokenBudget
+from .budget import SchedulerLimits, TokenBudget
 from .fairness import tenant_group
 from .preemption import Preemption
 from .queues import ReleasePolicy, RequestQueues
@@ -37,7 +37,7 @@ from .work import Work
 
 
 class AdmissionPolicy(ReleasePolicy, Protocol):
-    """What a feature does when a request gets its blocks, and when it loses them."""
+    """Define what a feature does when a request gets its blocks, and when it loses them."""
 
     def admitted(self, request: Request, scheduler: Scheduler) -> None:
         """Constrain a request that has just been admitted, with its cached prefix in its tables."""
@@ -52,7 +52,7 @@ class Scheduler:
     def __init__(
         self,
         tables: BlockTables,
-        limits: Limits,
+        limits: SchedulerLimits,
         prefix_cache: PrefixCache | None = None,
         pace: StepTimeEstimate | None = None,
         policies: Sequence[AdmissionPolicy] = (),
@@ -217,6 +217,10 @@ class Scheduler:
                 return False
         return True
 
+    def restart(self, request: Request) -> None:
+        """Compute a running request again from its first token, once it is its turn."""
+        self._preempt(request)
+
     def _preempt(self, request: Request) -> Request:
         self._leave_out(request)
         self._queues.preempt(request)
@@ -281,6 +285,9 @@ class Scheduler:
     def _that_fits(self, work: Work, draft: tuple[int, ...]) -> tuple[int, ...]:
         """Return the beginning of a draft for which there are free blocks, and allocate them."""
         _, end = work.span
+        most = work.request.constraints.drafts_end
+        if most is not None:
+            draft = draft[: max(0, most - end)]
         while (
             draft and self._tables.missing(work.request, end + len(draft)) > self._tables.num_free
         ):

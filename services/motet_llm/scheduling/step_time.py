@@ -15,7 +15,7 @@ class StepTimeEstimate:
 
     The time of a step that only decodes depends on its rows, so times are kept by the row count's
     number of bits. While some request always prefills there are no such steps, so one is requested
-    now and then (`wants_to_look`). Without it, the time of new streams would be attributed to the
+    now and then (`needs_decode_sample`). Without it, the time of new streams would be attributed to the
     tokens prefilled beside them, until hardly any were prefilled.
     """
 
@@ -64,7 +64,9 @@ class StepTimeEstimate:
 
     def at_least(self, num_prefill: int, num_steps: int) -> float:
         """Return the seconds of these prefill tokens and decode steps at the best recent pace."""
-        steps = [seconds for alike in self._decode.copy().values() for seconds in alike.copy()]
+        steps = [
+            seconds for same_class in self._decode.copy().values() for seconds in same_class.copy()
+        ]
         return min(self._prefill, default=0.0) * num_prefill + min(steps, default=0.0) * num_steps
 
     def needs_decode_sample(self, rows: int) -> bool:

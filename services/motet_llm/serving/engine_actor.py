@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from motet_kernels.runtime import native
 from motet_llm.adapters.adapter_cache import AdapterCache
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.config import DecodeConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
@@ -66,7 +66,8 @@ class EngineActor(Actor):
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
         self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
-        log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
+        about = {"model": self._card.name, "context": self._card.context}
+        log.info("model loaded", extra=about | engine.runner.capacity())
 
     def _make_engine(self) -> Engine:
         """Load the model; called on a thread."""
@@ -84,7 +85,9 @@ class EngineActor(Actor):
         self.thread.between_steps(lambda: _call_on(loop, function))
 
     @asynccontextmanager
-    async def adapter_of(self, model: str, deadline: float | None) -> AsyncIterator[Adapter | None]:
+    async def adapter_of(
+        self, model: str, deadline: float | None
+    ) -> AsyncIterator[ResidentAdapter | None]:
         """Hold the adapter that `model` names within the block; None for the model itself.
 
         Leave the block after the request has left the engine, or has been cancelled there.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.config import DecodeConfig
-from motet_llm.disaggregation.kv_transfer import Packed
+from motet_llm.disaggregation.kv_transfer import PackedPart
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.request import Key
 from motet_shared import messages
@@ -58,7 +58,7 @@ class Prefill(EngineActor):
             await self._prefill(call, request, adapter)
 
     async def _prefill(
-        self, call: Call, request: messages.Prefill, adapter: Adapter | None
+        self, call: Call, request: messages.Prefill, adapter: ResidentAdapter | None
     ) -> None:
         outputs = self._outputs[call.id] = asyncio.Queue()
         self.thread.submit(
@@ -131,7 +131,7 @@ class Prefill(EngineActor):
         )
 
     async def _publish(
-        self, call: Call, packed: Packed, published: list[BlobRef], digest: bool
+        self, call: Call, packed: PackedPart, published: list[BlobRef], digest: bool
     ) -> KvChunk:
         data, part = packed.content.numpy().data, packed.part
         ref = await self.store.put_async(

@@ -58,7 +58,7 @@ class Profiler:
         if self._busy:
             raise Overloaded("a profile of this worker is being recorded already; wait for its end")
         self._busy = True
-        recording = Recording(request, host)
+        recording = TraceRecording(request, host)
         try:
             await self._prepare()
             await _record(recording, host, request.seconds)
@@ -91,7 +91,7 @@ def check(request: Profile) -> None:
         )
 
 
-async def _record(recording: Recording, host: Host, seconds: float) -> None:
+async def _record(recording: TraceRecording, host: Host, seconds: float) -> None:
     host.between_steps(recording.begin)
     try:
         with contextlib.suppress(TimeoutError):
@@ -106,7 +106,7 @@ async def _record(recording: Recording, host: Host, seconds: float) -> None:
         )
 
 
-class Recording:
+class TraceRecording:
     """Record the steps of one request.
 
     `ended` resolves when recording has stopped; then `pieces` gives the trace. The other methods

@@ -31,7 +31,7 @@ class _Kind(Struct):
 
 
 class _Name(Struct, frozen=True):
-    """A metadata event without its time."""
+    """Decode a metadata event without its time."""
 
     name: str
     pid: int | str

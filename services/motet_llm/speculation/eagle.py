@@ -164,7 +164,7 @@ class EagleRunner(ModelRunner):
             )
         return checkpoint.prepare(model.to(dtype).eval().requires_grad_(False))
 
-    def _see(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
+    def _inputs_of(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
         hidden: list[Tensor] = []
         for work in works:
             hidden += work.request.hidden(*work.span)  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ class Head(nn.Module):
 
 @dataclass(slots=True, frozen=True)
 class HiddenState:
-    """Hidden state of the token at `position` of its request."""
+    """Hold the hidden state of the token at `position` of its request."""
 
     hidden_X: Tensor
     position: int
@@ -173,7 +173,7 @@ def _load(given: str, target: ModelRunner) -> nn.ModuleList:
 
     Raises ConfigError that names the folder and what is missing, left over or of another model.
     """
-    folder, here = Path(given), f"speculate={given!r}"
+    folder, folder_name = Path(given), f"speculate={given!r}"
     config = _config(folder)
     count = config.get("medusa_num_heads", config.get("num_heads"))
     depth = config.get("medusa_num_layers", config.get("num_hidden_layers", 1))
@@ -184,28 +184,28 @@ def _load(given: str, target: ModelRunner) -> nn.ModuleList:
         or depth < 0
     ):
         raise ConfigError(
-            f"{here}: config.json tells of {count!r} heads of {depth!r} layers; give 1 to {MOST_DRAFTED}"
+            f"{folder_name}: config.json has {count!r} heads of {depth!r} layers; give 1 to {MOST_DRAFTED}"
         )
     check_weights(folder)
     files = TensorFiles(folder)
     if not files.left:
         raise ConfigError(
-            f"{here}: no *.safetensors; save the heads as such, other formats can run code while they load"
+            f"{folder_name}: no *.safetensors; save the heads as such, other formats can run code while they load"
         )
-    reader = _Reader(here, files, target)
+    reader = _HeadReader(folder_name, files, target)
     heads = nn.ModuleList(reader.head(number, depth) for number in range(count))
     if files.left:
         raise ConfigError(
-            f"{here}: config.json knows nothing of {', '.join(sorted(files.left)[:4])}; correct either"
+            f"{folder_name}: config.json knows nothing of {', '.join(sorted(files.left)[:4])}; correct either"
         )
     return heads
 
 
-class _Reader:
+class _HeadReader:
     """Read heads from files under either naming, and pack them like the model's own matrices."""
 
-    def __init__(self, here: str, files: TensorFiles, target: ModelRunner):
-        self._here, self._files, self._target = here, files, target
+    def __init__(self, folder_name: str, files: TensorFiles, target: ModelRunner):
+        self._source, self._files, self._target = folder_name, files, target
         self._hidden = target.model.config.get_text_config().hidden_size
         self._prefix = next(
             (
@@ -252,7 +252,7 @@ class _Reader:
         except ConfigError as error:
             model = f"{self._target.model_type} of hidden size {self._hidden} and {self._target.vocab} tokens"
             raise ConfigError(
-                f"{self._here}: {error.message}; the heads must be those of this model, {model}"
+                f"{self._source}: {error.message}; the heads must be those of this model, {model}"
             ) from error
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> Linear:

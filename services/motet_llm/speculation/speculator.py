@@ -72,7 +72,7 @@ class Verified:
 
 
 @dataclass(slots=True)
-class Counts:
+class DraftCounts:
     """Count drafts and their cost since the start.
 
     `skipped`: request-steps without a draft because none was expected to gain time.
@@ -98,7 +98,7 @@ class Speculation(Feature):
         self._controller = controller
         self._estimates: dict[Request, AcceptanceEstimate] = {}
         self._verified: dict[Request, Verified] = {}
-        self._counts = Counts()
+        self._counts = DraftCounts()
         self.seconds = 0.0  # drafting time of the current step
         self._drafted = False  # whether drafts were proposed for that step
         self._decoding = 0  # requests that decode in it

@@ -11,7 +11,7 @@ from motet_shared.messages import TokenLogprob
 
 @dataclass(slots=True)
 class AcceptedTokens:
-    """New tokens of a request, and its finish reason if it ends with them.
+    """Hold the new tokens of a request, and its finish reason if it ends with them.
 
     num_drafted: how many of them were drafted, so that their keys and values are computed already.
     """

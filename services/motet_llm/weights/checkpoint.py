@@ -28,6 +28,7 @@ from motet_llm.attention import paged as attention
 from motet_llm.models import language_model as language_part
 from motet_llm.models import mixers, support
 from motet_models.checkpoints import check_numbers, check_weights
+from motet_models.context import trained_context
 from motet_models.image_support import MODEL_TYPES
 from motet_shared.errors import ConfigError
 
@@ -42,9 +43,6 @@ SPARSE_LAYERS = {
 }
 # Arguments of models that continue from another model's states.
 FOREIGN_STATES = {"shared_kv_states", "backbone_last_hidden_state"}
-# Their frequencies depend on the longest sequence of a batch: exact only while no sequence leaves
-# the original range.
-BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 # Errors that transformers raises for files it cannot use.
 UNUSABLE = (
     OSError,
@@ -62,7 +60,7 @@ QUANTIZED = {
     "F8_E5M2",
 }  # dtypes of safetensors that need scales
 KV_NAMES = {"float8": "float8_e4m3fn"}  # its name in torch and on the wire
-UNLIMITED = 1 << 20  # tokens up to which masks are examined if the model names no limit
+UNLIMITED = 1 << 20  # most tokens up to which masks are examined
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
@@ -71,7 +69,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     Raises ConfigError for a model that the engine cannot run.
     """
     config = _read_config(folder)
-    if language_part.sees(config):
+    if language_part.reads_images(config):
         config = language_part.text_config(config)
     check_config(config)
     return config
@@ -144,24 +142,7 @@ def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 
 def exact_range(config: PreTrainedConfig) -> int | None:
     """Return the number of tokens up to which the engine is exact; None without any limit."""
-    limits = [
-        getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    ]
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = (
-        rope.values()
-        if rope and all(v is None or isinstance(v, dict) for v in rope.values())
-        else [rope]
-    )
-    for kind in kinds:
-        if kind and kind.get("rope_type") in BATCH_DEPENDENT_ROPE:
-            limits.append(kind.get("original_max_position_embeddings"))
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        # It equals plain causal attention within the first chunk.
-        limits.append(getattr(config, "attention_chunk_size", None))
-    if getattr(config, "attn_temperature_tuning", False):
-        limits.append(config.floor_scale - 1)  # the temperature is 1 up to there
-    return min((limit for limit in limits if limit is not None), default=None)
+    return trained_context(config.to_dict())
 
 
 def context_of(config: PreTrainedConfig, wanted: int) -> int:
@@ -270,16 +251,16 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     check_weights(folder)
     found: Any = find_class(config)
     options: dict[str, Any] = {}
-    sees = language_part.sees(_read_config(folder))
+    reads_images = language_part.reads_images(_read_config(folder))
     if quantized.is_quantized(folder, config):
-        if sees:
+        if reads_images:
             raise ConfigError(
                 f"{folder}: quantized weights of a model that sees are not read; give the original ones"
             )
         return prepare(quantized.load(folder, config, found, dtype))
     _check_readable(folder)
     disable_progress_bar()  # stderr is the service's log
-    if sees:
+    if reads_images:
         found, options = language_part.without_vision(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(
@@ -317,7 +298,7 @@ def _faults(report: dict[str, Any]) -> list[str]:
 def prepare(model: PreTrainedModel) -> PreTrainedModel:
     """Install mixers and attention for packed rows. Raises ConfigError for an unsupported model."""
     mixers.install_recurrent(model)
-    support.examine(model, exact_range(model.config) or UNLIMITED)
+    support.examine(model, min(exact_range(model.config) or UNLIMITED, UNLIMITED))
     support.use(model, attention.NAME, attention.paged_attention)
     mixers.install_latent(model)
     return model

@@ -16,7 +16,7 @@ from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.linear.pack import Packed, pack_groups
 from motet_kernels.runtime.errors import KernelError
-from motet_llm.models.joined_linear import Joined, Part
+from motet_llm.models.joined_linear import JoinedLinear, JoinedPart
 from motet_shared.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -72,9 +72,9 @@ def join(parent: nn.Module, names: tuple[str, ...], device: torch.device, precis
     coded = [child for child in children if isinstance(child, CodedLinear)]
     if len(coded) < len(names) or len({child.in_features for child in coded}) > 1:
         return 0
-    whole, start = Joined(_together(coded, device, precise)), 0
+    whole, start = JoinedLinear(_together(coded, device, precise)), 0
     for name, child in zip(names, coded, strict=True):
-        setattr(parent, name, Part(whole, start, start + child.out_features))
+        setattr(parent, name, JoinedPart(whole, start, start + child.out_features))
         start += child.out_features
     return 1
 

@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class ActuatorError(MotetError):
-    """An action failed for now. The planner logs it, goes on, and retries after the next observation."""
+    """Report an action that failed for now.
+
+    The planner logs it and retries after the next observation.
+    """
 
     code = "unavailable"
     retryable = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import nodes
@@ -59,11 +60,16 @@ class ControlTokens:
         self._safe_backend = self._build_safe_backend() if self._ids else None
 
     def encode_safely(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+        cut: Callable[[str], str] = str,
     ) -> list[int] | None:
         """Return the ids of messages that may hold control tokens of a client; None if they cannot.
 
-        Raises ValueError where the tokenizer would make a control token of plain text.
+        options: variables of the template. cut: applied to the rendered text. Raises ValueError where the
+        tokenizer would make a control token of plain text.
         """
         guard, pattern = self._guard, self._pattern
         if pattern is None or self._safe_backend is None:
@@ -72,11 +78,13 @@ class ControlTokens:
             not self._always
             and not guard.has_protected(messages)
             and not guard.has_protected(tools)
+            and not guard.has_protected(options)
         ):
             return None
-        text = guard.unescaped(
-            self._render([guard.message(m) for m in messages], guard.strings(tools))
+        rendered = self._render(
+            [guard.message(m) for m in messages], guard.strings(tools), guard.strings(options)
         )
+        text = cut(guard.unescaped(rendered))
         wanted = [(match[0], match.start()) for match in pattern.finditer(text)]
         plain = restore(text)
         if not self._always and wanted == [
@@ -89,7 +97,12 @@ class ControlTokens:
             raise ValueError("its text would become control tokens; leave out what looks like one")
         return ids
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> str:
         template = _compile_jinja_template(self._source)
         shown = _alias_reasoning_fields(messages)
         return str(
@@ -97,8 +110,7 @@ class ControlTokens:
                 messages=shown,
                 tools=tools or None,
                 documents=None,
-                add_generation_prompt=True,
-                **self._names,
+                **{"add_generation_prompt": True, **self._names, **options},
             )
         )
 

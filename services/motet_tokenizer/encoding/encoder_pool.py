@@ -10,19 +10,31 @@ import asyncio
 import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 
 from msgspec import msgpack
 
 from motet_shared.errors import DeadlineExceeded, InternalError, from_wire
 from motet_shared.process.fair_slots import FairSlots
-from motet_tokenizer.encoding.encoder_process import HEAD, Answer, Job, framed
+from motet_tokenizer.encoding.encoder_process import HEAD, EncodeAnswer, EncodeJob, framed
 
 
 class EncoderPool:
-    """Run at most `count` processes. models: folder by name; limit: seconds per prompt."""
+    """Run at most `count` processes.
 
-    def __init__(self, models: dict[str, str], count: int, limit: float):
+    models: folder by name. limit: seconds per prompt. templates: file of a chat template by model.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, str],
+        count: int,
+        limit: float,
+        templates: Mapping[str, str] | None = None,
+    ):
         self._entries = [f"{name}={path}" for name, path in models.items()]
+        for name, path in (templates or {}).items():
+            self._entries += ["--chat-template", f"{name}={path}"]
         self._limit = limit
         self._slots = FairSlots(count)
         self._idle: list[Process] = []
@@ -34,7 +46,7 @@ class EncoderPool:
         """Return the ids of the running processes."""
         return sorted(process.pid for process in self._all)
 
-    async def encode(self, tenant: str, job: Job) -> list[int]:
+    async def encode(self, tenant: str, job: EncodeJob) -> list[int]:
         """Return the token ids of a prompt.
 
         Raises BadRequest as the template does, DeadlineExceeded after `limit` seconds,
@@ -93,10 +105,10 @@ class EncoderPool:
         ending.add_done_callback(self._ending.discard)
 
 
-async def _ask(process: Process, job: Job) -> Answer:
+async def _ask(process: Process, job: EncodeJob) -> EncodeAnswer:
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     process.stdin.write(framed(job))
     await process.stdin.drain()
     size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
-    return msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+    return msgpack.decode(await process.stdout.readexactly(size), type=EncodeAnswer)

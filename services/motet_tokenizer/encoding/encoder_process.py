@@ -1,12 +1,13 @@
 """Encode large prompts, one at a time: `python -m motet_tokenizer.encoding.encoder_process`.
 
-Arguments: MODEL=FOLDER, once per model. Jobs are read from stdin, answers are written to stdout:
-eight bytes of length (little-endian), then MessagePack. The parent kills the process to stop a job;
-it ends with its parent.
+Arguments: MODEL=FOLDER, once per model, and `--chat-template MODEL=FILE`. Jobs are read from stdin,
+answers are written to stdout: eight bytes of length (little-endian), then MessagePack. The parent
+kills the process to stop a job; it ends with its parent.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import struct
 import sys
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<Q")
 
 
-class Job(Struct, array_like=True):
-    """Chat, or a raw prompt if `text` is given."""
+class EncodeJob(Struct, array_like=True):
+    """Request the token ids of a chat, or of a raw prompt if `text` is given."""
 
     model: str
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
+    options: dict[str, Any] = {}  # variables of the chat template
     text: str | None = None
+    starts_turn: bool = True
+    continues: bool = False
 
 
-class Answer(Struct, array_like=True):
-    """Token ids as 32-bit integers, or the error that refuses the prompt."""
+class EncodeAnswer(Struct, array_like=True):
+    """Carry token ids as 32-bit integers, or the error that refuses the prompt."""
 
     ids: bytes = b""
     code: str = ""
@@ -55,10 +59,17 @@ def main() -> None:
     from motet_tokenizer.config import split_model
 
     die_with_parent()
-    folders = dict(map(split_model, sys.argv[1:]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--chat-template", action="append", default=[])
+    args = parser.parse_args()
+    folders = dict(map(split_model, args.models))
+    templates = dict(map(split_model, args.chat_template))
     loaded: dict[str, Vocabulary] = {}
     while (data := _frame(jobs)) is not None:
-        answers.write(framed(_answer(msgpack.decode(data, type=Job), folders, loaded)))
+        answers.write(
+            framed(_answer(msgpack.decode(data, type=EncodeJob), folders, templates, loaded))
+        )
         answers.flush()
 
 
@@ -67,20 +78,30 @@ def _frame(jobs: BinaryIO) -> bytes | None:
     return jobs.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
 
 
-def _answer(job: Job, folders: dict[str, str], loaded: dict[str, Vocabulary]) -> Answer:
+def _answer(
+    job: EncodeJob,
+    folders: dict[str, str],
+    templates: dict[str, str],
+    loaded: dict[str, Vocabulary],
+) -> EncodeAnswer:
     from motet_shared.errors import as_motet_error
+    from motet_tokenizer.encoding.prompt_end import PromptEnd
     from motet_tokenizer.encoding.vocabulary import Vocabulary
 
     try:
         if job.model not in loaded:
-            loaded[job.model] = Vocabulary.load(job.model, folders[job.model])
+            loaded[job.model] = Vocabulary.load(
+                job.model, folders[job.model], chat_template=templates.get(job.model)
+            )
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return Answer(array("i", vocabulary.encode(job.text)).tobytes())
-        return Answer(array("i", vocabulary.template.encode(job.messages, job.tools)).tobytes())
+            return EncodeAnswer(array("i", vocabulary.encode(job.text)).tobytes())
+        end = PromptEnd(job.starts_turn, job.continues)
+        ids = vocabulary.template.encode(job.messages, job.tools, job.options, end)
+        return EncodeAnswer(array("i", ids).tobytes())
     except Exception as error:  # any error concerns this prompt alone; the process continues
         known = as_motet_error(error)
-        return Answer(code=known.code, message=known.message, param=known.param)
+        return EncodeAnswer(code=known.code, message=known.message, param=known.param)
 
 
 if __name__ == "__main__":

@@ -8,27 +8,43 @@ key) are encoded as plain text: no message can forge a turn, or a picture (`cont
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.reasoning.reasoning_format import ReasoningFormat
+from motet_shared.tool_formats.parser import short_id
 from motet_tokenizer.encoding.control_tokens import ControlTokens
+from motet_tokenizer.encoding.prompt_end import Mark, PromptEnd
 
 Message = dict[str, Any]
+_NEW_TURN = PromptEnd()
 
 
 class ChatTemplate:
     """Apply the chat template of one tokenizer. `model` is the name in error messages."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, model: str, placeholder: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: str,
+        placeholder: int | None = None,
+        reasoning: ReasoningFormat | None = None,
+        id_length: int = 0,
     ):
-        """Set up the template. `placeholder`: token of a picture, if the model accepts images."""
+        """Set up the template.
+
+        placeholder: token of a picture, if the model accepts images. reasoning: format of the
+        model's reasoning, if it has any. id_length: characters of the ids of calls that it takes;
+        0: any.
+        """
         self._tokenizer = tokenizer
         self._model = model
         self._placeholder = placeholder
+        self._reasoning = reasoning
+        self._id_length = id_length
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
@@ -36,16 +52,23 @@ class ChatTemplate:
             placeholder is not None and bool(self.source) and not self._renders_strings()
         )
 
-    def encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
-        """Return the token ids of the conversation up to the start of the assistant's next turn.
+    def encode(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any] | None = None,
+        end: PromptEnd = _NEW_TURN,
+    ) -> list[int]:
+        """Return the token ids of the conversation, by default up to the assistant's next turn.
 
-        A picture is a single placeholder; `expand_placeholders` expands it to the picture's tokens. Raises
-        BadRequest for messages that the template refuses, UnsupportedParameter for tools that it
-        does not take.
+        options: variables of the template (`TemplateOptions.resolve`). A picture is a single
+        placeholder; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
+        messages that the template refuses, UnsupportedParameter for tools that it does not take.
         """
         if not self.source:
             raise BadRequest(
-                f"messages: model {self._model!r} has no chat template; use /v1/completions",
+                f"messages: model {self._model!r} has no chat template; use /v1/completions, or start"
+                " it with --chat-template",
                 param="messages",
             )
         if tools and not self.takes_tools:
@@ -54,17 +77,36 @@ class ChatTemplate:
                 param="tools",
             )
         plain = normalize(messages, sees=self._placeholder is not None)
+        if self._reasoning is not None:
+            plain = [self._reasoning.history(message, self.source) for message in plain]
+        if self._id_length:
+            plain = [_with_short_ids(message, self._id_length) for message in plain]
         if self._wants_parts:
             plain = [_in_parts(message) for message in plain]
         try:
-            ids = self._control.encode_safely(plain, tools)
-            return self._apply(plain, tools) if ids is None else ids
+            return self._encode(plain, tools, options or {}, end)
         except Exception as error:
             # A template is a program of the checkpoint: unexpected messages may raise any error.
             raise BadRequest(
                 f"messages: the chat template of model {self._model!r} refuses them: {error}",
                 param="messages",
             ) from error
+
+    def _encode(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+        end: PromptEnd,
+    ) -> list[int]:
+        cut: Callable[[str], str] = str
+        if end.continues:
+            mark = Mark()
+            messages, cut = mark.put(messages), mark.cut
+        if not end.starts_turn:
+            options = {**options, "add_generation_prompt": False}
+        ids = self._control.encode_safely(messages, tools, options, cut)
+        return self._apply(messages, tools, options, cut) if ids is None else ids
 
     def expand_placeholders(
         self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
@@ -98,11 +140,19 @@ class ChatTemplate:
             return False
         return probe in str(shown)
 
-    def _apply(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+    def _apply(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+        cut: Callable[[str], str],
+    ) -> list[int]:
+        options = {"add_generation_prompt": True, **options}
         text = self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+            messages, tools=tools or None, tokenize=False, **options
         )
-        return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        backend = self._tokenizer.backend_tokenizer
+        return list(backend.encode(cut(text), add_special_tokens=False).ids)
 
 
 def normalize(messages: list[Message], *, sees: bool = False) -> list[Message]:
@@ -165,6 +215,21 @@ def _part(part: Any, where: str, sees: bool) -> dict[str, str]:
     if not isinstance(text, str):
         raise BadRequest(f"{where}.{kind}: give a string", param=f"{where}.{kind}")
     return {"type": "text", "text": text}
+
+
+def _with_short_ids(message: Message, length: int) -> Message:
+    """Return a message whose ids of calls have `length` characters, equal ones for equal ones."""
+    made = dict(message)
+    if isinstance(identity := message.get("tool_call_id"), str):
+        made["tool_call_id"] = short_id(identity, length)
+    if message.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "id": short_id(identity, length)}
+            if isinstance(identity := call.get("id"), str)
+            else call
+            for call in message["tool_calls"]
+        ]
+    return made
 
 
 def _in_parts(message: Message) -> Message:

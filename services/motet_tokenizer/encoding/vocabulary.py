@@ -6,6 +6,7 @@ Read from a checkpoint folder (or hub name) without its weights, and without tor
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,24 @@ from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
+from motet_models.context import trained_context
 from motet_models.image_support import accepts_images, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
-from motet_shared.tool_formats.registry import detect_format, find_format
 from motet_tokenizer.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
     FallbackDetokenizer,
     WindowDetokenizer,
 )
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.template import ChatTemplate
+from motet_tokenizer.encoding.template_options import TemplateOptions
+from motet_tokenizer.response_template import ResponseFormat
+from motet_tokenizer.sampling_defaults import SamplingDefaults
 
-# Names of the longest sequence in the configs of model families, in order of preference.
-_CONTEXT_FIELDS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "seq_length",
-    "model_max_length",
-)
+_NO_DEFAULTS = SamplingDefaults()
 _NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
 
 
@@ -52,6 +50,8 @@ class Vocabulary:
         generation: dict[str, Any],
         created: int = 0,
         tool_format: str = "auto",
+        reasoning_format: str = "auto",
+        sampling: SamplingDefaults = _NO_DEFAULTS,
     ):
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
@@ -60,6 +60,7 @@ class Vocabulary:
                 param="model",
             )
         self.name = name
+        self.sampling = sampling
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -70,33 +71,62 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if accepts_images(config) else None
-        self.template = ChatTemplate(tokenizer, name, self.placeholder)
-        self.tool_format = (
-            detect_format(self.template.source)
-            if tool_format == "auto"
-            else find_format(tool_format)
-        )
         self._hidden = hidden_ids(self.backend)
+        self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
+        self.dialect = Dialect.of(
+            str(tokenizer.chat_template or ""),
+            tool_format,
+            reasoning_format,
+            lambda: _response_format(tokenizer, name, self.controls.values()),
+        )
+        reasoning = self.dialect.reasoning_format
+        self.template = ChatTemplate(
+            tokenizer, name, self.placeholder, reasoning, id_length=self.dialect.id_length
+        )
+        self.options = TemplateOptions(
+            self.template.source,
+            name,
+            reserved=frozenset(tokenizer.special_tokens_map),
+            levels=reasoning.levels if reasoning is not None else (),
+            reasons=self.dialect.reasons,
+        )
+        if reasoning is not None:
+            ends = map(self.backend.token_to_id, reasoning.ends)
+            self.eos_ids |= frozenset(i for i in ends if i is not None)
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
-        tools = self.template.takes_tools
+        tools = self.template.takes_tools and self.dialect.calls_tools
         images = self.placeholder is not None and bool(self.template.source)
         self.card = ModelCard(
             name=name,
             context=self.context,
             created=created,
             tools=tools,
+            reasoning=self.dialect.reasons,
+            chat=bool(self.template.source),
+            sampling=dict(sampling.values),
             images=images,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
         )
 
     @classmethod
-    def load(cls, name: str, path: str, tool_format: str = "auto") -> Vocabulary:
+    def load(
+        cls,
+        name: str,
+        path: str,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
+        *,
+        chat_template: str | None = None,
+        generation_config: str = "auto",
+    ) -> Vocabulary:
         """Load a checkpoint folder or a hub name.
 
-        tool_format: name of a format of tool calls, or "auto" for that of the chat template. Raises
-        ConfigError that names the problem.
+        tool_format: name of a format of tool calls, or "auto" for that of the chat template.
+        reasoning_format: as `tool_format`, or "none". chat_template: file of a template in place of
+        the checkpoint's. generation_config: "auto" for the checkpoint's, "none", or a file, for
+        recommended sampling. Raises ConfigError that names the problem.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -115,14 +145,28 @@ class Vocabulary:
         generation_file = cached_file(
             path, "generation_config.json", _raise_exceptions_for_missing_entries=False
         )
-        if tokenizer.chat_template is None:  # older vision checkpoints keep it in its own file
+        if chat_template is not None:
+            tokenizer.chat_template = _read_text(chat_template)
+        elif tokenizer.chat_template is None:  # older vision checkpoints keep it in its own file
             template_file = cached_file(
                 path, "chat_template.json", _raise_exceptions_for_missing_entries=False
             )
             tokenizer.chat_template = _read(template_file).get("chat_template")
         created = int(Path(config_file).stat().st_mtime)
         generation = _read(generation_file)
-        return cls(name, tokenizer, _read(config_file), generation, created, tool_format)
+        recommended = generation if generation_config == "auto" else {}
+        if generation_config not in ("auto", "none"):
+            recommended = _read(generation_config)
+        return cls(
+            name,
+            tokenizer,
+            _read(config_file),
+            generation,
+            created,
+            tool_format,
+            reasoning_format,
+            SamplingDefaults.of(recommended),
+        )
 
     # ----------------------------------------------------------------------------------------- text
     def encode(self, text: str) -> list[int]:
@@ -144,6 +188,11 @@ class Vocabulary:
         if self._pieces.byte_fallback or self._pieces.strip:
             return FallbackDetokenizer(self._pieces, 0 if continues else self._pieces.strip)
         return ByteDetokenizer(self._pieces)
+
+    def tail(self, prompt: list[int], count: int) -> str:
+        """Return the last `count` tokens of a prompt as text, with special tokens."""
+        text: str = self.backend.decode(prompt[-count:], skip_special_tokens=False)
+        return text
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a special token, its name."""
@@ -167,6 +216,15 @@ class Vocabulary:
             )
 
 
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template: cannot read {path}: {error}", param="chat_template"
+        ) from error
+
+
 def _read(path: str | None) -> dict[str, Any]:
     """Return the JSON object of a file; {} if `path` is None.
 
@@ -185,10 +243,14 @@ def _read(path: str | None) -> dict[str, Any]:
     return document
 
 
+def _response_format(tokenizer: Any, name: str, controls: Iterable[str]) -> ResponseFormat | None:
+    template = getattr(tokenizer, "response_template", None)
+    return None if template is None else ResponseFormat(template, name, controls)
+
+
 def _context(name: str, config: dict[str, Any], tokenizer: Any) -> int:
-    for field in _CONTEXT_FIELDS:
-        if isinstance(value := config.get(field), int) and value > 0:
-            return value
+    if (trained := trained_context(config)) is not None:
+        return trained
     limit = getattr(tokenizer, "model_max_length", None)
     if isinstance(limit, int) and 0 < limit < _NO_LIMIT:
         return limit

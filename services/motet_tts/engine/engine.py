@@ -3,8 +3,8 @@
 engine = Engine(EngineConfig(model="models/pocket-tts"))
 engine.add("a", Utterance(words=("hello", "there"), voice=engine.voices[0]))
 while engine.has_work:
-    for piece in engine.step():
-        play(piece.samples)
+    for output in engine.step():
+        play(output.samples)
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from motet_shared.errors import BadRequest, MotetError, Overloaded
 from motet_tts.checkpoint import SpeechModel, load
 from motet_tts.config import EngineConfig
 
-from .utterance import Key, Piece, Utterance
+from .utterance import Key, StepOutput, Utterance
 
 log = logging.getLogger(__name__)
 
 
-_SMALL = 256 << 20  # bytes of weights
+_SMALL_MODEL = 256 << 20  # bytes of weights
 
 
 class Engine:
@@ -45,14 +45,17 @@ class Engine:
 
     @property
     def voices(self) -> tuple[str, ...]:
+        """Return the names of the model's voices, the default one first."""
         return self.model.voices
 
     @property
     def sample_rate(self) -> int:
+        """Return the sample rate of the outputs, in Hz."""
         return self.model.sample_rate
 
     @property
     def has_work(self) -> bool:
+        """Return True if `step` would do something."""
         return bool(self._waiting or self._running)
 
     def add(self, key: Key, utterance: Utterance) -> None:
@@ -62,14 +65,16 @@ class Engine:
         key is in use.
         """
         if key in self._waiting or key in self._running:
-            raise ValueError(f"{key!r} is spoken already")
+            raise ValueError(f"key: {key!r} is in use by another sentence")
         if utterance.voice not in self.voices:
             raise BadRequest(
-                f"voice: {utterance.voice!r} is none of this model's ({', '.join(self.voices)})",
+                f"voice: {utterance.voice!r} is unknown; give one of {', '.join(self.voices)}",
                 param="voice",
             )
         if len(self._waiting) >= self.config.max_waiting + self.config.max_running:
-            raise Overloaded(f"{len(self._waiting)} sentences wait already (max_waiting)")
+            raise Overloaded(
+                f"{len(self._waiting)} sentences are queued (max_waiting); try again later"
+            )
         self._waiting[key] = utterance
 
     def cancel(self, key: Key) -> None:
@@ -79,35 +84,36 @@ class Engine:
             self._running.discard(key)
             self.model.remove(key)
 
-    def step(self) -> list[Piece]:
-        """Advance all running sentences by one step; return at most one piece per sentence."""
+    def step(self) -> list[StepOutput]:
+        """Advance all running sentences by one step; return at most one output per sentence."""
         began = time.perf_counter()
-        pieces = self._admit()
+        outputs = self._admit()
         if self._running:
-            pieces += self.model.step()
+            outputs += self.model.step()
             self.steps += 1
-        for piece in pieces:
-            if piece.done or piece.error is not None:
-                self._running.discard(piece.key)
-            if piece.samples is not None:
-                self.samples += len(piece.samples)
+        for output in outputs:
+            if output.done or output.error is not None:
+                self._running.discard(output.key)
+            if output.samples is not None:
+                self.samples += len(output.samples)
         self.seconds += time.perf_counter() - began
-        return pieces
+        return outputs
 
-    def _admit(self) -> list[Piece]:
-        """Admit waiting sentences in order; return the model's refusals as pieces with an error."""
-        refused = []
+    def _admit(self) -> list[StepOutput]:
+        """Admit waiting sentences in order; return the model's refusals as outputs with an error."""
+        outputs = []
         while self._waiting and len(self._running) < self.config.max_running:
             key, utterance = self._waiting.popitem(last=False)
             try:
                 self.model.add(key, utterance)
             except MotetError as error:
-                refused.append(Piece(key, error=error))
+                outputs.append(StepOutput(key, error=error))
             else:
                 self._running.add(key)
-        return refused
+        return outputs
 
     def stats(self) -> dict[str, float]:
+        """Return counts since the start, and the numbers of running and waiting sentences."""
         spoken = self.samples / self.sample_rate
         return {
             "running": len(self._running),
@@ -132,4 +138,6 @@ class Engine:
 
 def _is_small(config: EngineConfig) -> bool:
     """Return True if one thread is best: layers finish before a second thread could synchronize."""
-    return sum(file.stat().st_size for file in Path(config.model).glob("*.safetensors")) < _SMALL
+    return (
+        sum(file.stat().st_size for file in Path(config.model).glob("*.safetensors")) < _SMALL_MODEL
+    )

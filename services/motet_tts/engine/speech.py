@@ -17,12 +17,12 @@ from motet_shared.messages import Audio, Speak, Usage
 from motet_shared.text.sentences import Chunk, cut
 from motet_shared.wire.call import Call
 from motet_tts.shaper import WIRE_RATE, Shaper
-from motet_tts.spoken import spoken_words
 from motet_tts.stretch import Samples
+from motet_tts.text_normalization import spoken_words
 from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 
 from .thread import EngineThread
-from .utterance import Key, Piece, Utterance
+from .utterance import Key, StepOutput, Utterance
 
 _BYTES = 2  # per sample
 _MS = WIRE_RATE / 1000  # samples per millisecond
@@ -30,22 +30,22 @@ _MS = WIRE_RATE / 1000  # samples per millisecond
 
 @dataclass(slots=True)
 class SpeechSessions:
-    """State shared by all texts: the engine, the queues for its pieces, and each voice's pace."""
+    """Hold the state shared by all texts: the engine, the queues of its outputs, each voice's pace."""
 
     thread: EngineThread
     sample_rate: int
     rates: tuple[float, float]
-    pieces: dict[Key, asyncio.Queue[Piece]] = field(default_factory=dict)
+    queues: dict[Key, asyncio.Queue[StepOutput]] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
 
-    def deliver(self, pieces: list[Piece]) -> None:
-        """Queue all pieces of one step, on the event loop.
+    def deliver(self, outputs: list[StepOutput]) -> None:
+        """Queue all outputs of one step, on the event loop.
 
-        Pieces of sentences that were cancelled in the meantime are dropped.
+        Outputs of sentences that were cancelled in the meantime are dropped.
         """
-        for piece in pieces:
-            if (queue := self.pieces.get(piece.key)) is not None:
-                queue.put_nowait(piece)
+        for output in outputs:
+            if (queue := self.queues.get(output.key)) is not None:
+                queue.put_nowait(output)
 
 
 class Speech:
@@ -86,17 +86,18 @@ class _Sentence:
         self._speech, self._index, self._chunk, self._words = speech, index, chunk, words
         self._sessions = speech._sessions
         slowest, fastest = self._sessions.rates
-        self._native = min(max(speech._request.speed, slowest), fastest)
-        self._stretch = speech._request.speed / self._native
+        self._model_speed = min(max(speech._request.speed, slowest), fastest)
+        self._stretch = speech._request.speed / self._model_speed
         self._shaper = Shaper(self._sessions.sample_rate, self._stretch)
-        self._cheap = self._stretch == 1.0 and self._sessions.sample_rate == WIRE_RATE
+        self._is_unchanged = self._stretch == 1.0 and self._sessions.sample_rate == WIRE_RATE
         self._begin = speech._samples / _MS
         self._starts: tuple[int, ...] = ()
         self._unreported_words = True  # whether word times are due with the next item
 
     async def run(self) -> None:
+        """Speak the sentence and send its items. Raises the engine's errors."""
         key = (self._speech._call.id, self._index)
-        queue = self._sessions.pieces[key] = asyncio.Queue()
+        queue = self._sessions.queues[key] = asyncio.Queue()
         speech = self._speech
         spoken = tuple(spoken for _, spoken in self._words if spoken)
         utterance = Utterance(
@@ -104,39 +105,39 @@ class _Sentence:
             voice=speech._voice,
             seed=speech._request.seed,
             index=self._index,
-            speed=self._native,
+            speed=self._model_speed,
         )
         self._sessions.thread.submit(key, utterance)
         done = False
         try:
             while not done:
-                piece = await queue.get()
-                if piece.error is not None:
+                output = await queue.get()
+                if output.error is not None:
                     done = True
-                    raise piece.error
-                done = piece.done
-                await self._handle(piece)
+                    raise output.error
+                done = output.done
+                await self._handle(output)
         finally:
-            del self._sessions.pieces[key]
+            del self._sessions.queues[key]
             if not done:
                 self._sessions.thread.cancel(key)
 
-    async def _handle(self, piece: Piece) -> None:
-        if piece.starts is not None and len(piece.starts) > len(self._starts):
-            self._starts, self._unreported_words = piece.starts, True
-        data = await self._shaped(lambda: self._shaper.push(_numpy(piece.samples)))
-        if piece.done:
+    async def _handle(self, output: StepOutput) -> None:
+        if output.starts is not None and len(output.starts) > len(self._starts):
+            self._starts, self._unreported_words = output.starts, True
+        data = await self._shaped(lambda: self._shaper.push(_numpy(output.samples)))
+        if output.done:
             data += await self._shaped(self._shaper.finish)
         data = self._without_received(data)
-        if piece.done:
-            await self._end(data, piece)
+        if output.done:
+            await self._end(data, output)
         elif data:
             words, self._unreported_words = (self._times() if self._unreported_words else []), False
             await self._speech._send(Audio(data, words, self._index))
 
     async def _shaped(self, work: Callable[[], bytes]) -> bytes:
         """Run `work`, on another thread if it stretches or resamples, which takes long."""
-        return work() if self._cheap else await asyncio.to_thread(work)
+        return work() if self._is_unchanged else await asyncio.to_thread(work)
 
     def _without_received(self, data: bytes) -> bytes:
         """Remove what the client already received of this sentence from another instance."""
@@ -145,16 +146,16 @@ class _Sentence:
         speech._skip -= cut_off
         return data[cut_off * _BYTES :]
 
-    async def _end(self, data: bytes, piece: Piece) -> None:
+    async def _end(self, data: bytes, output: StepOutput) -> None:
         """Send the last item of the sentence, with the final times of its words."""
         speech, length = self._speech, self._shaper.samples / _MS
         speech._skip = 0
         speech._samples += self._shaper.samples
         speech._done = self._chunk.end
-        usage = Usage(prompt_tokens=piece.tokens, completion_tokens=piece.frames)
+        usage = Usage(prompt_tokens=output.tokens, completion_tokens=output.frames)
         speech.usage.prompt_tokens += usage.prompt_tokens
         speech.usage.completion_tokens += usage.completion_tokens
-        self._sessions.pace.learn(speech._voice, self._words, length * speech._request.speed)
+        self._sessions.pace.update(speech._voice, self._words, length * speech._request.speed)
         await speech._send(Audio(data, self._times(length), self._index, self._chunk.end, usage))
 
     def _times(self, length: float | None = None) -> list[WordTime]:

@@ -8,20 +8,20 @@ from motet_shared.errors import MotetError
 from motet_shared.process import engine_thread
 
 from .engine import Engine
-from .utterance import Key, Piece, Utterance
+from .utterance import Key, StepOutput, Utterance
 
 
-class EngineThread(engine_thread.EngineThread[Engine, Piece]):
-    """Step the engine; outputs are pieces of sentences."""
+class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
+    """Step the engine; its outputs are samples of sentences."""
 
     name = "motet-tts"
 
     def submit(self, key: Key, utterance: Utterance) -> None:
-        """Call `Engine.add` on the engine's thread; a refusal arrives as `Piece.error`."""
+        """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
         self._submit(key, partial(self.engine.add, key, utterance))
 
-    def _refusal(self, key: Key, error: MotetError) -> Piece:
-        return Piece(key, error=error)
+    def _refusal(self, key: Key, error: MotetError) -> StepOutput:
+        return StepOutput(key, error=error)
 
-    def _step(self) -> list[Piece]:
+    def _step(self) -> list[StepOutput]:
         return self.engine.step()

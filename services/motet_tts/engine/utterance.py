@@ -1,4 +1,4 @@
-"""Define a speech model's input, one sentence, and its output pieces."""
+"""Define a speech model's input, one sentence, and its outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = Hashable
 
 @dataclass(frozen=True, kw_only=True)
 class Utterance:
-    """One sentence to be spoken.
+    """Represent one sentence to be spoken.
 
     words: as they are pronounced ("twenty-one", not "21"), in order; a model reads them joined with
         spaces.
@@ -34,18 +34,20 @@ class Utterance:
 
     @property
     def text(self) -> str:
+        """Return the words joined with spaces."""
         return " ".join(self.words)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Output of one engine step for one utterance.
+class StepOutput:
+    """Report one engine step of one utterance.
 
     samples: the next ones, float32 `[N]` at the model's rate, in -1 to 1; N may be 0.
     starts: the samples of the utterance at which its words begin, as far as they have begun; None:
         nothing new, or the model does not report them.
     done: the utterance is complete.
     tokens, frames: of the prompt and of the speech so far.
+    error: why the utterance ends without being complete.
     """
 
     key: Key

@@ -45,7 +45,7 @@ class Codec(ABC):
 
 
 def on_host(chunks: list[Tensor]) -> list[Tensor]:
-    """Return samples on the CPU, downloaded in one copy."""
+    """Copy samples to the CPU, all of them in one download."""
     if not any(chunk.is_cuda for chunk in chunks):
         return chunks
     return list(Download(torch.cat(chunks)).wait().split([len(chunk) for chunk in chunks]))

@@ -20,16 +20,26 @@ import torch
 from torch import Tensor
 
 from motet_shared.errors import BadRequest
-from motet_tts.engine.utterance import Key, Piece, Utterance
+from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec import Codec, State, on_host
-from .kv_slots import KvSlots, Part
+from .kv_slots import KvSlots, SlotBatch
 from .noise import Noise
 
 
 @dataclass(slots=True)
-class Sentence:
-    """State of one running utterance; `memory` is private to its family."""
+class CodecSentence:
+    """Hold the state of one running utterance.
+
+    prompt: embeddings `[P, E]`.
+    tokens: of the prompt.
+    codec: the decoder's state.
+    family_state: whatever the family keeps for the sentence.
+    hidden: `[E]`, what the next frame is sampled from.
+    frame: `[…]`, the last one.
+    waiting: frames that are not decoded yet.
+    frames, decoded: numbers of frames generated and decoded.
+    """
 
     key: Key
     utterance: Utterance
@@ -37,7 +47,7 @@ class Sentence:
     max_frames: int
     tokens: int
     codec: State
-    memory: Any = None
+    family_state: Any = None
     hidden: Tensor | None = None  # [E], what the next frame is sampled from
     frame: Tensor | None = None  # […], the last one
     waiting: list[Tensor] = field(default_factory=list)  # frames that are not yet decoded
@@ -47,11 +57,16 @@ class Sentence:
 
     @property
     def noise(self) -> Noise:
+        """Return the noise of the next frame."""
         return Noise(self.utterance.seed, self.utterance.index, self.frames)
 
 
 class CodecLm(ABC):
-    """Implement one checkpoint of a family of codec language models."""
+    """Adapt one checkpoint of a family of codec language models.
+
+    voices: names, the default one first.
+    rates: slowest and fastest speed that the model supports itself.
+    """
 
     codec: Codec
     device: torch.device
@@ -61,19 +76,16 @@ class CodecLm(ABC):
     rates: tuple[float, float] = (1.0, 1.0)
 
     @abstractmethod
-    def begin(self, key: Key, utterance: Utterance) -> Sentence:
-        """Return the sentence with its prompt embedded.
-
-        Raises BadRequest if it cannot be spoken.
-        """
+    def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
+        """Return the sentence with its prompt embedded. Raises BadRequest if it cannot be spoken."""
 
     @abstractmethod
-    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
         """Return the hidden states `[B, E]` of the last positions."""
 
     @abstractmethod
     def draw(
-        self, hidden_BE: Tensor, sentences: list[Sentence]
+        self, hidden_BE: Tensor, sentences: list[CodecSentence]
     ) -> tuple[Tensor, list[bool], list[bool]]:
         """Return each sentence's next frame `[B, …]`, whether it is audible, whether it is last."""
 
@@ -81,19 +93,20 @@ class CodecLm(ABC):
     def embed(self, frames_B: Tensor) -> Tensor:
         """Return the input of the next position for each frame: `[B, 1, E]`."""
 
-    def shape(self, sentence: Sentence, samples: Tensor) -> Tensor:
+    def shape(self, sentence: CodecSentence, samples: Tensor) -> Tensor:
         """Post-process samples, on the CPU, as the family's processor does, such as a fade-in.
 
         `sentence.decoded` frames precede them.
         """
         return samples
 
-    def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
+    def starts(self, sentence: CodecSentence) -> tuple[int, ...] | None:
         """Return the first sample of each word begun so far; None if the model does not know."""
         return None
 
     @property
     def frame_seconds(self) -> float:
+        """Return the seconds of speech in a frame."""
         return self.codec.frame_samples / self.codec.sample_rate
 
 
@@ -124,9 +137,9 @@ class CodecBatch:
         self.voices, self.rates = family.voices, family.rates
         self.device, self.dtype = family.device, family.dtype
         self._slots = KvSlots(family.device)
-        self._rows: list[Sentence] = []  # indexed by slot
-        self._new: list[Sentence] = []
-        self._silent: list[Sentence] = []  # sentences that turned out to have no frames
+        self._rows: list[CodecSentence] = []  # indexed by slot
+        self._new: list[CodecSentence] = []
+        self._silent: list[CodecSentence] = []  # sentences that turned out to have no frames
         self._first = max(1, math.ceil(first_chunk / family.frame_seconds - 1e-6))
         self._chunk = max(self._first, round(chunk / family.frame_seconds))
 
@@ -142,21 +155,24 @@ class CodecBatch:
         self._new = [sentence for sentence in self._new if sentence.key != key]
         for slot, sentence in enumerate(self._rows):
             if sentence.key == key:
-                self._leave(slot)
+                self._free_slot(slot)
                 return
 
     @torch.inference_mode()
-    def step(self) -> list[Piece]:
+    def step(self) -> list[StepOutput]:
         """Generate one frame for each sentence; return samples of those whose chunk is full."""
         self._advance()
         self._admit()
         self._draw()
-        pieces = [*self._decode(), *(Piece(sentence.key, done=True) for sentence in self._silent)]
+        outputs = [
+            *self._decode(),
+            *(StepOutput(sentence.key, done=True) for sentence in self._silent),
+        ]
         self._silent = []
         for slot in reversed(range(len(self._rows))):
             if self._rows[slot].done:
-                self._leave(slot)
-        return pieces
+                self._free_slot(slot)
+        return outputs
 
     def _advance(self) -> None:
         """Compute the hidden states of sentences that have a frame already, in one pass."""
@@ -165,9 +181,9 @@ class CodecBatch:
         frames_B = torch.stack(
             [sentence.frame for sentence in self._rows if sentence.frame is not None]
         )
-        part = self._slots.first(len(self._rows))
-        hidden_BE = self.family.forward(self.family.embed(frames_B), part)
-        part.close()
+        batch = self._slots.first(len(self._rows))
+        hidden_BE = self.family.forward(self.family.embed(frames_B), batch)
+        batch.close()
         for sentence, hidden in zip(self._rows, hidden_BE, strict=True):
             sentence.hidden = hidden
 
@@ -178,10 +194,10 @@ class CodecBatch:
             if sentence.done:
                 self._silent.append(sentence)
                 continue
-            slot = self._slots.join()
-            part = self._slots.one(slot, len(sentence.prompt))
-            sentence.hidden = self.family.forward(sentence.prompt[None], part)[0]
-            part.close()
+            slot = self._slots.add()
+            batch = self._slots.one(slot, len(sentence.prompt))
+            sentence.hidden = self.family.forward(sentence.prompt[None], batch)[0]
+            batch.close()
             self._rows.append(sentence)
 
     def _draw(self) -> None:
@@ -190,44 +206,50 @@ class CodecBatch:
         hidden_BE = torch.stack(
             [sentence.hidden for sentence in self._rows if sentence.hidden is not None]
         )
-        frames_B, heard, last = self.family.draw(hidden_BE, self._rows)
+        frames_B, audible, last = self.family.draw(hidden_BE, self._rows)
         for row, sentence in enumerate(self._rows):
             sentence.frame = frames_B[row]
             sentence.frames += 1
-            if heard[row]:
+            if audible[row]:
                 sentence.waiting.append(frames_B[row])
             sentence.done = last[row] or sentence.frames >= sentence.max_frames
 
-    def _decode(self) -> list[Piece]:
+    def _decode(self) -> list[StepOutput]:
         """Decode the chunks that are due; those of equal length together."""
-        due: dict[int, list[Sentence]] = {}
+        due_by_length: dict[int, list[CodecSentence]] = {}
         for sentence in self._rows:
-            wanted = min(self._chunk, max(self._first, sentence.decoded))
-            if sentence.done or len(sentence.waiting) >= wanted:
-                due.setdefault(len(sentence.waiting), []).append(sentence)
-        rows = [sentence for sentences in due.values() for sentence in sentences]
+            chunk_frames = min(self._chunk, max(self._first, sentence.decoded))
+            if sentence.done or len(sentence.waiting) >= chunk_frames:
+                due_by_length.setdefault(len(sentence.waiting), []).append(sentence)
+        rows = [sentence for sentences in due_by_length.values() for sentence in sentences]
         chunks = on_host(
-            [chunk for count, sentences in due.items() for chunk in self._chunks(count, sentences)]
+            [
+                chunk
+                for count, sentences in due_by_length.items()
+                for chunk in self._chunks(count, sentences)
+            ]
         )
-        return [self._piece(sentence, chunk) for sentence, chunk in zip(rows, chunks, strict=True)]
+        return [self._output(sentence, chunk) for sentence, chunk in zip(rows, chunks, strict=True)]
 
-    def _chunks(self, count: int, sentences: list[Sentence]) -> list[Tensor]:
+    def _chunks(self, count: int, sentences: list[CodecSentence]) -> list[Tensor]:
         if not count:
             return [torch.zeros(0, device=self.family.device) for _ in sentences]
         frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
         return self.family.codec.decode([sentence.codec for sentence in sentences], frames_BN)
 
-    def _piece(self, sentence: Sentence, chunk: Tensor) -> Piece:
+    def _output(self, sentence: CodecSentence, chunk: Tensor) -> StepOutput:
         samples = self.family.shape(sentence, chunk)
         sentence.decoded += len(sentence.waiting)
         sentence.waiting = []
         if sentence.done and (tail := self.family.codec.finish(sentence.codec)) is not None:
             samples = torch.cat([samples, *on_host([tail])])
         starts = self.family.starts(sentence)
-        return Piece(sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames)
+        return StepOutput(
+            sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames
+        )
 
-    def _leave(self, slot: int) -> None:
-        self._slots.leave(slot)
+    def _free_slot(self, slot: int) -> None:
+        self._slots.remove(slot)
         last = self._rows.pop()
         if slot < len(self._rows):
             self._rows[slot] = last

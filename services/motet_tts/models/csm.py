@@ -19,17 +19,17 @@ from transformers import AutoTokenizer, CsmForConditionalGeneration
 from motet_kernels.spans import upload
 from motet_tts.engine.utterance import Key, Utterance
 
-from .codec_lm import CodecLm, Sentence, room_for
-from .kv_slots import Part
+from .codec_lm import CodecLm, CodecSentence, room_for
+from .kv_slots import SlotBatch
 from .mimi import MimiDecoder
-from .sampling import Sampling, choose
+from .sampling import CodeSampling, choose
 
 _SPEAKERS = 4  # speaker numbers are unlimited in CSM; these are listed as voices
 _SECONDS = (3.0, 0.25)  # limit of a sentence: a base and per character; far more than speech needs
 
 
 class Csm(CodecLm):
-    """Run a checkpoint folder of CSM. Its voices are speaker numbers."""
+    """Run a checkpoint folder of CSM, whose voices are speaker numbers."""
 
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
@@ -43,15 +43,15 @@ class Csm(CodecLm):
         self._config = config
         self._eos = config.codebook_eos_token_id
         generation = self._model.generation_config
-        self._first = Sampling.of(generation, greedy)
-        self._others = Sampling.of(self._model.depth_decoder.generation_config, greedy)
+        self._first = CodeSampling.of(generation, greedy)
+        self._others = CodeSampling.of(self._model.depth_decoder.generation_config, greedy)
         mimi = self._model.codec_model
         self.codec = MimiDecoder(
             mimi.decoder, lambda frames_BNK: mimi.quantizer.decode(frames_BNK.transpose(1, 2))
         )
         self.voices = tuple(str(speaker) for speaker in range(_SPEAKERS))
 
-    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+    def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
         ids = self._ids(utterance.text, utterance.voice)
         budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
         limit = min(
@@ -59,7 +59,7 @@ class Csm(CodecLm):
         )
         with torch.inference_mode():
             prompt = self._model.embed_text_tokens(upload(torch.tensor(ids), self.device))
-        return Sentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
+        return CodecSentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
 
     def _ids(self, text: str, voice: str) -> list[int]:
         tokenizer = self._tokenizer
@@ -69,22 +69,22 @@ class Csm(CodecLm):
             return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
         return list(tokenizer(f"[{voice}]{text}")["input_ids"])
 
-    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
         hidden_BQE: Tensor = self._model.backbone_model(
             inputs_embeds=inputs_BQE,
-            attention_mask=part.mask,
-            position_ids=part.positions,
-            past_key_values=part,
+            attention_mask=batch.mask,
+            position_ids=batch.positions,
+            past_key_values=batch,
         ).last_hidden_state
         return hidden_BQE[:, -1]
 
     def draw(
-        self, hidden_BE: Tensor, sentences: list[Sentence]
+        self, hidden_BE: Tensor, sentences: list[CodecSentence]
     ) -> tuple[Tensor, list[bool], list[bool]]:
-        books, codes = self._config.num_codebooks, self._config.vocab_size
+        codebooks, codes = self._config.num_codebooks, self._config.vocab_size
         noise_BKV: Tensor | None = None
         if self._first.random or self._others.random:
-            drawn = [sentence.noise.gumbel(books, codes) for sentence in sentences]
+            drawn = [sentence.noise.gumbel(codebooks, codes) for sentence in sentences]
             noise_BKV = upload(torch.stack(drawn), self.device)
         first_B = choose(
             self._model.lm_head(hidden_BE),
@@ -92,9 +92,9 @@ class Csm(CodecLm):
             None if noise_BKV is None else noise_BKV[:, 0],
         )
         frames_BK = self._depth(hidden_BE, first_B, noise_BKV)
-        ended_BK = frames_BK == self._eos
-        silent, last = torch.stack([ended_BK.all(-1), ended_BK[:, :-1].all(-1)]).tolist()
-        return frames_BK, [not one for one in silent], last
+        is_end_BK = frames_BK == self._eos
+        silent, last = torch.stack([is_end_BK.all(-1), is_end_BK[:, :-1].all(-1)]).tolist()
+        return frames_BK, [not sentence for sentence in silent], last
 
     def _depth(self, hidden_BE: Tensor, first_B: Tensor, noise_BKV: Tensor | None) -> Tensor:
         """Return all codes `[B, K]` given the first, one codebook at a time for all sentences."""
@@ -105,14 +105,14 @@ class Csm(CodecLm):
         chosen = [first_B]
         inputs_BQE = torch.stack([hidden_BE, embedding(first_B)], dim=1)
         cache: Any = None
-        for book in range(1, self._config.num_codebooks):
+        for codebook in range(1, self._config.num_codebooks):
             output = decoder(
                 inputs_embeds=inputs_BQE, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
             cache = output.past_key_values
-            noise = None if noise_BKV is None else noise_BKV[:, book]
+            noise = None if noise_BKV is None else noise_BKV[:, codebook]
             chosen.append(choose(output.logits[:, -1], self._others, noise))
-            inputs_BQE = embedding(chosen[-1] + book * decoder.model.vocab_size)[:, None]
+            inputs_BQE = embedding(chosen[-1] + codebook * decoder.model.vocab_size)[:, None]
         return torch.stack(chosen, dim=1)
 
     def embed(self, frames_B: Tensor) -> Tensor:

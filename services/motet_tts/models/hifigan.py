@@ -28,7 +28,7 @@ class FusedVocoder:
         self._slope = Activation("leaky_relu", decoder.config.leaky_relu_slope)
         count = decoder.num_kernels
         blocks = [_Block(block) for block in decoder.resblocks]
-        self._blocks = [blocks[begin : begin + count] for begin in range(0, len(blocks), count)]
+        self._blocks = [blocks[first : first + count] for first in range(0, len(blocks), count)]
 
     def __call__(self, latents_BFT: Tensor, speaker_BE1: Tensor | None) -> Tensor:
         """Return `[B, 1, N]`, as the module does."""

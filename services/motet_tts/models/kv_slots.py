@@ -15,13 +15,13 @@ from torch import Tensor
 
 from motet_kernels.spans import upload
 
-_GRAIN = 128  # positions by which the slots grow, at least
+_GROWTH = 128  # positions by which the slots grow, at least
 
 
 class KvSlots:
     """Allocate slots; grows with the number of sequences and with the longest of them.
 
-    `device`: where the model computes.
+    device: where the model computes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,13 +29,13 @@ class KvSlots:
         self.lengths: list[int] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [S, H, T, D] each
 
-    def join(self) -> int:
+    def add(self) -> int:
         """Add a slot after the last one; return its number."""
         self.lengths.append(0)
         return len(self.lengths) - 1
 
     @torch.inference_mode()  # the tensors that are moved were written in inference mode
-    def leave(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Free a slot. The last sequence moves into it, unless it was the last."""
         last = len(self.lengths) - 1
         if slot != last:
@@ -48,41 +48,47 @@ class KvSlots:
         if not self.lengths:
             self._layers.clear()
 
-    def one(self, slot: int, count: int) -> Part:
+    def one(self, slot: int, count: int) -> SlotBatch:
         """Return one slot as a batch of one row that gets `count` new positions."""
-        return Part(self, slot, [self.lengths[slot]], count)
+        return SlotBatch(self, slot, [self.lengths[slot]], count)
 
-    def first(self, rows: int) -> Part:
+    def first(self, rows: int) -> SlotBatch:
         """Return the first `rows` slots as a batch with one new position each."""
-        return Part(self, 0, self.lengths[:rows], 1)
+        return SlotBatch(self, 0, self.lengths[:rows], 1)
 
     def layer(self, index: int, like_BHQD: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer, with room for `length` positions in every slot."""
         pair = self._layers.get(index)
         slots = len(self.lengths)
         if pair is None or pair[0].shape[0] < slots or pair[0].shape[2] < length:
-            have = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
-            room = (
-                max(slots, min(2 * have[0], slots + 8)),
-                -(-max(length, have[1]) // _GRAIN) * _GRAIN,
+            capacity = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
+            capacity = (
+                max(slots, min(2 * capacity[0], slots + 8)),
+                -(-max(length, capacity[1]) // _GROWTH) * _GROWTH,
             )
             pair = self._layers[index] = (
-                _grown(pair, 0, like_BHQD, room),
-                _grown(pair, 1, like_BHQD, room),
+                _grown(pair, 0, like_BHQD, capacity),
+                _grown(pair, 1, like_BHQD, capacity),
             )
         return pair
 
 
 @dataclass(slots=True)
-class Part:
-    """Slots during one forward pass; call the model with its `mask` and `positions`."""
+class SlotBatch:
+    """Represent slots during one forward pass; call the model with its `mask` and `positions`.
+
+    before: positions in each row before the pass.
+    count: new positions of each row, Q.
+    positions: `[B, Q]`.
+    mask: `[B, 1, Q, T]`, True where a position may attend.
+    """
 
     slots: KvSlots
     begin: int
-    before: list[int]  # positions in each row before the pass
-    count: int  # Q
-    positions: Tensor = field(init=False)  # [B, Q]
-    mask: Tensor = field(init=False)  # [B, 1, Q, T], True where a position may attend
+    before: list[int]
+    count: int
+    positions: Tensor = field(init=False)
+    mask: Tensor = field(init=False)
     _rows_B1: Tensor = field(init=False)
     _total: int = field(init=False)  # T
 
@@ -116,11 +122,11 @@ class Part:
 
 
 def _grown(
-    pair: tuple[Tensor, Tensor] | None, which: int, like_BHQD: Tensor, room: tuple[int, int]
+    pair: tuple[Tensor, Tensor] | None, which: int, like_BHQD: Tensor, capacity: tuple[int, int]
 ) -> Tensor:
     _, heads, _, dim = like_BHQD.shape
     # Zeros, not uninitialized memory: masked values must still be finite.
-    grown = like_BHQD.new_zeros(room[0], heads, room[1], dim)
+    grown = like_BHQD.new_zeros(capacity[0], heads, capacity[1], dim)
     if pair is not None:
         old = pair[which]
         grown[: old.shape[0], :, : old.shape[2]] = old

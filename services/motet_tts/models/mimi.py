@@ -24,16 +24,22 @@ from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
 
 from .codec import Codec
-from .conv_places import Stream
 from .seanet import FusedSeanet, fused_seanet
+from .stream_context import StreamContext
 
 
 @dataclass(slots=True)
 class MimiState:
-    """State of one sequence."""
+    """Hold the state of one sequence.
+
+    inputs: last inputs of each convolution, `[1, C, reach]`.
+    stream: replaces `inputs` where kernels compute.
+    keys, values: `[L, H, T, D]`.
+    steps: of the transformer, so far.
+    """
 
     inputs: list[Tensor] = field(default_factory=list)  # per convolution `[1, C, reach]`
-    stream: Stream | None = None  # replaces `inputs` where kernels compute
+    stream: StreamContext | None = None  # replaces `inputs` where kernels compute
     keys: Tensor | None = None  # [L, H, T, D]
     values: Tensor | None = None
     steps: int = 0  # of the transformer
@@ -42,7 +48,7 @@ class MimiState:
 class MimiDecoder(Codec):
     """Decode with a `MimiDecoderModel` of transformers or a similar `decoder`.
 
-    `latents` maps frames `[B, N, …]` to `[B, C, N]`.
+    latents: maps frames `[B, N, …]` to `[B, C, N]`.
     """
 
     def __init__(self, decoder: Any, latents: Callable[[Tensor], Tensor]):
@@ -56,30 +62,34 @@ class MimiDecoder(Codec):
         self.fused = fused_seanet(decoder)
 
     def begin(self) -> MimiState:
-        return MimiState() if self.fused is None else MimiState(stream=self.fused.places.begin())
+        return MimiState() if self.fused is None else MimiState(stream=self.fused.contexts.begin())
 
     def decode(self, states: list[MimiState], frames_BN: Tensor) -> list[Tensor]:
         if self.fused is not None:
             return self._decode_fused(self.fused, states, frames_BN)
-        inputs = _Inputs(states)
+        inputs = _ConvContext(states)
         hidden_BCN = self._latents(frames_BN)
         if self._decoder.upsample is not None:
-            hidden_BCN = inputs.through(self._decoder.upsample, hidden_BCN)
-        hidden_BNC = self._transform(states, hidden_BCN.transpose(1, 2))
-        audio_BCN = _walk(self._decoder.decoder_seanet.layers, hidden_BNC.transpose(1, 2), inputs)
-        inputs.keep()
+            hidden_BCN = inputs.apply(self._decoder.upsample, hidden_BCN)
+        hidden_BNC = self._apply_transformer(states, hidden_BCN.transpose(1, 2))
+        audio_BCN = _apply_layers(
+            self._decoder.decoder_seanet.layers, hidden_BNC.transpose(1, 2), inputs
+        )
+        inputs.store()
         return list(audio_BCN[:, 0].float())
 
     def _decode_fused(
         self, fused: FusedSeanet, states: list[MimiState], frames_BN: Tensor
     ) -> list[Tensor]:
-        contexts = fused.go_on([state.stream for state in states if state.stream is not None])
+        contexts = fused.next_contexts(
+            [state.stream for state in states if state.stream is not None]
+        )
         hidden_BNC = fused.upsample(self._latents(frames_BN).transpose(1, 2), contexts)
-        return list(fused.decode(self._transform(states, hidden_BNC), contexts).float())
+        return list(fused.decode(self._apply_transformer(states, hidden_BNC), contexts).float())
 
-    def _transform(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
+    def _apply_transformer(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
         """Apply the transformer, which attends to `window` steps back."""
-        window = _Window(states, hidden_BNC.shape[1], self._window, hidden_BNC.device)
+        window = _AttentionWindow(states, hidden_BNC.shape[1], self._window, hidden_BNC.device)
         output: Tensor = self._decoder.decoder_transformer(
             hidden_BNC,
             attention_mask=window.mask,
@@ -87,18 +97,18 @@ class MimiDecoder(Codec):
             past_key_values=window,
             use_cache=True,
         ).last_hidden_state
-        window.keep()
+        window.store()
         return output
 
 
-class _Inputs:
+class _ConvContext:
     """Keep the last inputs of all convolutions, in the order in which the decoder applies them."""
 
     def __init__(self, states: list[MimiState]):
         self._states = states
         self._kept: list[Tensor] = []
 
-    def through(self, layer: Any, hidden_BCN: Tensor) -> Tensor:
+    def apply(self, layer: Any, hidden_BCN: Tensor) -> Tensor:
         """Apply one causal convolution, plain or transposed, to kept and new inputs."""
         conv = layer.conv
         reach = _reach(conv)
@@ -106,7 +116,7 @@ class _Inputs:
             self._kept.append(hidden_BCN[..., :0])
             computed: Tensor = conv(hidden_BCN)
             return computed
-        joined = torch.cat([self._remembered(hidden_BCN, reach), hidden_BCN], dim=-1)
+        joined = torch.cat([self._context(hidden_BCN, reach), hidden_BCN], dim=-1)
         self._kept.append(joined[..., -reach:])
         output: Tensor = conv(joined)
         if isinstance(conv, nn.ConvTranspose1d):
@@ -114,21 +124,19 @@ class _Inputs:
             output = output[..., reach * stride : joined.shape[-1] * stride]
         return output
 
-    def _remembered(self, hidden_BCN: Tensor, reach: int) -> Tensor:
+    def _context(self, hidden_BCN: Tensor, reach: int) -> Tensor:
         """Return `[B, C, reach]`; zeros before the beginning, like the whole sequence's padding."""
         index, (_, channels, _) = len(self._kept), hidden_BCN.shape
-        nothing = hidden_BCN.new_zeros(1, channels, reach)
-        return torch.cat(
-            [state.inputs[index] if state.inputs else nothing for state in self._states]
-        )
+        zeros = hidden_BCN.new_zeros(1, channels, reach)
+        return torch.cat([state.inputs[index] if state.inputs else zeros for state in self._states])
 
-    def keep(self) -> None:
+    def store(self) -> None:
         parts = [kept.split(1) for kept in self._kept]
         for row, state in enumerate(self._states):
             state.inputs = [part[row] for part in parts]
 
 
-class _Window:
+class _AttentionWindow:
     """Provide a batch's kept keys and values as a transformers cache, padded on the left."""
 
     def __init__(self, states: list[MimiState], count: int, window: int, device: torch.device):
@@ -151,8 +159,8 @@ class _Window:
     def update(
         self, keys_BHND: Tensor, values_BHND: Tensor, layer_idx: int, *_: object
     ) -> tuple[Tensor, Tensor]:
-        self._keys.append(_behind(self._past_keys, layer_idx, keys_BHND))
-        self._values.append(_behind(self._past_values, layer_idx, values_BHND))
+        self._keys.append(_append(self._past_keys, layer_idx, keys_BHND))
+        self._values.append(_append(self._past_values, layer_idx, values_BHND))
         return self._keys[-1], self._values[-1]
 
     def _stacked(self, which: str) -> Tensor | None:
@@ -168,7 +176,7 @@ class _Window:
                 past_LBHTD[:, row, :, self._past - kept_LHTD.shape[2] :] = kept_LHTD
         return past_LBHTD
 
-    def keep(self) -> None:
+    def store(self) -> None:
         if self._keys:
             keys_LBHTD, values_LBHTD = torch.stack(self._keys), torch.stack(self._values)
         for row, state in enumerate(self._states):
@@ -179,22 +187,22 @@ class _Window:
                 state.values = values_LBHTD[:, row, :, -length:].clone()
 
 
-def _behind(past_LBHTD: Tensor | None, layer: int, new_BHND: Tensor) -> Tensor:
+def _append(past_LBHTD: Tensor | None, layer: int, new_BHND: Tensor) -> Tensor:
     return new_BHND if past_LBHTD is None else torch.cat([past_LBHTD[layer], new_BHND], dim=2)
 
 
-def _walk(layers: Any, hidden_BCN: Tensor, inputs: _Inputs) -> Tensor:
+def _apply_layers(layers: Any, hidden_BCN: Tensor, inputs: _ConvContext) -> Tensor:
     """Apply the convolutional decoder: convolutions, activations and residual blocks of both."""
     for layer in layers:
         if hasattr(layer, "conv"):
-            hidden_BCN = inputs.through(layer, hidden_BCN)
+            hidden_BCN = inputs.apply(layer, hidden_BCN)
         elif hasattr(layer, "block"):
             residual = (
-                inputs.through(layer.shortcut, hidden_BCN)
+                inputs.apply(layer.shortcut, hidden_BCN)
                 if hasattr(layer.shortcut, "conv")
                 else hidden_BCN
             )
-            hidden_BCN = residual + _walk(layer.block, hidden_BCN, inputs)
+            hidden_BCN = residual + _apply_layers(layer.block, hidden_BCN, inputs)
         else:
             hidden_BCN = layer(hidden_BCN)
     return hidden_BCN

@@ -1,6 +1,6 @@
 """Adapt pocket-tts, the project's own model in `pocket`, to the engine.
 
-A pointer advances along the phonemes, so the model knows when each word begins.
+The model advances a pointer along the phonemes, so it knows when each word begins.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ from motet_kernels.spans import upload
 from motet_shared.errors import BadRequest, ConfigError
 from motet_tts.engine.utterance import Key, Utterance
 from motet_tts.pocket.codec import SpeechCodec
+from motet_tts.pocket.frame_generator import Pointer
 from motet_tts.pocket.model import PocketSpeech
-from motet_tts.pocket.speaker import Pointer
 
 from .codec import Codec, State
-from .codec_lm import CodecLm, Sentence
-from .kv_slots import Part
-from .noise import mix
+from .codec_lm import CodecLm, CodecSentence
+from .kv_slots import SlotBatch
+from .noise import hash_numbers
 
 _FRAMES_PER_PHONEME = 12  # limit of a sentence: half a second for each
 
 
 @dataclass(slots=True)
-class Walk:
-    """Position of a sentence in its text: the pointer, and the first phoneme of each word."""
+class PhonemeProgress:
+    """Hold the position of a sentence in its phonemes.
+
+    pointer: the phoneme that is being spoken.
+    first_phonemes: the first phoneme of each word.
+    began: the first frame of each word begun so far.
+    """
 
     pointer: Pointer
     first_phonemes: list[int]
-    began: list[int] = field(default_factory=list)  # first frame of each word begun so far
+    began: list[int] = field(default_factory=list)
 
 
 class PocketCodec(Codec):
@@ -78,7 +83,7 @@ class MotetPocket(CodecLm):
         self.rates = self._model.config.rates
         self._temperature = 0.0 if greedy else _temperature(folder)
 
-    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+    def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
         model, text = self._model, utterance.text
         try:
             with torch.inference_mode():
@@ -91,59 +96,63 @@ class MotetPocket(CodecLm):
         room = model.config.max_positions - len(prompt)
         limit = min(utterance.max_frames or _FRAMES_PER_PHONEME * (len(reading.phonemes) + 4), room)
         # 40 bits, since the codec multiplies the seed
-        seed = mix(utterance.seed, utterance.index) >> 24
-        walk = Walk(Pointer(reading.phonemes), _first_phonemes(utterance.words, reading.characters))
-        sentence = Sentence(
-            key, utterance, prompt, limit, len(reading.phonemes), self.codec.begin(seed), walk
+        seed = hash_numbers(utterance.seed, utterance.index) >> 24
+        progress = PhonemeProgress(
+            Pointer(reading.phonemes), _first_phonemes(utterance.words, reading.characters)
         )
-        sentence.done = walk.pointer.done  # nothing in it can be pronounced
+        sentence = CodecSentence(
+            key, utterance, prompt, limit, len(reading.phonemes), self.codec.begin(seed), progress
+        )
+        sentence.done = progress.pointer.done  # nothing in it can be pronounced
         return sentence
 
-    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
         hidden_BQE: Tensor = self._model.speaker.backbone(
             inputs_embeds=inputs_BQE,
-            attention_mask=part.mask,
-            position_ids=part.positions,
-            past_key_values=part,
+            attention_mask=batch.mask,
+            position_ids=batch.positions,
+            past_key_values=batch,
             use_cache=True,
         ).last_hidden_state
         return hidden_BQE[:, -1]
 
     def draw(
-        self, hidden_BE: Tensor, sentences: list[Sentence]
+        self, hidden_BE: Tensor, sentences: list[CodecSentence]
     ) -> tuple[Tensor, list[bool], list[bool]]:
-        config, walks = self._model.config, [sentence.memory for sentence in sentences]
+        config, progresses = self._model.config, [sentence.family_state for sentence in sentences]
         gumbel_BKV = None
         if self._temperature > 0:
-            drawn = [
+            frames_drawn = [
                 sentence.noise.gumbel(config.codebooks, config.codes) for sentence in sentences
             ]
-            gumbel_BKV = upload(torch.stack(drawn), self.device)
-        pointers = [walk.pointer for walk in walks]
+            gumbel_BKV = upload(torch.stack(frames_drawn), self.device)
+        pointers = [progress.pointer for progress in progresses]
         before = [pointer.place for pointer in pointers]
         frames_BF = self._model.speaker.draw(
             hidden_BE, pointers, temperature=self._temperature, gumbel_BKV=gumbel_BKV
         )
-        for sentence, walk, place in zip(sentences, walks, before, strict=True):
-            now = max(place + 1, walk.pointer.place)  # phonemes passed within a frame began with it
+        for sentence, progress, place in zip(sentences, progresses, before, strict=True):
+            now = max(
+                place + 1, progress.pointer.place
+            )  # phonemes passed within a frame began with it
             while (
-                len(walk.began) < len(walk.first_phonemes)
-                and walk.first_phonemes[len(walk.began)] < now
+                len(progress.began) < len(progress.first_phonemes)
+                and progress.first_phonemes[len(progress.began)] < now
             ):
-                walk.began.append(sentence.frames)
+                progress.began.append(sentence.frames)
         return frames_BF, [True] * len(sentences), [pointer.done for pointer in pointers]
 
     def embed(self, frames_B: Tensor) -> Tensor:
         return self._model.speaker.embed(frames_B)[:, None]
 
-    def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
+    def starts(self, sentence: CodecSentence) -> tuple[int, ...] | None:
         """Return the first sample of each word begun so far.
 
         Words that the pointer has not reached when the sentence ends begin at its end.
         """
-        walk: Walk = sentence.memory
-        missing = len(walk.first_phonemes) - len(walk.began) if sentence.done else 0
-        began = walk.began + [sentence.frames] * missing
+        progress: PhonemeProgress = sentence.family_state
+        missing = len(progress.first_phonemes) - len(progress.began) if sentence.done else 0
+        began = progress.began + [sentence.frames] * missing
         return tuple(frame * self.codec.frame_samples for frame in began)
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MASK = (1 << 64) - 1
+_MASK_64 = (1 << 64) - 1
 
 
-def mix(*parts: int) -> int:
+def hash_numbers(*parts: int) -> int:
     """Hash numbers to 64 bits (SplitMix64's finalizer, Steele, Lea, Flood 2014)."""
     state = 0
     for part in parts:
-        state = (state + (part & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = (state + (part & _MASK_64) + 0x9E3779B97F4A7C15) & _MASK_64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64
         state ^= state >> 31
     return state
 
@@ -33,7 +33,7 @@ class Noise:
     frame: int
 
     def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(mix(self.seed, self.sentence, self.frame))
+        return torch.Generator().manual_seed(hash_numbers(self.seed, self.sentence, self.frame))
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal noise, float32."""

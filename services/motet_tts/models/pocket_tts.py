@@ -29,8 +29,8 @@ from motet_shared.errors import ConfigError
 from motet_tts.engine.utterance import Key, Utterance
 
 from . import voices
-from .codec_lm import CodecLm, Sentence, room_for
-from .kv_slots import Part
+from .codec_lm import CodecLm, CodecSentence, room_for
+from .kv_slots import SlotBatch
 from .mimi import MimiDecoder
 
 _DEFAULT_VOICE = "default"  # the model without a voice prompt
@@ -50,12 +50,12 @@ class PocketTts(CodecLm):
         self._config = self._model.config
         self._settings = _processor_settings(folder)
         generation = self._model.generation_config
-        self._flow_steps = int(_or(getattr(generation, "num_flow_steps", None), 1))
-        self._threshold = float(_or(getattr(generation, "eos_threshold", None), -4.0))
-        self._earliest = int(_or(getattr(generation, "min_frames_before_eos", None), 6))
+        self._flow_steps = int(_default(getattr(generation, "num_flow_steps", None), 1))
+        self._threshold = float(_default(getattr(generation, "eos_threshold", None), -4.0))
+        self._earliest = int(_default(getattr(generation, "min_frames_before_eos", None), 6))
         random = not greedy and bool(getattr(generation, "do_sample", False))
         self._noise_scale = (
-            math.sqrt(_or(getattr(generation, "temperature", None), 1.0)) if random else 0.0
+            math.sqrt(_default(getattr(generation, "temperature", None), 1.0)) if random else 0.0
         )
         codec = _codec_folder(folder, self._settings)
         check_checkpoint(Path(codec))
@@ -78,25 +78,25 @@ class PocketTts(CodecLm):
         return projected
 
     def _setting(self, name: str, otherwise: float) -> float:
-        return float(_or(self._settings.get(name), otherwise))
+        return float(_default(self._settings.get(name), otherwise))
 
-    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+    def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
         voice = self._prompts[utterance.voice]
         text_ids, ids = self._ids(utterance.text, len(voice))
         budget = math.ceil((len(text_ids) / 3 + 2) * self._config.frame_rate)
         room = room_for(len(ids), self._config.max_position_embeddings)
-        spoken = self._tokenizer.decode(text_ids, skip_special_tokens=True).split()
-        few = len(spoken) <= self._setting("short_text_max_words", 4)
+        spoken_words = self._tokenizer.decode(text_ids, skip_special_tokens=True).split()
+        is_short = len(spoken_words) <= self._setting("short_text_max_words", 4)
         tail = (
             self._setting("frames_after_eos_short_text", 4)
-            if few
+            if is_short
             else self._setting("frames_after_eos", 2)
         )
         limit = min(utterance.max_frames or budget, room)
-        sentence = Sentence(
+        sentence = CodecSentence(
             key, utterance, self._embedded(ids, voice), limit, len(text_ids), self.codec.begin()
         )
-        sentence.memory = {"tail": int(tail), "left": -1}  # frames after the end of speech
+        sentence.family_state = {"tail": int(tail), "left": -1}  # frames after the end of speech
         return sentence
 
     def _ids(self, text: str, frames: int) -> tuple[list[int], list[int]]:
@@ -135,12 +135,12 @@ class PocketTts(CodecLm):
         embedded[-1] = model.embed_audio_latents(model.bos_latent)
         return embedded
 
-    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
-        hidden_BQE: Tensor = _backbone(self._model.model, inputs_BQE, part)
+    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
+        hidden_BQE: Tensor = _backbone(self._model.model, inputs_BQE, batch)
         return hidden_BQE[:, -1]
 
     def draw(
-        self, hidden_BE: Tensor, sentences: list[Sentence]
+        self, hidden_BE: Tensor, sentences: list[CodecSentence]
     ) -> tuple[Tensor, list[bool], list[bool]]:
         if self._noise_scale:
             drawn = [sentence.noise.normal(self._config.latent_dim) for sentence in sentences]
@@ -156,40 +156,44 @@ class PocketTts(CodecLm):
         ]
         return latents_BD, [True] * len(sentences), last
 
-    def _is_last(self, sentence: Sentence, logit: float) -> bool:
+    def _is_last(self, sentence: CodecSentence, logit: float) -> bool:
         """Return True for the last frame.
 
         Some frames follow the one predicted to end the speech: the codec needs them to close it.
         """
-        memory = sentence.memory
-        if memory["left"] < 0 and logit > self._threshold and sentence.frames >= self._earliest:
-            memory["left"] = memory["tail"]
-        elif memory["left"] > 0:
-            memory["left"] -= 1
-        value: bool = memory["left"] == 0
+        family_state = sentence.family_state
+        if (
+            family_state["left"] < 0
+            and logit > self._threshold
+            and sentence.frames >= self._earliest
+        ):
+            family_state["left"] = family_state["tail"]
+        elif family_state["left"] > 0:
+            family_state["left"] -= 1
+        value: bool = family_state["left"] == 0
         return value
 
     def embed(self, frames_B: Tensor) -> Tensor:
         embedded: Tensor = self._model.model.embed_audio_latents(frames_B[:, None])
         return embedded
 
-    def shape(self, sentence: Sentence, samples: Tensor) -> Tensor:
+    def shape(self, sentence: CodecSentence, samples: Tensor) -> Tensor:
         """Fade in the first samples: a fresh decoder begins with a step, heard as a click."""
         fade = self._fade[sentence.decoded * self.codec.frame_samples :][: len(samples)]
         return torch.cat([samples[: len(fade)] * fade, samples[len(fade) :]])
 
 
-def _backbone(model: Any, hidden_BQE: Tensor, part: Part) -> Tensor:
+def _backbone(model: Any, hidden_BQE: Tensor, batch: SlotBatch) -> Tensor:
     """Apply the layers of `PocketTTSModel`; its `forward` would search inputs for placeholders."""
-    positions = model.rotary_emb(hidden_BQE, position_ids=part.positions)
-    mask = part.mask
+    positions = model.rotary_emb(hidden_BQE, position_ids=batch.positions)
+    mask = batch.mask
     for layer in model.layers[: model.config.num_hidden_layers]:
         hidden_BQE = layer(
             hidden_BQE,
             attention_mask=mask,
             position_embeddings=positions,
-            position_ids=part.positions,
-            past_key_values=part,
+            position_ids=batch.positions,
+            past_key_values=batch,
             use_cache=True,
         )
     output: Tensor = model.norm(hidden_BQE)
@@ -241,10 +245,12 @@ def _encoded(path: Path, tokenizer: Any) -> Tensor | None:
         sampling_rate=rate, frame_size=size, pad_to_multiple_of=size
     )
     inputs = extractor(samples.numpy(), sampling_rate=rate)
-    heard = [inputs[name].to(tokenizer.device) for name in ("input_values", "padding_mask")]
-    encoded: Tensor = tokenizer.encode(*heard).latents[0]
+    inputs_on_device = [
+        inputs[name].to(tokenizer.device) for name in ("input_values", "padding_mask")
+    ]
+    encoded: Tensor = tokenizer.encode(*inputs_on_device).latents[0]
     return encoded
 
 
-def _or(value: Any, otherwise: float) -> float:
+def _default(value: Any, otherwise: float) -> float:
     return otherwise if value is None else value

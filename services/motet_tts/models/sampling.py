@@ -10,15 +10,20 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Sampling settings. temperature 0: greedy; top_k 0 and top_p 1: off."""
+class CodeSampling:
+    """Hold the sampling settings of a checkpoint.
+
+    temperature: 0 is greedy.
+    top_k: 0 disables it.
+    top_p: 1 disables it.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
 
     @classmethod
-    def of(cls, generation: Any, greedy: bool = False) -> Sampling:
+    def of(cls, generation: Any, greedy: bool = False) -> CodeSampling:
         """Read the settings of a transformers `GenerationConfig`."""
         if greedy or not getattr(generation, "do_sample", False):
             return cls()
@@ -31,23 +36,24 @@ class Sampling:
 
     @property
     def random(self) -> bool:
+        """Return True if codes are drawn, False if the likeliest one is taken."""
         return self.temperature > 0
 
 
-def choose(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None) -> Tensor:
+def choose(logits_BV: Tensor, sampling: CodeSampling, gumbel_BV: Tensor | None) -> Tensor:
     """Choose one code per row, `[B]`."""
     if not sampling.random or gumbel_BV is None:
         return logits_BV.argmax(-1)
     scores_BV = logits_BV.float() / sampling.temperature
     if 0 < sampling.top_k < scores_BV.shape[-1]:
-        least_B1 = scores_BV.topk(sampling.top_k).values[:, -1:]
-        scores_BV = scores_BV.masked_fill(scores_BV < least_B1, -torch.inf)
+        threshold_B1 = scores_BV.topk(sampling.top_k).values[:, -1:]
+        scores_BV = scores_BV.masked_fill(scores_BV < threshold_B1, -torch.inf)
     if sampling.top_p < 1:
         sorted_BV, order_BV = scores_BV.sort(descending=True)
         mass_BV = sorted_BV.softmax(-1)
         # the likeliest code always stays
-        beyond_BV = mass_BV.cumsum(-1) - mass_BV >= sampling.top_p
+        excluded_BV = mass_BV.cumsum(-1) - mass_BV >= sampling.top_p
         scores_BV = scores_BV.masked_fill(
-            torch.zeros_like(beyond_BV).scatter(1, order_BV, beyond_BV), -torch.inf
+            torch.zeros_like(excluded_BV).scatter(1, order_BV, excluded_BV), -torch.inf
         )
     return (scores_BV + gumbel_BV[:, : scores_BV.shape[-1]]).argmax(-1)

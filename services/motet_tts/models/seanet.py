@@ -20,7 +20,7 @@ from motet_kernels.audio.codec_conv import convolve
 from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
 from motet_kernels.runtime.errors import KernelError
 
-from .conv_places import Places, Stream
+from .stream_context import ContextBuffers, StreamContext
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Contexts = Sequence[Context | None]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A convolution with the activation of its inputs; `index` is its number among all."""
+    """Apply a convolution, with the activation of its inputs; `index` is its number among all."""
 
     conv: PackedConv
     activation: Activation
@@ -46,7 +46,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """Layers whose last one adds the block's input, through the shortcut layer if there is one."""
+    """Apply layers whose last one adds the block's input, through the shortcut if there is one."""
 
     layers: list[_Layer]
     shortcut: _Layer | None
@@ -67,12 +67,12 @@ class FusedSeanet:
     def __init__(self, decoder: Any):
         self._convs: list[PackedConv] = []
         self._up = None if decoder.upsample is None else self._layer(decoder.upsample, Activation())
-        self._chain = self._joined(decoder.decoder_seanet.layers)
-        self.places = Places(self._convs)
+        self._chain = self._fuse_activations(decoder.decoder_seanet.layers)
+        self.contexts = ContextBuffers(self._convs)
 
-    def go_on(self, streams: Sequence[Stream]) -> Contexts:
+    def next_contexts(self, streams: Sequence[StreamContext]) -> Contexts:
         """Return the contexts of `upsample` and `decode` for the next chunk of these streams."""
-        return self.places.go_on(streams)
+        return self.contexts.next_contexts(streams)
 
     def upsample(self, latents_BNC: Tensor, contexts: Contexts) -> Tensor:
         """Upsample latents to the steps of the transformer."""
@@ -84,7 +84,7 @@ class FusedSeanet:
             hidden_BNC = part(hidden_BNC, contexts)
         return hidden_BNC[..., 0]
 
-    def _joined(self, modules: Iterable[Any]) -> list[_Layer | _Residual]:
+    def _fuse_activations(self, modules: Iterable[Any]) -> list[_Layer | _Residual]:
         """Fuse each activation into the layer after it; return layers and residual blocks."""
         chain: list[_Layer | _Residual] = []
         activation: Activation | None = None
@@ -98,7 +98,7 @@ class FusedSeanet:
                 chain.append(self._residual(module))
             else:
                 raise KernelError(
-                    f"decoder: a {type(module).__name__} stands where none is expected"
+                    f"decoder: a {type(module).__name__} is at a place where it cannot be fused"
                 )
         if activation is not None or not chain:
             raise KernelError("decoder: it must end with a convolution")
@@ -108,9 +108,11 @@ class FusedSeanet:
         shortcut = (
             self._layer(module.shortcut, Activation()) if hasattr(module.shortcut, "conv") else None
         )
-        layers = [layer for layer in self._joined(module.block) if isinstance(layer, _Layer)]
+        layers = [
+            layer for layer in self._fuse_activations(module.block) if isinstance(layer, _Layer)
+        ]
         if len(layers) != sum(hasattr(part, "conv") for part in module.block):
-            raise KernelError("decoder: a residual block stands within another one")
+            raise KernelError("decoder: a residual block is nested in another one")
         return _Residual(layers, shortcut)
 
     def _layer(self, module: Any, activation: Activation) -> _Layer:
@@ -125,5 +127,5 @@ def fused_seanet(decoder: Any) -> FusedSeanet | None:
     try:
         return FusedSeanet(decoder)
     except KernelError as error:
-        log.warning("%s stays as it was: %s", type(decoder).__name__, error)
+        log.warning("%s is not fused: %s", type(decoder).__name__, error)
         return None

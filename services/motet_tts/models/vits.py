@@ -21,27 +21,35 @@ from transformers.utils import is_phonemizer_available, is_uroman_available
 from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
-from motet_tts.engine.utterance import Key, Piece, Utterance
+from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec import on_host
 from .hifigan import FusedVocoder
-from .noise import mix
+from .noise import hash_numbers
 
 _ONLY_VOICE = "default"
 
 
 @dataclass(slots=True)
-class Sentence:
-    """State of one utterance that is being spoken."""
+class VitsSentence:
+    """Hold the state of one running utterance.
+
+    ids: token ids.
+    first_tokens: index of the first token of each word.
+    speaker: embedding `[1, E, 1]`.
+    latents: `[F, T]`, once computed.
+    starts: the first sample of each word.
+    at: frames decoded so far.
+    """
 
     key: Key
     utterance: Utterance
     ids: list[int]
-    first_tokens: list[int]  # of each word
-    speaker: Tensor | None  # [1, E, 1]
-    latents: Tensor | None = None  # [F, T]
+    first_tokens: list[int]
+    speaker: Tensor | None
+    latents: Tensor | None = None
     starts: tuple[int, ...] | None = None
-    at: int = 0  # frames decoded so far
+    at: int = 0
 
 
 class Vits:
@@ -80,7 +88,7 @@ class Vits:
             self._context, round(first_chunk * self.sample_rate / self._frame_samples)
         )
         self._chunk = max(3 * self._context, round(chunk * self.sample_rate / self._frame_samples))
-        self._sentences: list[Sentence] = []
+        self._sentences: list[VitsSentence] = []
 
     def __len__(self) -> int:
         return len(self._sentences)
@@ -94,14 +102,14 @@ class Vits:
                     upload(torch.tensor([int(utterance.voice)]), self.device)
                 ).unsqueeze(-1)
         ids, first_tokens = self._tokens(utterance.words)
-        self._sentences.append(Sentence(key, utterance, ids, first_tokens, speaker))
+        self._sentences.append(VitsSentence(key, utterance, ids, first_tokens, speaker))
 
     def remove(self, key: Key) -> None:
         """Drop a sentence without further output. Unknown keys are ignored."""
         self._sentences = [sentence for sentence in self._sentences if sentence.key != key]
 
     @torch.inference_mode()
-    def step(self) -> list[Piece]:
+    def step(self) -> list[StepOutput]:
         """Compute latents of new sentences and every sentence's next chunk.
 
         Chunks of equal size are decoded in one pass.
@@ -109,26 +117,31 @@ class Vits:
         for sentence in self._sentences:
             if sentence.latents is None:
                 self._plan(sentence)
-        groups: dict[tuple[int, int, int], list[Sentence]] = {}
+        groups: dict[tuple[int, int, int], list[VitsSentence]] = {}
         for sentence in self._sentences:
             begin, end, low, high = self._window(sentence)
             groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
         rows = [sentence for group in groups.values() for sentence in group]
-        waves = on_host([wave for group in groups.values() for wave in self._decode(group)])
-        pieces = [self._piece(sentence, wave) for sentence, wave in zip(rows, waves, strict=True)]
-        done = {piece.key for piece in pieces if piece.done}
+        waveforms = on_host(
+            [waveform for group in groups.values() for waveform in self._decode(group)]
+        )
+        outputs = [
+            self._output(sentence, waveform)
+            for sentence, waveform in zip(rows, waveforms, strict=True)
+        ]
+        done = {output.key for output in outputs if output.done}
         self._sentences = [sentence for sentence in self._sentences if sentence.key not in done]
-        return pieces
+        return outputs
 
     def _tokens(self, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
         """Return token ids and the index of the first token of each word."""
         tokenizer = self._tokenizer
         parts = [tokenizer.prepare_for_tokenization(word)[0] for word in words]
-        gap = " " if " " in tokenizer.get_vocab() else ""
+        blank = " " if " " in tokenizer.get_vocab() else ""
         text, first_letters = "", []
         for part in parts:
             if part and text:
-                text += gap
+                text += blank
             first_letters.append(len(text))
             text += part
         if not text:
@@ -138,7 +151,7 @@ class Vits:
             letter * step + offset for letter in first_letters
         ]
 
-    def _plan(self, sentence: Sentence) -> None:
+    def _plan(self, sentence: VitsSentence) -> None:
         """Compute the durations and latents of a sentence."""
         if not sentence.ids:
             sentence.latents, sentence.starts = (
@@ -147,7 +160,7 @@ class Vits:
             )
             return
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(sentence.utterance.seed, sentence.utterance.index))
+            torch.manual_seed(hash_numbers(sentence.utterance.seed, sentence.utterance.index))
             durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
         sentence.latents = latents_FT
         begins_L = (durations_L.cumsum(0) - durations_L) * self._frame_samples
@@ -184,7 +197,7 @@ class Vits:
         mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype, device=self.device)
         return durations_L, model.flow(prior_1FT, mask_11T, speaker, reverse=True)[0]
 
-    def _window(self, sentence: Sentence) -> tuple[int, int, int, int]:
+    def _window(self, sentence: VitsSentence) -> tuple[int, int, int, int]:
         """Return (begin, end) of the frames due, and of the frames with context that they need.
 
         The first chunk is shorter.
@@ -195,7 +208,7 @@ class Vits:
         end = min(total, begin + (self._chunk if begin else self._first))
         return begin, end, max(0, begin - self._context), min(total, end + self._context)
 
-    def _decode(self, group: list[Sentence]) -> list[Tensor]:
+    def _decode(self, group: list[VitsSentence]) -> list[Tensor]:
         """Return the samples of the frames that are due, per sentence."""
         windows = [self._window(sentence) for sentence in group]
         begin, end, low, high = windows[0]
@@ -208,16 +221,18 @@ class Vits:
         ]
         speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
         speaker = torch.cat(speakers) if speakers else None
-        waves_BN = self._vocoder(torch.stack(parts), speaker).squeeze(1).float()
+        waveforms_BN = self._vocoder(torch.stack(parts), speaker).squeeze(1).float()
         size = self._frame_samples
-        return [wave[(begin - low) * size : (end - low) * size].clone() for wave in waves_BN]
+        return [
+            waveform[(begin - low) * size : (end - low) * size].clone() for waveform in waveforms_BN
+        ]
 
-    def _piece(self, sentence: Sentence, samples: Tensor) -> Piece:
+    def _output(self, sentence: VitsSentence, samples: Tensor) -> StepOutput:
         assert sentence.latents is not None
         end = self._window(sentence)[1]
         starts, sentence.at = (None if sentence.at else sentence.starts), end
         done = end >= sentence.latents.shape[1]
-        return Piece(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=end)
+        return StepOutput(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=end)
 
     def check_integrity(self) -> None:
         """Do nothing: there is no state besides the list of sentences."""

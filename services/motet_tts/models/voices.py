@@ -22,7 +22,7 @@ def latents(path: Path, dim: int) -> Tensor | None:
     ]
     if len(fitting) != 1:
         log.warning(
-            "voice %s left out: it holds no single tensor of %d-dimensional latents", path.name, dim
+            "voice %s is ignored: give it a single tensor of %d-dimensional latents", path.name, dim
         )
         return None
     return fitting[0].float()
@@ -33,7 +33,7 @@ def waveform(path: Path, sample_rate: int) -> Tensor | None:
     with wave.open(str(path), "rb") as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, sample_rate):
             log.warning(
-                "voice %s left out: it must be mono, 16 bits, %d Hz", path.name, sample_rate
+                "voice %s is ignored: it must be mono, 16 bits, %d Hz", path.name, sample_rate
             )
             return None
         data = bytearray(file.readframes(file.getnframes()))

@@ -20,7 +20,7 @@ from torch.nn import functional
 from motet_kernels import gpu
 from motet_kernels.audio.codec_conv import convolve
 from motet_kernels.audio.packed_conv import PackedConv
-from motet_tts.models.conv_places import Places, Stream
+from motet_tts.models.stream_context import ContextBuffers, StreamContext
 
 from .config import PocketConfig
 from .synth import AHEAD, Controls, Synth, SynthState
@@ -79,12 +79,12 @@ class Quantizer(nn.Module):
 
     def forward(self, latents_BND: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes `[B, N, K]` and the latents that they represent."""
-        left, codes = latents_BND, []
+        remainder, codes = latents_BND, []
         total = torch.zeros_like(latents_BND)
-        for book in self.books:
-            codes.append(nearest(left, book))
-            said = functional.embedding(codes[-1], book)
-            total, left = total + said, left - said
+        for codebook in self.books:
+            codes.append(nearest(remainder, codebook))
+            entry_vectors = functional.embedding(codes[-1], codebook)
+            total, remainder = total + entry_vectors, remainder - entry_vectors
         return torch.stack(codes, dim=-1), total
 
     def decode(self, codes_BNK: Tensor) -> Tensor:
@@ -133,16 +133,20 @@ def later(values_BT: Tensor, frames: int) -> Tensor:
 
 @dataclass(slots=True)
 class DecoderState:
-    """State of one sentence: the last inputs of the convolutions, and the synthesizer's state."""
+    """Hold the state of one sentence: last inputs of the convolutions, and the synthesizer's.
+
+    inputs: `[E, reach]` per block.
+    stream: replaces `inputs` where kernels compute.
+    """
 
     synth: SynthState
     seed: int = 0
-    inputs: list[Tensor] = field(default_factory=list)  # [E, reach] per block
-    stream: Stream | None = None  # replaces `inputs` where kernels compute
+    inputs: list[Tensor] = field(default_factory=list)
+    stream: StreamContext | None = None
 
 
-class Heard(NamedTuple):
-    """Decoder output per acoustic frame: log-odds of voicing, octaves, and bands of both kinds.
+class AcousticFeatures(NamedTuple):
+    """Hold decoder output per acoustic frame: voicing log-odds, octaves, bands of both kinds.
 
     Pitch and voicing are those of `synth.AHEAD` frames later.
     """
@@ -163,7 +167,9 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(width) for _ in range(config.codec_layers))
         self.leave = nn.Linear(width, config.stride * (2 + 2 * config.bands))
 
-    def forward(self, latents_BND: Tensor, states: list[DecoderState] | None = None) -> Heard:
+    def forward(
+        self, latents_BND: Tensor, states: list[DecoderState] | None = None
+    ) -> AcousticFeatures:
         """Decode latents; with states, these frames continue those that were decoded before."""
         hidden = self.enter(latents_BND).mT
         for index, block in enumerate(self.blocks):
@@ -171,17 +177,17 @@ class Decoder(nn.Module):
                 hidden = block(hidden)
                 continue
             before = torch.stack([state.inputs[index] for state in states])
-            kept = torch.cat([before, hidden], dim=2)[..., -Block.reach :]
+            context = torch.cat([before, hidden], dim=2)[..., -Block.reach :]
             hidden = block(hidden, before)
-            for state, last in zip(states, kept, strict=True):
+            for state, last in zip(states, context, strict=True):
                 state.inputs[index] = last
-        return self.heard(hidden.mT)
+        return self.acoustic_features(hidden.mT)
 
-    def heard(self, hidden_BNE: Tensor) -> Heard:
+    def acoustic_features(self, hidden_BNE: Tensor) -> AcousticFeatures:
         """Return the controls of the last hidden states."""
-        said = self.leave(hidden_BNE).unflatten(-1, (self.stride, -1)).flatten(1, 2)
-        voiced, octaves, harmonic, noise = said.split([1, 1, self.bands, self.bands], dim=-1)
-        return Heard(
+        controls = self.leave(hidden_BNE).unflatten(-1, (self.stride, -1)).flatten(1, 2)
+        voiced, octaves, harmonic, noise = controls.split([1, 1, self.bands, self.bands], dim=-1)
+        return AcousticFeatures(
             voiced[..., 0], octaves[..., 0], (harmonic - 5).clamp(-14, 2), (noise - 6).clamp(-14, 2)
         )
 
@@ -193,18 +199,21 @@ class FusedDecoder:
         self._decoder = decoder
         self._blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self._convs = [PackedConv.of(block.depthwise) for block in self._blocks]
-        self.places = Places(self._convs)
+        self.contexts = ContextBuffers(self._convs)
 
-    def __call__(self, latents_BND: Tensor, streams: list[Stream]) -> Heard:
+    def __call__(self, latents_BND: Tensor, streams: list[StreamContext]) -> AcousticFeatures:
         """Decode the next frames of each stream."""
-        hidden_BNE, contexts = self._decoder.enter(latents_BND), self.places.go_on(streams)
+        hidden_BNE, contexts = (
+            self._decoder.enter(latents_BND),
+            self.contexts.next_contexts(streams),
+        )
         for block, conv, context in zip(self._blocks, self._convs, contexts, strict=True):
             hidden_BNE = hidden_BNE + block.mixed(convolve(hidden_BNE, conv, context=context))
-        return self._decoder.heard(hidden_BNE)
+        return self._decoder.acoustic_features(hidden_BNE)
 
 
 class SpeechCodec(nn.Module):
-    """Combine encoder, quantizer, decoder and synthesizer."""
+    """Combine encoder, quantizer, decoder and synthesizer of pocket-tts."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
@@ -227,7 +236,7 @@ class SpeechCodec(nn.Module):
     def begin(self, seed: int = 0) -> DecoderState:
         """Return the state before the first frame of a sentence; `seed` is that of its noise."""
         if self.fused is not None:
-            return DecoderState(self.synth.begin(), seed, stream=self.fused.places.begin())
+            return DecoderState(self.synth.begin(), seed, stream=self.fused.contexts.begin())
         zeros = self.decoder.enter.weight.new_zeros(self.config.codec_width, Block.reach)
         return DecoderState(self.synth.begin(), seed, [zeros for _ in self.decoder.blocks])
 
@@ -236,13 +245,13 @@ class SpeechCodec(nn.Module):
         """Return the samples `[B, N * frame_samples]` of the next N frames of each sentence."""
         latents_BND = self.quantizer.decode(codes_BNK)
         if self.fused is not None:
-            heard = self.fused(
+            acoustic_features = self.fused(
                 latents_BND, [state.stream for state in states if state.stream is not None]
             )
         else:
-            heard = self.decoder(latents_BND, states)
-        pitch = torch.where(heard.voiced > 0, PITCH * 2**heard.octaves, 0.0)
-        controls = Controls(pitch, heard.harmonic, heard.noise)
+            acoustic_features = self.decoder(latents_BND, states)
+        pitch = torch.where(acoustic_features.voiced > 0, PITCH * 2**acoustic_features.octaves, 0.0)
+        controls = Controls(pitch, acoustic_features.harmonic, acoustic_features.noise)
         return self.synth.render(
             [state.synth for state in states], controls, [state.seed for state in states]
         )

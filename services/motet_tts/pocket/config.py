@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .errors import PocketError
+
 MODEL_TYPE = "motet_pocket_tts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PocketConfig:
-    """Settings of a pocket-tts checkpoint.
+    """Hold the settings of a pocket-tts checkpoint.
 
     sample_rate: Hz.
     hop: samples per acoustic frame.
@@ -52,14 +54,16 @@ class PocketConfig:
 
     def __post_init__(self) -> None:
         if self.model_type != MODEL_TYPE:
-            raise ValueError(
-                f"model_type {self.model_type!r} is no pocket-tts: use a folder with {MODEL_TYPE!r}"
+            raise PocketError(
+                f"model_type={self.model_type!r} is not pocket-tts: give a folder with {MODEL_TYPE!r}",
+                param="model_type",
             )
         for name in ("voices", "phonemes"):
             entries = getattr(self, name)
             if not entries or len(set(entries)) < len(entries):
-                raise ValueError(
-                    f"{name} {entries!r} must be at least one, each once: correct config.json"
+                raise PocketError(
+                    f"{name}={entries!r}: list one or more, without duplicates, in config.json",
+                    param=name,
                 )
 
     @property
@@ -73,6 +77,7 @@ class PocketConfig:
         return self.sample_rate / self.frame_samples
 
     def save(self, folder: Path) -> None:
+        """Write the settings to `config.json` of a folder."""
         text = json.dumps(
             {"architectures": ["PocketSpeech"], **asdict(self)}, indent=2, ensure_ascii=False
         )
@@ -80,7 +85,7 @@ class PocketConfig:
 
     @classmethod
     def load(cls, folder: Path) -> PocketConfig:
-        """Read a folder's settings. Raises ValueError if they are of another model."""
+        """Read a folder's settings. Raises PocketError for another model's."""
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         known = {field.name for field in fields(cls)}
         settings: dict[str, Any] = {

@@ -1,10 +1,10 @@
 """Synthesize samples from a pitch and the loudness of pulses and noise in each band.
 
-The source-filter model: a pulse train and noise, each filtered by a smooth envelope, of minimum
-phase for the pulses like a vocal tract. Both are filtered by short Fourier transforms in windows of
-two hops that overlap by one; pulses keep their phase from frame to frame, so a sentence sounds the
-same however its frames are chunked. Loudness is differentiable, pitch is not; it is trained with a
-spectral loss, phases are free.
+A source-filter model: a pulse train and noise, each filtered by a smooth envelope, of minimum phase
+for the pulses like a vocal tract. Both are filtered by short Fourier transforms in windows of two
+hops that overlap by one; pulses keep their phase from frame to frame, so a sentence sounds the same
+however its frames are chunked. Loudness is differentiable, pitch is not; training uses a spectral
+loss, which leaves phases free.
 
 Shapes: B sentences, N acoustic frames, M bands, S bins of the spectrum, H samples per hop, L
 samples.
@@ -26,7 +26,7 @@ AHEAD = 2  # frames by which a pitch is given before it is heard
 
 
 class Controls(NamedTuple):
-    """Synthesizer inputs per acoustic frame.
+    """Hold the synthesizer's inputs per acoustic frame.
 
     pitch: Hz, [B, N]; 0: unvoiced.
     harmonic, noise: log amplitudes [B, N, M].
@@ -39,7 +39,7 @@ class Controls(NamedTuple):
 
 @dataclass(slots=True)
 class SynthState:
-    """State of one sentence: last pitch, phase (in turns), last hop of pulses, pending overlap."""
+    """Hold the state of one sentence: last pitch, phase (in cycles), last hop, pending overlap."""
 
     pitch: Tensor  # [], the last one above 0
     voiced: Tensor  # [], 0 or 1
@@ -50,11 +50,12 @@ class SynthState:
 
 
 def to_mel(hertz: Tensor) -> Tensor:
+    """Convert Hz to mel."""
     return 2595 * torch.log10(1 + hertz / 700)
 
 
 class Synth:
-    """Render samples; per-sentence state is in `SynthState`."""
+    """Render samples of many sentences; the state of each is in its `SynthState`."""
 
     def __init__(self, sample_rate: int, hop: int, bands: int) -> None:
         self.rate, self.hop, self.bands = sample_rate, hop, bands
@@ -66,10 +67,12 @@ class Synth:
         )
 
     def to(self, device: torch.device) -> None:
+        """Move the tables to `device`."""
         self.window, self.weights = self.window.to(device), self.weights.to(device)
         self.causal = self.causal.to(device)
 
     def begin(self) -> SynthState:
+        """Return the state before the first frame of a sentence."""
         silence, nothing = self.window.new_zeros(self.hop), self.window.new_zeros(())
         return SynthState(nothing + 120.0, nothing, nothing.double(), silence, silence)
 
@@ -81,15 +84,17 @@ class Synth:
     def render(self, states: list[SynthState], controls: Controls, seeds: list[int]) -> Tensor:
         """Return the samples `[B, N * H]` of the next N frames of each sentence; updates states."""
         frames = controls.pitch.shape[1]
-        white = [
-            _white(seed, state.frames, frames, self.hop)
+        white_noise = [
+            _white_noise(seed, state.frames, frames, self.hop)
             for seed, state in zip(seeds, states, strict=True)
         ]
         pulses = torch.fft.rfft(self._pulses(states, controls.pitch.detach()) * self.window)
-        breath = torch.fft.rfft(upload(torch.stack(white), self.window.device) * self.window)
+        noise_spectrum = torch.fft.rfft(
+            upload(torch.stack(white_noise), self.window.device) * self.window
+        )
         spectrum = (
-            pulses * self._throat(controls.harmonic)
-            + breath * (controls.noise @ self.weights).exp()
+            pulses * self._vocal_tract(controls.harmonic)
+            + noise_spectrum * (controls.noise @ self.weights).exp()
         )
         pieces = torch.fft.irfft(spectrum, 2 * self.hop) * self.window
         early, late = pieces.unflatten(-1, (2, self.hop)).unbind(2)
@@ -100,7 +105,7 @@ class Synth:
         output: Tensor = (early + torch.cat([tails, late[:, :-1]], dim=1)).flatten(1)
         return output
 
-    def _throat(self, harmonic_BNM: Tensor) -> Tensor:
+    def _vocal_tract(self, harmonic_BNM: Tensor) -> Tensor:
         """Return the complex minimum-phase response `[B, N, S]` of these log amplitudes."""
         cepstrum = torch.fft.irfft(harmonic_BNM @ self.weights, 2 * self.hop)
         output: Tensor = torch.fft.rfft(cepstrum * self.causal).exp()
@@ -113,19 +118,21 @@ class Synth:
         """
         voiced_BN = (pitch_BN > 0).float()
         before_B = torch.stack([state.pitch for state in states])
-        held_BN = _held(before_B, pitch_BN)
+        held_BN = _fill_unvoiced(before_B, pitch_BN)
         pitch_BL = self._ramp(before_B, held_BN)
-        turns_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack(
+        cycles_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack(
             [state.phase for state in states]
         )[:, None]
-        gate_BL = self._ramp(torch.stack([state.voiced for state in states]), voiced_BN)
-        pulses_BL = _cosines((turns_BL % 1.0).float(), (self.rate / 2 / pitch_BL).floor()) * gate_BL
+        voicing_BL = self._ramp(torch.stack([state.voiced for state in states]), voiced_BN)
+        pulses_BL = (
+            _cosines((cycles_BL % 1.0).float(), (self.rate / 2 / pitch_BL).floor()) * voicing_BL
+        )
         kept_BH = torch.stack([state.pulses for state in states])
         for row, state in enumerate(states):
             state.pitch, state.voiced, state.phase = (
                 held_BN[row, -1],
                 voiced_BN[row, -1],
-                turns_BL[row, -1] % 1.0,
+                cycles_BL[row, -1] % 1.0,
             )
             state.pulses = pulses_BL[row, -self.hop :]
         return torch.cat([kept_BH, pulses_BL], dim=1).unfold(1, 2 * self.hop, self.hop)
@@ -133,29 +140,29 @@ class Synth:
     def _ramp(self, before_B: Tensor, values_BN: Tensor) -> Tensor:
         """Interpolate linearly to each frame's value from the previous one: `[B, N * H]`."""
         previous = torch.cat([before_B[:, None], values_BN[:, :-1]], dim=1)[..., None]
-        share = torch.arange(1, self.hop + 1, device=before_B.device) / self.hop
-        return (previous + (values_BN[..., None] - previous) * share).flatten(1)
+        fraction = torch.arange(1, self.hop + 1, device=before_B.device) / self.hop
+        return (previous + (values_BN[..., None] - previous) * fraction).flatten(1)
 
 
-def _cosines(turns: Tensor, count: Tensor) -> Tensor:
+def _cosines(cycles: Tensor, count: Tensor) -> Tensor:
     """Return the sum of the cosines of the first `count` harmonics (the Dirichlet kernel)."""
-    angle = 2 * math.pi * turns
-    bottom = (angle / 2).sin()
-    at_peak = bottom.abs() < 1e-4
-    kernel = ((count + 0.5) * angle).sin() / torch.where(at_peak, 1.0, bottom)
+    angle = 2 * math.pi * cycles
+    denominator = (angle / 2).sin()
+    at_peak = denominator.abs() < 1e-4
+    kernel = ((count + 0.5) * angle).sin() / torch.where(at_peak, 1.0, denominator)
     return torch.where(at_peak, count, (kernel - 1) / 2)
 
 
-def _held(before_B: Tensor, pitch_BN: Tensor) -> Tensor:
+def _fill_unvoiced(before_B: Tensor, pitch_BN: Tensor) -> Tensor:
     """Fill frames without a pitch with the previous pitch."""
-    held, last = [], before_B
+    filled, last = [], before_B
     for value in pitch_BN.unbind(1):
         last = torch.where(value > 0, value.clamp(min=LOWEST), last)
-        held.append(last)
-    return torch.stack(held, dim=1)
+        filled.append(last)
+    return torch.stack(filled, dim=1)
 
 
-def _white(seed: int, first: int, frames: int, hop: int) -> Tensor:
+def _white_noise(seed: int, first: int, frames: int, hop: int) -> Tensor:
     """Return noise `[frames, 2 hop]` that depends on the seed and the frame alone."""
     rows = [
         torch.randn(2 * hop, generator=torch.Generator().manual_seed(seed * 1_000_003 + first + i))

@@ -97,7 +97,8 @@ class Actor:
         if model not in names:
             served = ", ".join(names) or "nothing yet"
             raise UnknownModel(
-                f"model {model!r} is not served by {self.bus.instance}, which serves {served}"
+                f"model: {model!r} is not served by {self.bus.instance}, which serves {served}",
+                param="model",
             )
 
     def stats(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Two families of decoders cover nearly every checkpoint, and both work token by t
   or a byte `<0xNN>`.
 
 Any other decoder (WordPiece, Metaspace, …) gives None here. Special tokens have no text, except the
-tags of tool calls. The tokenizer's detokenization and decode's grammars use these tables, so both
+tags of tool calls and of reasoning. The tokenizer's detokenization and decode's grammars use these tables, so both
 see the same text.
 """
 
@@ -20,11 +20,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from motet_shared.tool_formats.registry import TAGS
+from motet_shared.reasoning.registry import TAGS as REASONING_TAGS
+from motet_shared.tool_formats.registry import TAGS as TOOL_TAGS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_TAGS = TOOL_TAGS | REASONING_TAGS
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -60,7 +62,9 @@ def build_pieces(tokenizer: Tokenizer, size: int) -> Pieces | None:
 def hidden_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of special tokens, which are not part of a text."""
     added = tokenizer.get_added_tokens_decoder()
-    return frozenset(i for i, token in added.items() if token.special and token.content not in TAGS)
+    return frozenset(
+        i for i, token in added.items() if token.special and token.content not in _TAGS
+    )
 
 
 def _steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:

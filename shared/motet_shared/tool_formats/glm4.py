@@ -5,7 +5,7 @@
 <arg_value>circle</arg_value>
 </tool_call>
 
-(The chat template of zai-org/GLM-4.5.)
+(The chat templates of zai-org/GLM-4.5 and, without line breaks, GLM-4.7.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .tool import Tool
 from .tool_format import CallGrammar, ToolFormat, literal
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
+_BREAK = r'"\n"?'  # GLM-4.7 writes no line breaks
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
 
@@ -32,10 +33,10 @@ def _call_rules(rule: str, tool: Tool) -> list[str]:
     return parameter_rules(
         rule,
         tool,
-        head=f"{tool.name}\n",
-        opening=lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}",
-        close=f"{VALUE_END}\n",
-        tail=CLOSING,
+        head=literal(tool.name),
+        opening=lambda key: f"{_BREAK} {literal(f'{KEY}{key}{KEY_END}')} {_BREAK} {literal(VALUE)}",
+        close=VALUE_END,
+        tail=f"{_BREAK} {literal(CLOSING)}",
     )
 
 

@@ -25,8 +25,8 @@ BRACE = re.compile(r"(?=\{)")  # arguments begin here
 class Step:
     """What may follow in a state, and the state behind it.
 
-    An expression called `name` begins a call. opens: the matched text is restored if no call
-    follows; otherwise it belongs to the calls before it.
+    An expression called `name` begins a call; one called `id` is the call's id. opens: the matched
+    text is restored if no call follows; otherwise it belongs to the calls before it.
     """
 
     expected: Expected
@@ -68,13 +68,14 @@ class JsonCallParser(ToolParser):
         return True
 
     def _take_step(self, step: Step, match: re.Match[str]) -> None:
-        name = match.groupdict().get("name")
+        groups = match.groupdict()
+        name = groups.get("name")
         if name is not None and not self._is_call(name):
             self._abandon()
             return
         self._buffer = self._buffer[match.end() :]
         if name is not None:
-            self._begin_call(name)
+            self._begin_call(name, groups.get("id") or "")
             self._scanner.begin()
         else:
             self._lead = self._lead + match[0] if step.opens else ""
@@ -105,16 +106,17 @@ def json_head(argument_key: str) -> Expected:
 
 
 def json_call_rules(
-    head: Callable[[str], str], tail: str, *, quoted: bool = True
+    head: Callable[[str], str], tail: str, *, quoted: bool = True, between: str = ""
 ) -> Callable[[str, Tool], list[str]]:
     """Return the `CallGrammar.call` of a format: the head with a tool's name, arguments, `tail`.
 
-    quoted: the name is written as a JSON string.
+    quoted: the name is written as a JSON string. between: expression between head and arguments.
     """
 
     def rules(rule: str, tool: Tool) -> list[str]:
         name = json.dumps(tool.name, ensure_ascii=False) if quoted else tool.name
         arguments = json_rule(dict(tool.schema), lenient=not tool.strict)
-        return [f"{rule}: {literal(head(name))} {arguments} {literal(tail) if tail else ''}"]
+        behind = literal(tail) if tail else ""
+        return [f"{rule}: {literal(head(name))} {between} {arguments} {behind}"]
 
     return rules

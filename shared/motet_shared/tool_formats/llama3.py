@@ -1,4 +1,4 @@
-"""Llama 3.1 to 3.3: a reply that is nothing but JSON objects, without tags.
+"""Llama 3.1 to 4: a reply that is nothing but JSON objects, without tags.
 
 {"name": "draw", "parameters": {"shape": "circle"}}; {"name": "stop", "parameters": {}}
 
@@ -37,10 +37,14 @@ class Llama3Parser(JsonCallParser):
     steps: ClassVar = {
         START: (
             Step(json_head("parameters"), ARGUMENTS),
+            Step(json_head("arguments"), ARGUMENTS),
             Step(Expected(*_TYPED, *_NAMED, *_PARAMETERS), ARGUMENTS),
         ),
         AFTER: (Step(Expected(SPACE, "}"), SEPARATOR),),
-        SEPARATOR: (Step(Expected(SPACE, ";", SPACE, BRACE), START, opens=True),),
+        SEPARATOR: (
+            Step(Expected(SPACE, ";", SPACE, BRACE), START, opens=True),
+            Step(Expected(SPACE, BRACE), START, opens=True),
+        ),
     }
 
     def __init__(self, request_id: str, tools: Sequence[Tool] = ()):
@@ -77,7 +81,7 @@ def _head(name: str) -> str:
 
 LLAMA3 = ToolFormat(
     name="llama3",
-    markers=('"parameters": ', "<|eot_id|>"),
+    markers=('"parameters": ', "<|eot"),
     tags=(),
     parser=Llama3Parser,
     grammar=CallGrammar(

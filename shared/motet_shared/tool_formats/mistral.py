@@ -28,18 +28,20 @@ from .tool_format import CallGrammar, ToolFormat, literal
 OPENING, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LIST, NEXT = "list", "next"
 _NAME = re.compile(r'(?P<name>[^\s\[\]{}"]+)')
+_CALL_ID = re.compile(r"(?P<id>[^\[\s]*)")
 _ID = (",", SPACE, '"id"', SPACE, ":", SPACE, '"', re.compile(r'[^"]*'), '"')
 
 
 class MistralParser(JsonCallParser):
     opening = OPENING
+    id_length = 9
     steps: ClassVar = {
         START: (
             Step(Expected(SPACE, "[", SPACE, BRACE), LIST, opens=True),
             Step(Expected(SPACE, _NAME, SPACE, BRACE), ARGUMENTS),
             Step(Expected(SPACE, _NAME, ARGS, SPACE, BRACE), ARGUMENTS),
             Step(
-                Expected(SPACE, _NAME, CALL_ID, re.compile(r"[^\[]*"), ARGS, SPACE, BRACE),
+                Expected(SPACE, _NAME, CALL_ID, _CALL_ID, ARGS, SPACE, BRACE),
                 ARGUMENTS,
             ),
         ),

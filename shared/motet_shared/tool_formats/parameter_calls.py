@@ -45,13 +45,14 @@ class ParameterCallParser(ToolParser):
     head: what follows `opening`, with an expression `name`. mark: the beginning of a parameter,
     whose first group is its name, or the end of all, where that group is None; no mark may begin
     within another. value_close: ends a value. call_close: ends the call behind its parameters;
-    empty: the last mark does.
+    empty: the last mark does. repeats: other calls may stand before `call_close`.
     """
 
     head: ClassVar[Expected]
     mark: ClassVar[re.Pattern[str]]
     value_close: ClassVar[str]
     call_close: ClassVar[str] = ""
+    repeats: ClassVar[bool] = False
 
     def __init__(self, request_id: str, tools: Sequence[Tool] = ()):
         super().__init__(request_id, tools)
@@ -109,7 +110,12 @@ class ParameterCallParser(ToolParser):
     def _read_tail(self) -> bool:
         rest = self._buffer.lstrip()
         if self.call_close and not rest.startswith(self.call_close):
-            if self.call_close.startswith(rest):
+            if self.repeats and self.head.match(self._buffer):
+                self._state = _State.HEAD
+                return True
+            if self.call_close.startswith(rest) or (
+                self.repeats and self.head.may_match(self._buffer)
+            ):
                 return False
             self._leave(rest)
         else:
@@ -124,13 +130,21 @@ def parameter_value(text: str, schema: Mapping[str, Any]) -> Any:
     text = text.removeprefix("\n").removesuffix("\n")
     if types == {"string"}:
         return text
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+    written = json_value(text)
+    if written is None:
         return text
+    value = json.loads(written)
     if "string" in types and not _is_of(value, types - {"string"}):
         return text
     return value
+
+
+def json_value(text: str) -> str | None:
+    """Return a JSON value as `json.dumps` writes it; None if `text` is none, NaN or infinite."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _property(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -171,7 +185,8 @@ def parameter_rules(
 ) -> list[str]:
     """Return the rules of a tool's calls: `head`, the parameters in the schema's order, `tail`.
 
-    opening: what begins the parameter of a name; close: what ends its value. Raises
+    opening: what begins the parameter of a name; close: the text that ends its value. All but
+    `close` are expressions. Raises
     UnsupportedParameter for keywords of strings that raw text cannot be held to, where the tool is
     strict.
     """
@@ -182,7 +197,7 @@ def parameter_rules(
     items = [
         name if key in required else f"{name}?" for name, key in zip(names, properties, strict=True)
     ]
-    rules = [f"{rule}: {literal(head)} {' '.join(items)} {literal(tail)}"]
+    rules = [f"{rule}: {head} {' '.join(items)} {tail}"]
     for name, (key, schema) in zip(names, properties.items(), strict=True):
         rules += _value_rules(name, opening(key), schema, tool, close)
     return rules
@@ -192,11 +207,11 @@ def _value_rules(rule: str, opening: str, schema: Any, tool: Tool, close: str) -
     schema = schema if isinstance(schema, Mapping) else {}
     if "string" not in _types(schema):
         value = json_rule(_with_definitions(schema, tool.schema), lenient=not tool.strict)
-        return [f"{rule}: {literal(opening)} {value} {literal(close)}"]
+        return [f"{rule}: {opening} {value} {literal(close)}"]
     if choices := _choices(schema):
         texts = [one if isinstance(one, str) else json.dumps(one) for one in choices]
         value = alternatives(map(literal, texts))
-        return [f"{rule}: {literal(opening)} {value} {literal(close)}"]
+        return [f"{rule}: {opening} {value} {literal(close)}"]
     if tool.strict and (unknown := sorted(schema.keys() - _UNCONSTRAINED)):
         raise UnsupportedParameter(
             f"`tools`: {tool.name!r} is strict, but its strings cannot be held to {', '.join(unknown)}; "
@@ -204,7 +219,7 @@ def _value_rules(rule: str, opening: str, schema: Any, tool: Tool, close: str) -
             param="tools",
         )
     return [
-        f"{rule}: {literal(opening)} {rule}_text",
+        f"{rule}: {opening} {rule}_text",
         f"{rule}_text[lazy]: /(.|\\n)*/ {literal(close)}",
     ]
 

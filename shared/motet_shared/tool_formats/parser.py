@@ -31,6 +31,7 @@ class ToolParser(ABC):
     """
 
     opening: ClassVar[str]
+    id_length: ClassVar[int] = 0  # characters of a call's id, where the chat templates ask for it
 
     def __init__(self, request_id: str, tools: Sequence[Tool] = ()):
         self.tools = {tool.name: tool for tool in tools}
@@ -100,8 +101,11 @@ class ToolParser(ABC):
         is_partial = at >= 0 and self.opening.startswith(text[at:])
         return len((text[:at] if is_partial else text).rstrip())
 
-    def _begin_call(self, name: str) -> None:
-        identity = call_id(self._request_id, self._index)
+    def _begin_call(self, name: str, identity: str = "") -> None:
+        """Emit the name of a call, with the id that the model gave it, if it did."""
+        identity = identity or call_id(self._request_id, self._index)
+        if self.id_length:
+            identity = short_id(identity, self.id_length)
         self._deltas.append(ToolCallDelta(self._index, identity, name))
         self._index += 1
         self._lead = ""
@@ -191,6 +195,13 @@ def _string_end(text: str, at: int) -> int:
     """Return the end of the string around `at`: its quote, a partial escape, or `text`'s end."""
     match = _IN_STRING.match(text, at)
     return match.end() if match else at
+
+
+def short_id(identity: str, length: int) -> str:
+    """Return an id as it is if it has `length` letters and digits, else one made of it."""
+    if len(identity) == length and identity.isalnum():
+        return identity
+    return hashlib.blake2b(identity.encode(), digest_size=length).hexdigest()[:length]
 
 
 def call_id(request_id: str, index: int) -> str:

@@ -35,10 +35,10 @@ def _call_rules(rule: str, tool: Tool) -> list[str]:
     return parameter_rules(
         rule,
         tool,
-        head=f"\n<function={tool.name}>\n",
-        opening=lambda key: f"<parameter={key}>\n",
+        head=literal(f"\n<function={tool.name}>\n"),
+        opening=lambda key: literal(f"<parameter={key}>\n"),
         close="\n</parameter>\n",
-        tail=f"</function>\n{CLOSING}",
+        tail=literal(f"</function>\n{CLOSING}"),
     )
 
 

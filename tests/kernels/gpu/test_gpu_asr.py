@@ -15,9 +15,9 @@ from transformers import AutoModelForSpeechSeq2Seq, GenerationConfig
 from motet_asr.checkpoint import load_engine
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import Engine
-from motet_asr.engine.request import Heard, Options
+from motet_asr.engine.request import TranscriptionOptions, WindowResult
 from motet_asr.engine.slot_engine import SlotEngine
-from motet_asr.models.rules import State, WhisperRules
+from motet_asr.models.rules import RowState, WhisperRules
 from motet_asr.models.whisper import Whisper
 from support.asr_checkpoints import RATE, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
 from support.triton_modes import calls_of, without_triton
@@ -26,8 +26,8 @@ from support.triton_modes import calls_of, without_triton
 SOUNDS = [noise(0.3, 0), noise(0.2, 1)]
 # One finds the language out and times its words, one has a prompt and draws.
 OPTIONS = [
-    Options(words=True, timestamps=False),
-    Options(language="en", prompt="ab", temperature=0.7, seed=3, timestamps=False),
+    TranscriptionOptions(words=True, timestamps=False),
+    TranscriptionOptions(language="en", prompt="ab", temperature=0.7, seed=3, timestamps=False),
 ]
 LAYERS = 2
 
@@ -36,25 +36,27 @@ def engine_of(path: Path, device: str, **settings: Any) -> Engine:
     return load_engine(EngineConfig(model=str(path), device=device, fallback=False, **settings))
 
 
-def hear(engine: Engine, options: list[Options] = OPTIONS) -> list[Heard]:
+def hear(engine: Engine, options: list[TranscriptionOptions] = OPTIONS) -> list[WindowResult]:
     """As many sounds as there are options, at once."""
     for key, (sound, option) in enumerate(zip(SOUNDS, options, strict=False)):
         engine.add(key, engine.prepare(sound), len(sound) / RATE, option)
-    heard: dict[Any, Heard] = {}
+    heard: dict[Any, WindowResult] = {}
     while engine.has_work:
         for output in engine.step():
-            assert output.heard is not None, output.error
-            heard[output.key] = output.heard
+            assert output.result is not None, output.error
+            heard[output.key] = output.result
     engine.check_integrity()
     return [heard[key] for key in range(len(options))]
 
 
-def on_cpu(path: Path, options: list[Options] = OPTIONS, **settings: Any) -> list[Heard]:
+def on_cpu(
+    path: Path, options: list[TranscriptionOptions] = OPTIONS, **settings: Any
+) -> list[WindowResult]:
     with without_triton():
         return hear(engine_of(path, "cpu", **settings), options)
 
 
-def check(found: list[Heard], due: list[Heard], near: float = 1e-4) -> None:
+def check(found: list[WindowResult], due: list[WindowResult], near: float = 1e-4) -> None:
     for one, other in zip(found, due, strict=True):
         assert one.language == other.language
         for passed, wanted in zip(one.passes, other.passes, strict=True):
@@ -97,7 +99,7 @@ def test_whisper_says_what_it_says_on_the_cpu(
 @pytest.mark.timeout(600)
 def test_timestamps_and_the_passes_that_they_make(device: torch.device, tmp_path: Path) -> None:
     path = tiny_whisper(tmp_path, max_length=4)
-    options = [Options(language="en")]
+    options = [TranscriptionOptions(language="en")]
     due = on_cpu(path, options, padding=0.04)
     check(hear(engine_of(path, str(device), padding=0.04), options), due)
 
@@ -117,7 +119,7 @@ def test_whisper_computes_in_the_checkpoints_type(
     engine = engine_of(path, str(device), weights=weights)
     assert isinstance(engine, SlotEngine)
     assert engine.family.describe()["dtype"] == str(dtype).removeprefix("torch.")
-    assert engine.slots.own.dtype == dtype
+    assert engine.slots.self_kv.dtype == dtype
     for found, due in zip(states(engine), exact, strict=True):
         assert (found - due).norm() < (0.2 if weights == "int8" else 0.05) * due.norm()
 
@@ -152,7 +154,7 @@ def test_other_families_say_what_they_say_on_the_cpu(
     (path / "config.json").write_text(
         json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")})
     )
-    plain = [Options()] * len(SOUNDS)
+    plain = [TranscriptionOptions()] * len(SOUNDS)
     due = on_cpu(path, plain, dtype=str(dtype).removeprefix("torch."))
     engine = engine_of(path, str(device))
     assert engine.family.describe()["dtype"] == str(dtype).removeprefix("torch.")
@@ -173,7 +175,7 @@ def test_one_mask_forbids_what_the_rules_forbid(device: torch.device, seed: int)
     states = []
     for row in range(rows):
         said = generator.integers(35, vocab, size=generator.integers(0, 4)).tolist() if row else []
-        states.append(State(said, bool(generator.integers(0, 2)), 0.5 if row == 3 else 0.0, row))
+        states.append(RowState(said, bool(generator.integers(0, 2)), 0.5 if row == 3 else 0.0, row))
     logits = torch.from_numpy(generator.normal(scale=3, size=(rows, vocab))).float()
     due_logits, logits = logits.clone(), logits.to(device)
     with without_triton():

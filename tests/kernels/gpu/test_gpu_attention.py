@@ -13,6 +13,7 @@ from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
 from support.paged_cases import make
+from support.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Weights are rounded to the cache's type before they meet the values.
@@ -235,9 +236,7 @@ def test_every_line_is_in_one_tile(device: torch.device, group: int, short: int,
 
 
 def test_bounds_that_fall_are_refused() -> None:
-    with pytest.raises(
-        KernelError, match=r"starts\[2\]: 1 must be at least the start before it, 3"
-    ):
+    with refuses(KernelError, "starts[2]"):
         Spans((0, 3, 1))
-    with pytest.raises(KernelError, match=r"starts\[0\]: 2 must be 0"):
+    with refuses(KernelError, "starts[0]"):
         Spans((2, 3))

@@ -15,7 +15,7 @@ SCRIPT = ROOT / "benchmarks" / "gpu_kernels.py"
 # The modules of the kernels: those that have calls to compile.
 NOUNS = {
     p.stem
-    for p in (ROOT / "kernels/motet_kernels/gpu").glob("*.py")
+    for p in (ROOT / "kernels/motet_kernels/gpu").rglob("*.py")
     if "\ndef samples(" in p.read_text()
 }
 

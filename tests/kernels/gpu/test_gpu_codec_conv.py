@@ -13,6 +13,7 @@ from motet_kernels.audio.codec_conv import convolve, convolve_torch
 from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
 from motet_kernels.gpu.audio import codec_conv as kernels
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 NONE, ELU, LEAKY = Activation(), Activation("elu", 0.7), Activation("leaky_relu", 0.1)
@@ -118,7 +119,7 @@ def test_padded_with_zeros_it_is_the_module(
     module, packed = made(WHOLE[name], device, dtype)
     x = poisoned(noise(2, steps, packed.channels), device, dtype)
     if name == "not as long" and steps == 1:
-        with pytest.raises(KernelError, match="x_BNC: 1 steps are too few for 4 taps"):
+        with refuses(KernelError, "x_BNC"):
             convolve(x, packed)
         return
     out, due = convolve(x, packed, LEAKY).double(), module(active(x, LEAKY)).mT.detach()
@@ -187,8 +188,8 @@ def test_every_configuration_gives_the_same_to_rounding(
         wanted = first.clone()
         due = convolve_torch(x, packed, ELU, None, Context(wanted, rows))
         of_its_kind = (
-            [kernels._ALONE]
-            if packed.alone
+            [kernels._DEPTHWISE]
+            if packed.depthwise
             else [kernels._FEW_WIDE, kernels._MANY_WIDE, kernels._NARROW]
         )
         for kernel in of_its_kind:
@@ -209,42 +210,40 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
     )
     kept = torch.zeros(4, 2, 4, device=device)
     wrong: list[tuple[str, Any]] = [
-        ("x_BNC: 3 channels must be 4", lambda: convolve(x[..., :3], packed)),
-        ("x_BNC: torch.float64 must be float32", lambda: convolve(x.double(), packed)),
-        ("x_BNC: 2 dimensions", lambda: convolve(x[0], packed)),
-        ("conv.taps: torch.float32 must be torch.float16", lambda: convolve(x.half(), packed)),
-        ("conv.taps: on .* must be on meta", lambda: convolve(x.to("meta"), packed)),
-        ("x_BNC: 1 steps are too few", lambda: convolve(x[:, :1], packed)),
+        ("x_BNC", lambda: convolve(x[..., :3], packed)),
+        ("x_BNC", lambda: convolve(x.double(), packed)),
+        ("x_BNC", lambda: convolve(x[0], packed)),
+        ("conv.taps", lambda: convolve(x.half(), packed)),
+        ("conv.taps", lambda: convolve(x.to("meta"), packed)),
+        ("x_BNC", lambda: convolve(x[:, :1], packed)),
         (
-            "residual_BMO: .* must be .*as what comes out",
+            "residual_BMO",
             lambda: convolve(x, packed, residual_BMO=x),
         ),
         (
-            r"kept_SRC: \[4, 1, 4\].* must be dense \[S, 2, 4\]",
+            "kept_SRC",
             lambda: convolve(x, packed, context=Context(kept[:, :1], rows)),
         ),
         (
-            "kept_SRC: torch.float16 must be",
+            "kept_SRC",
             lambda: convolve(x, packed, context=Context(kept.half(), rows)),
         ),
         (
-            "rows_2B: torch.int64 must be torch.int32",
+            "rows_2B",
             lambda: convolve(x, packed, context=Context(kept, rows.long())),
         ),
         (
-            r"rows_2B: \[2, 1\] must be dense \[2, 2\]",
+            "rows_2B",
             lambda: convolve(x, packed, context=Context(kept, rows[:, :1])),
         ),
-        ("kind: 'snake' must be one of none, elu, leaky_relu", lambda: Activation("snake")),
-        ("conv: stride 2", lambda: PackedConv.of(nn.Conv1d(4, 4, 3, 2))),
-        ("conv: dilation 2", lambda: PackedConv.of(nn.ConvTranspose1d(4, 4, 3, 2, dilation=2))),
-        ("conv: padding 'same'", lambda: PackedConv.of(nn.Conv1d(4, 4, 3, padding="same"))),
+        ("kind", lambda: Activation("snake")),
+        ("conv", lambda: PackedConv.of(nn.Conv1d(4, 4, 3, 2))),
+        ("conv", lambda: PackedConv.of(nn.ConvTranspose1d(4, 4, 3, 2, dilation=2))),
+        ("conv", lambda: PackedConv.of(nn.Conv1d(4, 4, 3, padding="same"))),
     ]
-    for message, call in wrong:
-        with pytest.raises(KernelError, match=message):
+    for param, call in wrong:
+        with refuses(KernelError, param):
             call()
     up = PackedConv.of(nn.ConvTranspose1d(4, 4, 4, 2).to(device))
-    with pytest.raises(
-        KernelError, match=r"residual_BMO: .* must be none for a transposed convolution"
-    ):
+    with refuses(KernelError, "residual_BMO"):
         convolve(x, up, residual_BMO=x)

@@ -1,4 +1,4 @@
-"""Every kernel compiles for GPUs that are not here, as services call it; kernels/README.md says what it takes."""
+"""Every kernel compiles for GPUs that are not here, as services call it; kernels/RESULTS.md says what it takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[3] / "kernels" / "README.md"
+RESULTS = Path(__file__).parents[3] / "kernels" / "RESULTS.md"
 PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
 MODULES = {path.stem for path in PACKAGE.rglob("*.py") if "\ndef samples(" in path.read_text()}
 
@@ -19,14 +19,14 @@ MODULES = {path.stem for path in PACKAGE.rglob("*.py") if "\ndef samples(" in pa
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_ships_compiles_and_is_documented() -> None:
-    compile_kernels("--documented", str(README))
+    compile_kernels("--documented", str(RESULTS))
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_and_is_documented() -> None:
-    compile_kernels("--first", "--documented", str(README))
+    compile_kernels("--first", "--documented", str(RESULTS))
 
 
 def test_a_kernel_of_each_kind_compiles_for_one_gpu() -> None:

@@ -15,6 +15,7 @@ from motet_kernels.attention.full_attention import (
 )
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
+from support.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCES = {FP32: 2e-5, FP16: 3e-3, BF16: 2e-2}
@@ -115,15 +116,15 @@ def test_nan_stays_in_its_row(device: torch.device) -> None:
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
     query, key, value = parts(4, (4, 2), (8, 8), device)
     spans = Spans.of([4], device)
-    for call, message in (
-        ((query, key, value, Spans.of([3], device)), "query_NHD: 4 tokens must be the rows' 3"),
-        ((query, key[..., :7], value, spans), "key_NKD: dim 7 must be the queries' 8"),
-        ((query[:, :3], key, value, spans), "query_NHD: 3 heads must be a multiple of the keys' 2"),
-        ((query, key, value[:, :1], spans), "value_NKV: 1 heads must be the keys' 2"),
-        ((query, key, value.double(), spans), "value_NKV: .*float64 must be float32 or bfloat16"),
-        ((query, key, value, Spans.of([4], torch.device("meta"))), "spans: on meta must be on"),
+    for call, param in (
+        ((query, key, value, Spans.of([3], device)), "query_NHD"),
+        ((query, key[..., :7], value, spans), "key_NKD"),
+        ((query[:, :3], key, value, spans), "query_NHD"),
+        ((query, key, value[:, :1], spans), "value_NKV"),
+        ((query, key, value.double(), spans), "value_NKV"),
+        ((query, key, value, Spans.of([4], torch.device("meta"))), "spans"),
     ):
-        with pytest.raises(KernelError, match=message):
+        with refuses(KernelError, param):
             packed_attention(*call, scale=1.0)
-    with pytest.raises(KernelError, match="window: 0 must be at least 1"):
+    with refuses(KernelError, "window"):
         packed_attention(query, key, value, spans, scale=1.0, window=0)

@@ -7,6 +7,7 @@ import torch
 
 from motet_kernels import gates
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 KINDS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -72,7 +73,7 @@ def test_gated_rows_of_more_dimensions(device: torch.device) -> None:
 
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
-    with pytest.raises(KernelError, match=r"x: torch.int32 must be float32, bfloat16 or float16"):
+    with refuses(KernelError, "x"):
         gates.gated(torch.zeros(2, 4, dtype=torch.int32, device=device), "silu")
-    with pytest.raises(KernelError, match=r"x_MC: torch.float64 of shape"):
+    with refuses(KernelError, "x_MC"):
         gates.silu(torch.zeros(2, 4, dtype=torch.float64, device=device))

@@ -7,6 +7,7 @@ import torch
 
 from motet_kernels.group_norm import group_norm, group_norm_torch
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 SHAPES = [
@@ -74,16 +75,16 @@ def test_nothing_of_nothing(device: torch.device, shape: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shape", "width", "groups", "message"),
+    ("shape", "width", "groups", "param"),
     [
-        ((1, 6, 2), 6, 4, "groups: 4 must be at least 1 and divide the 6 channels"),
-        ((1, 6, 2), 6, 0, "groups: 0"),
-        ((1, 6, 2), 5, 2, r"weight_C: torch.float32 \[5\] must be dense and floating, \[6\]"),
-        ((6, 2), 6, 2, r"x: torch.float32 \[6, 2\] must be floating, of 3 dimensions or more"),
+        ((1, 6, 2), 6, 4, "groups"),
+        ((1, 6, 2), 6, 0, "groups"),
+        ((1, 6, 2), 5, 2, "weight_C"),
+        ((6, 2), 6, 2, "x"),
     ],
 )
 def test_what_is_no_group_norm_is_refused(
-    shape: tuple[int, ...], width: int, groups: int, message: str
+    shape: tuple[int, ...], width: int, groups: int, param: str
 ) -> None:
-    with pytest.raises(KernelError, match=message):
+    with refuses(KernelError, param):
         group_norm(torch.zeros(shape), torch.ones(width), torch.ones(width), groups, 1e-5)

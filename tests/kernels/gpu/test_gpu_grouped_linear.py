@@ -11,6 +11,7 @@ from torch import Tensor
 from motet_kernels.linear.group_weights import FLOAT8, GroupWeights
 from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.levels import LEVELS
+from motet_kernels.linear.scales import dense
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; a part of a block of inputs, and several; groups that end within one.
@@ -92,7 +93,7 @@ def test_codes_of_four_bits_in_groups_of_sixteen(device: torch.device) -> None:
 
 def test_scales_of_sixteen_bits(device: torch.device) -> None:
     given = weights("fp4", 20, 96, 32, False)
-    narrow = replace(given, scale_NG=given.scale_NG.bfloat16().float())
+    narrow = replace(given, scale_NG=dense(given.scale_NG).bfloat16().float())
     x = randn(3, 96).to(device)
     linear = GroupedLinear(narrow, None, device)
     torch.testing.assert_close(linear(x), x @ narrow.dense().to(device).T, rtol=1e-4, atol=1e-3)

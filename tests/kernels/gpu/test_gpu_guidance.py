@@ -7,6 +7,7 @@ import torch
 
 from motet_kernels.guidance import guided, guided_step, guided_step_torch, guided_torch
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [(1, 4, 8, 8), (1, 5, 3), (1, 4, 0, 8), (1, 3, 17, 23), (1,)]
@@ -41,14 +42,9 @@ def test_guided_steps(device: torch.device, shape: tuple[int, ...], dtype: torch
 
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.zeros(1, 4, 2, 2)
-    with pytest.raises(
-        KernelError, match=r"conditional: torch\.int64 must be float32, bfloat16 or float16"
-    ):
+    with refuses(KernelError, "conditional"):
         guided(x, x.long(), 1.0)
-    with pytest.raises(
-        KernelError,
-        match=r"unconditional: \[1, 4, 2\] of strides .* must be dense \[1, 4, 2, 2\], as sample",
-    ):
+    with refuses(KernelError, "unconditional"):
         guided_step(x, x[:, :, 0], x, 1.0, 1.0, 1.0)
-    with pytest.raises(KernelError, match=r"conditional: .* must be dense"):
+    with refuses(KernelError, "conditional"):
         guided(x, x.transpose(2, 3), 1.0)

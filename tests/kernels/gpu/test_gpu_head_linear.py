@@ -7,6 +7,7 @@ import torch
 
 from motet_kernels.linear.head_linear import GPU_FORMATS, HeadLinear
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
@@ -36,9 +37,9 @@ def test_products_of_strided_heads(
 
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
-    with pytest.raises(KernelError, match="form: 'int8' is not one of float32, bfloat16, float16"):
+    with refuses(KernelError, "form"):
         HeadLinear.pack(randn(2, 3, 4), "int8", device)
-    with pytest.raises(KernelError, match=r"weight_HNK: torch.float64 \[2, 3, 4\] must be"):
+    with refuses(KernelError, "weight_HNK"):
         HeadLinear.pack(randn(2, 3, 4).double(), "float32", device)
-    with pytest.raises(KernelError, match="x_MHK: on meta must be on"):
+    with refuses(KernelError, "x_MHK"):
         HeadLinear.pack(randn(2, 3, 4), "float32", device)(torch.zeros(1, 2, 4, device="meta"))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from motet_kernels.attention.kv import store_kv
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SLOTS = 4
@@ -93,14 +94,11 @@ def test_a_slot_that_is_not_there_is_left_out(device: torch.device, slot: int) -
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
     rows, slots = torch.zeros(3, 2, 8, device=device), torch.arange(3, device=device)
     key, value = caches(2, 2, (8, 8), device, torch.float32)
-    with pytest.raises(
-        KernelError,
-        match=r"key_NKD: torch.float64 must be float32 or bfloat16, on a GPU also float16",
-    ):
+    with refuses(KernelError, "key_NKD"):
         store_kv(rows.double(), rows, key, value, slots)
-    with pytest.raises(KernelError, match="value_NKD: heads and dim 2, 7 must be the cache's 2, 8"):
+    with refuses(KernelError, "value_NKD"):
         store_kv(rows, rows[..., :7], key, value, slots)
-    with pytest.raises(KernelError, match="slots_N: on meta must be on"):
+    with refuses(KernelError, "slots_N"):
         store_kv(rows, rows, key, value, slots.to("meta"))
-    with pytest.raises(KernelError, match=r"value_PKSD: shape .* must begin as the keys' 2, 2, 4"):
+    with refuses(KernelError, "value_PKSD"):
         store_kv(rows, rows, key, value[:1], slots)

@@ -16,6 +16,7 @@ from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.attention.rotary import PackedHeads, rotate_heads_torch, rotate_store_kv
 from motet_kernels.runtime.errors import KernelError
 from support.paged_cases import make
+from support.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
@@ -92,11 +93,11 @@ def test_heads_turn_on_their_way_to_the_cache(
     heads = PackedHeads(x_NC.to(device), 2, 2, dim, cos.to(device), sin.to(device))
     key, value = caches(2, 2, (dim, dim), device, cache)
     out = rotate_store_kv(heads, key, value, torch.tensor([6, 99, 1], device=device))
-    turned = rotate_heads_torch(x_NC[:, : 4 * dim], 2, dim, cos, sin)
-    torch.testing.assert_close(out.cpu(), turned[:, :2], rtol=1e-5, atol=1e-5)
+    rotated = rotate_heads_torch(x_NC[:, : 4 * dim], 2, dim, cos, sin)
+    torch.testing.assert_close(out.cpu(), rotated[:, :2], rtol=1e-5, atol=1e-5)
     stored, due = (
         decode(rows_of(key)[[6, 1]].view(cache)),
-        decode(encode(turned[[0, 2], 2:], cache)),
+        decode(encode(rotated[[0, 2], 2:], cache)),
     )
     # Where the last bit of a rotated number decides, it is another code.
     step = due.abs() / 8 if cache == FLOAT8 else due.abs().amax(-1, keepdim=True) / 127
@@ -198,11 +199,8 @@ def test_nan_stays_in_its_row(device: torch.device, cache: torch.dtype) -> None:
 def test_rows_that_lie_between_words_are_refused(device: torch.device) -> None:
     rows, slots = torch.zeros(2, 1, 6, device=device), torch.arange(2, device=device)
     key = torch.zeros(1, 1, SLOTS, 10, dtype=torch.int8, device=device)
-    with pytest.raises(
-        KernelError,
-        match=r"key_PKSD: rows of 10 bytes, .* give a dim that is a multiple of 4, or a",
-    ):
+    with refuses(KernelError, "key_PKSD"):
         store_kv(rows, None, key, None, slots)
     batch = PagedBatch(*(torch.tensor(x).int() for x in ([[0]], [0, 1], [1]))).to(device)
-    with pytest.raises(KernelError, match=r"key_PKSD: rows of 10 bytes"):
+    with refuses(KernelError, "key_PKSD"):
         paged_attention(rows[:1], key, key, batch, scale=1.0)

@@ -11,6 +11,7 @@ from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.pack import GPU_FORMATS, pack_linear
 from motet_kernels.linear.row_linear import RowLinear
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; one block of inputs and a part of one; enough inputs that they are split.
@@ -140,23 +141,17 @@ def test_memory_and_error(device: torch.device, form: str, bits: float) -> None:
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     linear = pack_linear(randn(5, 4), None, "int4", device)
-    with pytest.raises(
-        KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4, float16"
-    ):
+    with refuses(KernelError, "format"):
         pack_linear(randn(5, 4), None, "fp8", device)
-    with pytest.raises(
-        KernelError, match=r"x: torch.float64 must be float32 or bfloat16 or float16"
-    ):
+    with refuses(KernelError, "x"):
         linear(torch.zeros(2, 4, dtype=torch.float64, device=device))
-    with pytest.raises(
-        KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"
-    ):
+    with refuses(KernelError, "residual"):
         linear(torch.zeros(2, 4, device=device), torch.zeros(2, 4, device=device))
-    with pytest.raises(KernelError, match="x: on meta must be on"):
+    with refuses(KernelError, "x"):
         linear(torch.zeros(2, 4, device="meta"))
-    with pytest.raises(KernelError, match="in its format: pack it again instead"):
+    with refuses(KernelError, "device"):
         linear.half()
-    with pytest.raises(KernelError, match=r"weight_NK\[3, 2\]: inf must be finite"):
+    with refuses(KernelError, "weight_NK[3, 2]"):
         pack_linear(
             randn(5, 4).index_put_((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.inf)),
             None,

@@ -15,6 +15,7 @@ from motet_kernels import gpu
 from motet_kernels.audio.log_mel import log_mel, log_mel_torch
 from motet_kernels.audio.mel_tables import MelTables
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 
 def noise(*shape: int) -> Tensor:
@@ -78,12 +79,12 @@ def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
         torch.zeros(50, device=device),
         torch.zeros(1, 50).double(),
     ):
-        with pytest.raises(KernelError, match="samples_BN"):
+        with refuses(KernelError, "samples_BN"):
             log_mel(samples, given)
-    for width, rows, hop, word in (
+    for width, rows, hop, param in (
         (20, 10, 5, "filters_FM"),
         (21, 11, 5, "filters_FM"),
         (20, 11, 0, "hop"),
     ):
-        with pytest.raises(KernelError, match=word):
+        with refuses(KernelError, param):
             MelTables.of(torch.hann_window(width), torch.zeros(rows, 4), hop)

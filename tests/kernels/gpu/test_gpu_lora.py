@@ -9,6 +9,7 @@ from motet_kernels import gpu
 from motet_kernels.linear.lora import LoraFactors
 from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SLOTS = 4
@@ -81,13 +82,13 @@ def test_a_batch_without_adapters_and_the_twin(device: torch.device) -> None:
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     factors = made(32, 48, 8, torch.float32, device)
     assert gpu.is_gpu(device)
-    with pytest.raises(KernelError, match=r"x: \[5, 30\], out: \[5, 48\] must be"):
+    with refuses(KernelError, "x"):
         factors.add(
             torch.zeros(5, 30, device=device),
             torch.zeros(5, 48, device=device),
             Segments.of([0] * 5, device),
         )
-    with pytest.raises(KernelError, match="out: on meta must be on"):
+    with refuses(KernelError, "out"):
         factors.add(
             torch.zeros(5, 32, device=device),
             torch.zeros(5, 48, device="meta"),

@@ -7,6 +7,7 @@ import torch
 
 from motet_kernels.modulate import gated_add, gated_add_torch, modulated_norm, modulated_norm_torch
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -73,19 +74,15 @@ def test_gated_additions(
 
 def test_what_does_not_fit_is_refused() -> None:
     x, row = torch.zeros(2, 3, 4), torch.zeros(2, 1, 4)
-    with pytest.raises(
-        KernelError, match=r"factor_B1C: \[3, 1, 4\] must be \[2, 1, 4\] or \[1, 1, 4\]"
-    ):
+    with refuses(KernelError, "factor_B1C"):
         modulated_norm(x, 1e-5, torch.zeros(3, 1, 4), row)
-    with pytest.raises(KernelError, match="shift_B1C: 5 channels, must be 4"):
+    with refuses(KernelError, "shift_B1C"):
         modulated_norm(x, 1e-5, row, torch.zeros(2, 1, 5))
-    with pytest.raises(KernelError, match="weight_C: 2 dimensions"):
+    with refuses(KernelError, "weight_C"):
         modulated_norm(x, 1e-5, weight_C=torch.zeros(1, 4))
-    with pytest.raises(KernelError, match="x_BSC: 2 dimensions"):
+    with refuses(KernelError, "x_BSC"):
         modulated_norm(x[0], 1e-5)
-    with pytest.raises(
-        KernelError, match=r"x_BSC: \[2, 2, 4\] must be \[2, 3, 4\], as residual_BSC"
-    ):
+    with refuses(KernelError, "x_BSC"):
         gated_add(x, row, x[:, :2])
-    with pytest.raises(KernelError, match=r"gate_B1C: \[2, 3, 4\] must be"):
+    with refuses(KernelError, "gate_B1C"):
         gated_add(x, x, x)

@@ -8,6 +8,7 @@ import torch
 from motet_kernels.gpu import norm as kernels
 from motet_kernels.norm import add_rms_norm, layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.runtime.errors import KernelError
+from support.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -101,17 +102,13 @@ def test_every_configuration_gives_the_same_to_rounding(device: torch.device) ->
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     x, weight = torch.zeros(2, 8, device=device), torch.zeros(16, device=device)
-    with pytest.raises(
-        KernelError, match=r"weight_C: torch.float32 \[16\] must be dense float32 \[8\]"
-    ):
+    with refuses(KernelError, "weight_C"):
         rms_norm(x, weight, 1e-6)
-    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[8\] must be dense"):
+    with refuses(KernelError, "weight_C"):
         rms_norm(x, weight[::2], 1e-6)
-    with pytest.raises(KernelError, match="weight_C: on meta must be on"):
+    with refuses(KernelError, "weight_C"):
         rms_norm(x, weight[:8].to("meta"), 1e-6)
-    with pytest.raises(
-        KernelError, match=r"residual: torch.float16 \[2, 8\] must be torch.float32 \[2, 8\], as x"
-    ):
+    with refuses(KernelError, "residual"):
         add_rms_norm(x, x.half(), weight[:8], 1e-6)
-    with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16"):
+    with refuses(KernelError, "x"):
         rms_norm(x.double(), weight[:8], 1e-6)

@@ -19,12 +19,13 @@ from motet_kernels.sampling.sampling import (
     draw_torch,
     edit,
     edit_torch,
+    filtered_candidates,
     forbid,
     forbid_torch,
     logprobs,
     logprobs_torch,
-    survivors,
 )
+from support.refusals import refuses
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -34,7 +35,7 @@ def candidates(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with rooms as small as these vocabularies."""
     from motet_kernels.gpu.sampling import candidates as module
 
-    for name, value in (("GROUPS", 32), ("LIKELY", 8), ("ROOM", 64)):
+    for name, value in (("GROUPS", 32), ("MIN_CANDIDATES", 8), ("CAPACITY", 64)):
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -146,7 +147,7 @@ def test_of_equal_logits_filters_keep_as_many_as_the_twin(
     rows, vocab = 4, 40
     logits = (randn(1, vocab, seed=5, scale=1.0) * 2).round().div(2)
     choices = [Choice(2.0, **options, seed=i) for i in range(rows)]
-    scaled, tokens = survivors(logits.double(), choices[:1])
+    scaled, tokens = filtered_candidates(logits.double(), choices[:1])
     kept = logits[0, tokens[0, scaled[0] > -math.inf]]
     lowest = kept.min()
     stays = logits[0] > lowest
@@ -250,7 +251,7 @@ def test_nothing_to_do(device: torch.device) -> None:
 
 def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
     logits, edits = randn(2, 9).to(device), make_edits(2, 9, seed=1)
-    for bad, words in (
+    for bad, param in (
         (lambda: draw(logits.int(), [Choice(1.0)] * 2), "logits_RV"),
         (lambda: draw(logits.T, [Choice(1.0)] * 9), "logits_RV"),
         (lambda: draw(logits, [Choice(1.0)]), "choices"),
@@ -267,7 +268,7 @@ def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
             "ids_R",
         ),
     ):
-        with pytest.raises(KernelError, match=words):
+        with refuses(KernelError, param):
             bad()
 
 
@@ -275,5 +276,5 @@ def test_the_twin_sees_a_few_candidates_as_it_sees_all(monkeypatch: pytest.Monke
     choices = [Choice(1.0, top_p=0.7, seed=seed) for seed in range(20)]
     logits = randn(20, 400)
     few = draw_torch(logits, choices)
-    monkeypatch.setattr(sampling, "NARROW", 400)
+    monkeypatch.setattr(sampling, "FIRST_CANDIDATES", 400)
     assert torch.equal(few, draw_torch(logits, choices))

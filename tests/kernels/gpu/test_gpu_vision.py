@@ -11,7 +11,7 @@ import transformers
 
 from motet_vision.checkpoint import load_family
 from motet_vision.engine import Engine
-from motet_vision.families import Family, Prepared
+from motet_vision.families import Prepared, VisionFamily
 from motet_vision.tower_attention import attend
 from motet_vision.video import Video
 from support.triton_modes import calls_of, without_triton
@@ -31,16 +31,16 @@ SETTINGS: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 
 def load(
     folder: Path, device: torch.device, weights: str = "exact", dtype: torch.dtype | None = None
-) -> Family:
+) -> VisionFamily:
     return load_family(folder, dtype, weights, device)
 
 
-def prepared(family: Family) -> list[Prepared]:
+def prepared(family: VisionFamily) -> list[Prepared]:
     """Pictures in one step."""
     return [family.prepare(picture(1, *size), 0) for size in SIZES]
 
 
-def embeddings(family: Family, pictures: list[Prepared]) -> list[torch.Tensor]:
+def embeddings(family: VisionFamily, pictures: list[Prepared]) -> list[torch.Tensor]:
     engine = Engine(family, max_patches=10_000)
     for key, one in enumerate(pictures):
         engine.add(key, one)

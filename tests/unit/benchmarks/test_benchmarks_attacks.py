@@ -1,4 +1,4 @@
-"""The benchmark of attacks computes what it says, and still runs: a few requests, no judgement of speed."""
+"""Test the benchmark of attacks, and run it with a few requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attack_client import many_scans
 from attacks import Findings
 
 
-def test_the_ratio_is_that_of_the_p95_and_infinite_where_a_chat_failed() -> None:
+def test_ratios_of_p95_are_infinite_after_failures() -> None:
     found = Findings(
         alone=[0.1] * 18 + [0.2] * 2,
         beside={"a": [0.1] * 18 + [0.4] * 2, "b": [0.1]},
@@ -22,13 +22,13 @@ def test_the_ratio_is_that_of_the_p95_and_infinite_where_a_chat_failed() -> None
     assert found.ratio("b") == float("inf")
 
 
-def test_the_hostile_picture_repeats_its_last_scan() -> None:
+def test_the_hostile_image_repeats_its_last_scan() -> None:
     assert many_scans(50).count(b"\xff\xda") >= 50
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "attacks.json"
     attacks.main(["--quick", "--output", str(output)])
     assert "| p95 beside newlines / alone |" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmark of prefill and decode apart computes what it says, and still runs; no judgement of speed."""
+"""Test the benchmark of disaggregated prefill, and run it once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import disaggregation
 from disaggregation import Run, targets
 
 
-def test_what_is_promised_is_compared_with_the_baseline() -> None:
+def test_targets_are_compared_with_the_baseline() -> None:
     runs = [
         Run("aggregated", ttft=[1.0, 2.0]),
         Run("apart", ttft=[0.5, 1.0]),
@@ -25,12 +25,12 @@ def test_what_is_promised_is_compared_with_the_baseline() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "disaggregation.json"
     disaggregation.main(["--quick", "--output", str(output)])
-    said = capsys.readouterr().out
-    assert "| apart |" in said
-    assert "| shm |" in said
+    output_text = capsys.readouterr().out
+    assert "| apart |" in output_text
+    assert "| shm |" in output_text
     found = json.loads(output.read_text())["findings"]
     assert [run["arrangement"] for run in found["runs"]] == ["aggregated", "apart"]
     assert all(

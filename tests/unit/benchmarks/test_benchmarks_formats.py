@@ -1,4 +1,4 @@
-"""The benchmark of formats runs from end to end on a tiny model."""
+"""Run the benchmark of formats on a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of images: what it computes, and that it runs from end to end on tiny models."""
+"""Test the benchmark of images, and run it on tiny models."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from images_diffusion import (
     diffusion_report,
     diffusion_targets,
 )
-from images_diffusion_worker import Told, _figures, _poisson
-from images_encoder import EncoderFindings, Seen, encoder_report, encoder_targets
+from images_diffusion_worker import PictureTimes, _figures, _poisson
+from images_encoder import EncoderFindings, EncoderResult, encoder_report, encoder_targets
 from llm import transformers_dtype
 
 
@@ -35,8 +35,8 @@ def test_encoders_are_judged_against_transformers_one_by_one() -> None:
         "motet int8": [0.5] * 6,
         "transformers, one by one": [1.2] * 6,
     }
-    tower = Seen("siglip", seconds, dict.fromkeys(seconds, 0.0), [196] * 8, 0.1)
-    found = EncoderFindings([tower])
+    encoder = EncoderResult("siglip", seconds, dict.fromkeys(seconds, 0.0), [196] * 8, 0.1)
+    found = EncoderFindings([encoder])
     assert [(target.value, target.met) for target in encoder_targets(found)] == [
         (pytest.approx(1.2), False),
         (pytest.approx(2.4), True),
@@ -44,7 +44,7 @@ def test_encoders_are_judged_against_transformers_one_by_one() -> None:
     assert "| siglip | motet int8 | 16.00 | 2.40 | 2.40–2.40 | 0.0e+00 |" in encoder_report(found)
 
 
-def test_loads_are_judged_by_what_they_are_promised() -> None:
+def test_loads_are_judged_by_their_targets() -> None:
     load = Load(
         16,
         8,
@@ -66,16 +66,16 @@ def test_loads_are_judged_by_what_they_are_promised() -> None:
     )
 
 
-def test_throughput_counts_the_time_with_something_to_do() -> None:
-    told = [Told(0.0, 0.5, 1.0), Told(3.0, 3.5, 4.0), Told(3.5, 4.0, 5.0)]
-    figures = _figures(told)
+def test_busy_throughput_counts_busy_time() -> None:
+    times = [PictureTimes(0.0, 0.5, 1.0), PictureTimes(3.0, 3.5, 4.0), PictureTimes(3.5, 4.0, 5.0)]
+    figures = _figures(times)
     assert figures["throughput"] == pytest.approx(3 / 5)
     assert figures["busy_throughput"] == pytest.approx(3 / 3)
     assert figures["latency"] == pytest.approx(1.0)
     assert figures["worst"] == pytest.approx(1.5)
 
 
-def test_arrivals_are_always_the_same() -> None:
+def test_arrivals_depend_on_the_seed() -> None:
     first = _poisson(4.0, 400, 0)
     assert first == _poisson(4.0, 400, 0) != _poisson(4.0, 400, 1)
     assert first[0] == 0.0
@@ -87,20 +87,20 @@ def test_arrivals_are_always_the_same() -> None:
 @pytest.mark.timeout(
     400
 )  # two processes that import torch and a model class, maybe beside other tests
-def test_towers_and_brushes_are_measured(
+def test_encoders_and_pipelines_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "images.json"
     folders = ["--cache", str(tmp_path), "--output", str(output)]
     images.main(["--quick", "--threads", "1", "--shapes", "qwen2.5-vl-least", *folders])
     found, dtype = json.loads(output.read_text())["findings"], transformers_dtype("auto")
-    for tower in found["encoder"]["towers"]:
-        assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in tower["seconds"].values())
-        assert tower["apart"][f"motet {dtype}"] < (1e-4 if dtype == "float32" else 0.1)
-        assert tower["apart"]["motet int8"] < 0.1
+    for encoder in found["encoder"]["encoders"]:
+        assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in encoder["seconds"].values())
+        assert encoder["apart"][f"motet {dtype}"] < (1e-4 if dtype == "float32" else 0.1)
+        assert encoder["apart"]["motet int8"] < 0.1
     (pairs,) = found["diffusion"]["pairs"]
     assert len(pairs["ours"]) == len(pairs["theirs"]) == 2
-    assert all(0 < seen < 1 for seen in pairs["preview"])
+    assert all(0 < previewed < 1 for previewed in pairs["preview"])
     one, two = found["diffusion"]["loads"]
     assert list(one["served"]) == [OURS, SERIAL]
     assert list(two["served"]) == [OURS, SERIAL, FULL]

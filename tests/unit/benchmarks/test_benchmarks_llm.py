@@ -1,4 +1,4 @@
-"""The engine's benchmarks: what they compute, and that they run from end to end on a tiny model."""
+"""Test the benchmarks of the LLM engine, and run them on a tiny model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_targets_compare_rounds_with_the_best_of_the_named_peers() -> None:
     assert ratio([1.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
 
 
-def test_the_interval_of_a_median_covers_it_as_often_as_it_says() -> None:
+def test_median_intervals_cover_the_median_in_95_percent() -> None:
     draw = random.Random(0)
     assert median_interval([float(i) for i in range(1, 21)]) == (
         6.0,
@@ -105,7 +105,7 @@ def test_traces_and_prompts_depend_on_their_seeds_alone() -> None:
     assert len({letters(16, number) for number in range(64)}) == 64
 
 
-def test_limits_are_for_whole_answers() -> None:
+def test_limits_need_complete_replies() -> None:
     limits, job = Limits(ttft=1.0, itl=0.1), Job(10.0, [1], 3)
     assert limits.met(Served(job, [10.9, 11.0, 11.1]))
     assert not limits.met(Served(job, [10.9, 11.0]))
@@ -127,7 +127,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bench")
 
 
-def test_a_checkpoint_is_made_once(cache: Path) -> None:
+def test_checkpoints_are_generated_once(cache: Path) -> None:
     folder = random_checkpoint("tiny", cache)
     made = (folder / "model.safetensors").stat().st_mtime_ns
     assert random_checkpoint("tiny", cache) == folder
@@ -187,7 +187,7 @@ def test_every_switch_is_compared_with_its_alternative(
     assert capsys.readouterr().out.count("\n| prefix_cache, ") == 2
 
 
-def test_held_replies_are_compared_with_free_ones(
+def test_constrained_replies_are_compared_with_free_ones(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--cache", str(cache), "--output", str(tmp_path / "techniques.json")]

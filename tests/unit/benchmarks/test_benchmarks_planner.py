@@ -1,4 +1,4 @@
-"""The benchmark that compares simulation and reality still runs: one short trace, no judgement of speed."""
+"""Test the benchmark of the planner's simulator, and run one short trace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from planner import QUICK, Figures, Pair, Plan, report, simulated, targets
 
 
 def test_figures_are_compared_by_trace() -> None:
-    real, made = Figures(1.0, 2.0, 100.0, 50.0), Figures(1.1, 1.0, 100.0, 60.0)
-    pairs = [Pair("steady", 0, 10, 0, 3.0, real, made, (2, 3))]
+    real, simulated_figures = Figures(1.0, 2.0, 100.0, 50.0), Figures(1.1, 1.0, 100.0, 60.0)
+    pairs = [Pair("steady", 0, 10, 0, 3.0, real, simulated_figures, (2, 3))]
     found = targets(pairs)
     assert [(target.value, target.met) for target in found] == [
         (pytest.approx(0.1), True),
@@ -28,8 +28,8 @@ def test_figures_are_compared_by_trace() -> None:
 
 
 @pytest.mark.parametrize("trace", planner.TRACES)
-def test_the_traces_call_for_more_than_one_instance(trace: str) -> None:
-    """Else the planner would have nothing to do."""
+def test_traces_need_more_than_one_instance(trace: str) -> None:
+    """Require scaling, so that the traces test the planner."""
     plan = Plan()
     outcome = simulated(plan, plan.traffic(trace, 0), 4.0)
     assert outcome.replicas.most > 1
@@ -37,7 +37,7 @@ def test_the_traces_call_for_more_than_one_instance(trace: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_trace_is_answered_as_the_simulation_has_it(
+def test_a_short_trace_is_run_and_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planner.main(["--quick", "--output", str(tmp_path / "planner.json")])

@@ -1,4 +1,4 @@
-"""The benchmark of tenants computes what it says, and still runs: a few requests, no judgement of speed."""
+"""Test the benchmark of tenants, and run it with a few requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tenants
 from tenants import Findings
 
 
-def test_the_ratio_is_that_of_the_p95() -> None:
+def test_ratios_are_of_p95() -> None:
     alone, beside = [0.1] * 19 + [0.2], [0.1] * 18 + [0.3, 0.4]
     found = Findings(alone=[alone, alone], beside=[beside, alone])
     assert found.ratios == pytest.approx([3.0, 1.0])
@@ -21,7 +21,7 @@ def test_the_ratio_is_that_of_the_p95() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "tenants.json"
     tenants.main(["--quick", "--threads", "1", "--output", str(output)])
     assert "| p95 TTFT beside a flood / alone |" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmark of speech: what it computes, and that it runs from end to end on tiny models."""
+"""Test the benchmark of speech, and run it on tiny models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import voice
 from llm import transformers_dtype
 from motet_shared.quantiles import quantile
-from voice_asr import WHISPER_PYTHON, AsrFindings, AsrPlan, Heard, asr_report, asr_targets
+from voice_asr import WHISPER_PYTHON, AsrFindings, AsrPlan, EngineRuns, asr_report, asr_targets
 from voice_checkpoint import whisper_checkpoint
 from voice_clips import clips
 from voice_speech import RATE, questions, spoken
-from voice_timing import measured
+from voice_timing import WrongLength, measured
 from voice_tts import Stream, TtsFindings, tts_targets
 from voice_turns import (
     AUDIBLE,
@@ -38,15 +38,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tokens(runs: dict[str, Any]) -> list[int]:
-    return [token for clip in runs["said"] for token in clip]
+    return [token for clip in runs["tokens"] for token in clip]
 
 
-def heard(name: str, one: list[float], eight: list[float], said: list[int]) -> Heard:
-    """Of clips of 30 s: seconds of each round."""
-    found = Heard(name)
+def engine_runs(
+    name: str, one: list[float], eight: list[float], token_ids: list[int]
+) -> EngineRuns:
+    """Return runs over clips of 30 s that take these seconds, by round."""
+    found = EngineRuns(name)
     for alone, together in zip(one, eight, strict=True):
         runs = [
-            {"seconds": 30.0, "batch": batch, "whole": [taken, 99.0, 0.1], "said": [said] * batch,
+            {"seconds": 30.0, "batch": batch, "whole": [taken, 99.0, 0.1], "said": [token_ids] * batch,
              "parts": {"features": [0.01], "encoder": [0.02]}}
             for batch, taken in ((1, alone), (8, together))
         ]  # fmt: skip
@@ -54,11 +56,11 @@ def heard(name: str, one: list[float], eight: list[float], said: list[int]) -> H
     return found
 
 
-def test_targets_compare_rounds_with_the_peers_that_are_there() -> None:
+def test_targets_compare_rounds_with_available_peers() -> None:
     found = AsrFindings(
         {
-            "motet int8": heard("motet int8", [1.0, 2.0, 1.0], [4.0, 4.0, 4.0], [1, 2, 3, 4]),
-            "faster-whisper int8": heard(
+            "motet int8": engine_runs("motet int8", [1.0, 2.0, 1.0], [4.0, 4.0, 4.0], [1, 2, 3, 4]),
+            "faster-whisper int8": engine_runs(
                 "faster-whisper int8", [2.0, 2.0, 2.0], [6.0, 6.0, 6.0], [1, 2, 9, 4]
             ),
         },
@@ -76,7 +78,7 @@ def test_targets_compare_rounds_with_the_peers_that_are_there() -> None:
     assert "* transformers pipeline, float32 is absent: it failed" in text
 
 
-def test_an_engine_that_says_too_little_is_no_comparison() -> None:
+def test_too_few_tokens_are_an_error() -> None:
     class Short:
         def whole(self, sounds: list[Any], tokens: int) -> list[list[int]]:
             return [[1] * (tokens - 1) for _ in sounds]
@@ -88,10 +90,9 @@ def test_an_engine_that_says_too_little_is_no_comparison() -> None:
             return ""
 
     task = {"checkpoints": [{"seconds": 1.0, "tokens": 4}], "batches": [2], "repeats": 1}
-    with pytest.raises(
-        RuntimeError, match=r"4 tokens were to be said of each of 2 clips, not \[3, 3\]"
-    ):
+    with pytest.raises(WrongLength) as caught:
         measured(lambda task: Short(), task, clips)  # type: ignore[arg-type, return-value]
+    assert (caught.value.expected, caught.value.lengths) == (4, [3, 3])
 
 
 def test_clips_and_questions_are_always_the_same() -> None:
@@ -105,7 +106,7 @@ def test_clips_and_questions_are_always_the_same() -> None:
     assert abs(int(pcm[-1200:].max())) > 300  # no silence behind it
 
 
-def test_a_checkpoint_is_made_once_and_says_as_much_as_it_is_told(cache: Path) -> None:
+def test_checkpoints_are_generated_once_and_limit_tokens(cache: Path) -> None:
     eight, nine = (
         whisper_checkpoint("whisper-least", 8, cache),
         whisper_checkpoint("whisper-least", 9, cache),
@@ -122,7 +123,7 @@ def test_a_checkpoint_is_made_once_and_says_as_much_as_it_is_told(cache: Path) -
     ).stat().st_mtime_ns == made
 
 
-def test_the_first_loud_sample_is_heard_when_it_is_played() -> None:
+def test_audible_is_the_time_of_the_first_loud_sample() -> None:
     quiet, loud = (
         np.full(RATE // 10, AUDIBLE - 1, "<i2").tobytes(),
         np.full(RATE // 10, -AUDIBLE, "<i2").tobytes(),
@@ -138,7 +139,7 @@ def test_the_first_loud_sample_is_heard_when_it_is_played() -> None:
     assert late.audible == 7.0
 
 
-def test_turns_are_told_by_stage_and_one_without_a_sound_is_missed() -> None:
+def test_turns_are_reported_by_stage_and_silent_ones_fail() -> None:
     stages = dict(
         zip(
             ("speech ends", "transcript", "first text", "first audio", "audible"),
@@ -153,10 +154,10 @@ def test_turns_are_told_by_stage_and_one_without_a_sound_is_missed() -> None:
     silent = {stage: at for stage, at in answered[0].stages.items() if stage != "audible"}
     found.turns += [Turn("?", silent), Turn("?", silent)]
     assert [target.met for target in turns_targets(found)] == [True, False]
-    assert "in 2 nothing was heard" in turns_report(found, TurnsPlan())
+    assert "2 had no audible reply" in turns_report(found, TurnsPlan())
 
 
-def test_interruptions_are_judged_by_when_the_reply_stops() -> None:
+def test_interruptions_are_judged_by_the_end_of_the_reply() -> None:
     turns = [Turn("?", dict.fromkeys(STAGES, 100.0))]
     found = TurnsFindings(
         turns, [Interruption(200.0, 20.0)] * 19 + [Interruption(300.0, 160.0)] * 2, too_late=3
@@ -164,8 +165,8 @@ def test_interruptions_are_judged_by_when_the_reply_stops() -> None:
     barge_in = turns_targets(found)[-1]
     assert (barge_in.value, barge_in.met) == (160.0, False)
     report = turns_report(found, TurnsPlan())
-    assert "21 replies were spoken into; 3 more came when the reply was complete" in report
-    assert "| the reply has stopped, since that |  | 20 | 160 |" in report
+    assert "21 replies were interrupted; 3 more came after the end of the reply" in report
+    assert "| reply stopped, after detection |  | 20 | 160 |" in report
 
 
 def test_speech_is_judged_by_stream() -> None:
@@ -181,7 +182,7 @@ def test_speech_is_judged_by_stream() -> None:
     assert quantile([1.0, 2.0], 0.5) == 1.0
 
 
-def test_without_models_that_hear_and_speak_no_turn_is_made_up(
+def test_missing_speech_models_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("voice_turns.MODELS", tmp_path)
@@ -214,7 +215,7 @@ def test_recognizers_and_voices_are_measured(
     found = json.loads(output.read_text())["findings"]
     dtype = transformers_dtype("auto")
     peers = ("motet float32", f"transformers pipeline, {dtype}")
-    ours, theirs = (found["asr"]["heard"][name]["runs"] for name in peers)
+    ours, theirs = (found["asr"]["engines"][name]["runs"] for name in peers)
     assert list(ours) == ["1 × 1 s", "2 × 1 s", "1 × 4 s", "2 × 4 s"]
     if dtype == "float32":  # rounded to 16 bits, a random model may prefer other words
         assert {load: tokens(ours[load]) for load in ours} == {

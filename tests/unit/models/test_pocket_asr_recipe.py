@@ -1,4 +1,4 @@
-"""The pocket-asr recipe in small: examples, shards, two steps, and a folder that transformers loads."""
+"""Test the pocket-asr recipe at a small size: examples, shards, training, the exported folder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ pytest.importorskip("espeakng_loader")
 import asr_data  # noqa: E402
 import asr_evaluate  # noqa: E402
 import asr_tokenizer as names  # noqa: E402
-from asr_batches import IGNORED, restore  # noqa: E402
+from asr_batches import IGNORED, dequantize  # noqa: E402
 from asr_model import build  # noqa: E402
 from asr_recipe import Recipe  # noqa: E402
-from asr_shards import order, read, suspended, write  # noqa: E402
+from asr_shards import is_suspended, read, shard_of_visit, write  # noqa: E402
+from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from pocket_asr import Trainer  # noqa: E402
+from recipe_error import RecipeError  # noqa: E402
 from speech_noise import RATE  # noqa: E402
-from speech_sentences import CATEGORIES, HELD_OUT_SEEDS, is_held_out  # noqa: E402
+from speech_sentences import CATEGORIES, is_held_out  # noqa: E402
 from speech_voices import HELD_OUT_VARIANTS  # noqa: E402
 from training import Schedule  # noqa: E402
 
@@ -39,7 +41,7 @@ TINY = Recipe(
     passes=2,
     batch=4,
     warmup=2,
-    whole_share=0.0,
+    full_window_share=0.0,
 )
 
 
@@ -61,20 +63,21 @@ def folder(trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_clip_is_a_function_of_seed_and_index() -> None:
-    once, again, other = (asr_data.clip(TINY, index) for index in (7, 7, 8))
+    once, again, other = (asr_data.training_clip(TINY, index) for index in (7, 7, 8))
     np.testing.assert_array_equal(once.wave, again.wave)
     assert once.text == again.text
     assert once.text != other.text
 
 
 def test_training_refuses_held_out_seeds() -> None:
-    with pytest.raises(ValueError, match="held out"):
-        asr_data.clip(replace(TINY, seed=HELD_OUT_SEEDS.start + 5), 0)
+    with pytest.raises(RecipeError) as refused:
+        asr_data.training_clip(replace(TINY, seed=HELD_OUT_SEEDS.start + 5), 0)
+    assert refused.value.param == "seed"
 
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_held_out_clips_have_sentences_and_voices_of_their_own(category: str) -> None:
-    made = asr_data.held_out(category, 3)
+    made = asr_data.held_out_clip(category, 3)
     assert is_held_out(made.text)
     assert made.voice.name.partition("+")[2] in HELD_OUT_VARIANTS
     assert made.category == category
@@ -83,7 +86,7 @@ def test_held_out_clips_have_sentences_and_voices_of_their_own(category: str) ->
 def test_words_have_times_within_the_clip() -> None:
     made = next(
         clip
-        for clip in map(lambda i: asr_data.clip(TINY, i), range(50))
+        for clip in map(lambda i: asr_data.training_clip(TINY, i), range(50))
         if clip.text.count(" ") > 4
     )
     starts = [start for _, start, _ in made.words]
@@ -92,28 +95,33 @@ def test_words_have_times_within_the_clip() -> None:
     assert all(0 <= start < end <= len(made.wave) / RATE for _, start, end in made.words)
 
 
-def test_features_survive_their_bytes(trained) -> None:
+def test_features_survive_quantization(trained) -> None:
     trainer, _ = trained
-    made = asr_data.clip(TINY, 1)
+    made = asr_data.training_clip(TINY, 1)
     one = asr_data.example(made, trainer.tokenizer)
     want = asr_data.features(made.wave)
-    np.testing.assert_allclose(restore(one, one.frames), want, atol=0.005)
+    np.testing.assert_allclose(dequantize(one, one.frames), want, atol=0.005)
     padded = names.feature_extractor()(made.wave, sampling_rate=RATE, return_tensors="np")[
         "input_features"
     ][0]
     np.testing.assert_allclose(
-        restore(one, padded.shape[1])[:, : one.frames - 4], padded[:, : one.frames - 4], atol=0.01
+        dequantize(one, padded.shape[1])[:, : one.frames - 4],
+        padded[:, : one.frames - 4],
+        atol=0.01,
     )
     np.testing.assert_allclose(
-        restore(one, padded.shape[1])[:, one.frames + 4 :], padded[:, one.frames + 4 :], atol=0.01
+        dequantize(one, padded.shape[1])[:, one.frames + 4 :],
+        padded[:, one.frames + 4 :],
+        atol=0.01,
     )
     assert set(one.phonemes.tolist()) - {0}
 
 
-def test_shards_come_back_as_they_were(trained, tmp_path: Path) -> None:
+def test_shards_round_trip(trained, tmp_path: Path) -> None:
     trainer, _ = trained
     examples = [
-        asr_data.example(asr_data.clip(TINY, index), trainer.tokenizer) for index in range(5)
+        asr_data.example(asr_data.training_clip(TINY, index), trainer.tokenizer)
+        for index in range(5)
     ]
     write(tmp_path / "0.npz", examples)
     for one, again in zip(examples, read(tmp_path / "0.npz"), strict=True):
@@ -123,34 +131,34 @@ def test_shards_come_back_as_they_were(trained, tmp_path: Path) -> None:
         assert one.tokens == again.tokens
 
 
-def test_every_shard_is_used_as_often_as_it_should() -> None:
+def test_every_shard_is_visited_once_per_pass() -> None:
     recipe = replace(TINY, group=4, passes=3)
-    visits = [order(recipe, visit) for visit in range(2 * 4 * 3)]
+    visits = [shard_of_visit(recipe, visit) for visit in range(2 * 4 * 3)]
     assert [shard for shard, _ in visits[:4]] == [0, 1, 2, 3]
     assert sorted(visits) == [(shard, again) for shard in range(8) for again in range(3)]
     assert {shard for shard, _ in visits[:12]} == {0, 1, 2, 3}
 
 
 def test_this_process_is_not_suspended() -> None:
-    assert not suspended(1)
+    assert not is_suspended(1)
 
 
 # Batches
 
 
-def test_what_the_decoder_reads_and_writes(trained) -> None:
+def test_decoder_inputs_and_labels(trained) -> None:
     trainer, _ = trained
     stream, ids = trainer.stream, trainer.stream.id
     one = asr_data.example(
-        next(c for c in map(lambda i: asr_data.clip(TINY, i), range(9)) if c.text),
+        next(c for c in map(lambda i: asr_data.training_clip(TINY, i), range(9)) if c.text),
         trainer.tokenizer,
     )
     head = [ids[names.START], ids[names.ENGLISH], ids[names.TRANSCRIBE]]
-    said, wanted, spans = stream.write(one, timed=False)
+    said, wanted, spans = stream.decoder_row(one, timed=False)
     assert said == [*head, ids[names.NO_TIMESTAMPS], *one.tokens]
     assert wanted == [ids[names.ENGLISH], IGNORED, IGNORED, *one.tokens, ids[names.END]]
     assert [wanted[place] for place, _ in spans] == list(one.tokens)
-    said, wanted, _ = stream.write(one, timed=True)
+    said, wanted, _ = stream.decoder_row(one, timed=True)
     assert said[3] > ids[names.NO_TIMESTAMPS]
     assert said[-1] > said[3]
     assert wanted == [ids[names.ENGLISH], IGNORED, said[3], *said[4:], ids[names.END]]
@@ -161,7 +169,7 @@ def test_batches_are_a_function_of_the_step(trained) -> None:
     once, again = trainer.stream.batch(3), trainer.stream.batch(3)
     assert torch.equal(once.features, again.features)
     assert torch.equal(once.tokens, again.tokens)
-    assert once.look.any(-1).sum() > 0
+    assert once.word_frames.any(-1).sum() > 0
 
 
 # The recipe in small
@@ -188,7 +196,7 @@ def test_a_file_stop_ends_a_run_after_a_step(tmp_path: Path) -> None:
 
 def test_a_run_begins_with_an_exported_folder(trained, folder: Path, tmp_path: Path) -> None:
     trainer = Trainer(TINY, Schedule(steps=9, warmup=2), data=tmp_path / "data")
-    trainer.start_from(folder)
+    trainer.load_weights(folder)
     begun, wanted = (one.model.whisper.state_dict() for one in (trainer, trained[0]))
     for name, weight in wanted.items():
         torch.testing.assert_close(
@@ -199,7 +207,7 @@ def test_a_run_begins_with_an_exported_folder(trained, folder: Path, tmp_path: P
 
 def test_the_folder_loads_and_transcribes(folder: Path) -> None:
     model, processor = asr_evaluate.load(folder)
-    wave = asr_data.held_out("question", 0).wave
+    wave = asr_data.held_out_clip("question", 0).wave
     (heard,) = asr_evaluate.transcribe(model, processor, [wave])
     assert "<|" not in heard
     inputs = processor(wave, sampling_rate=RATE, return_tensors="pt")["input_features"]
@@ -249,10 +257,10 @@ def test_the_real_recipe_fits_its_bounds(trained) -> None:
     ],
 )
 def test_distance_counts_word_errors(said: str, heard: str, errors: int) -> None:
-    assert asr_evaluate.distance(said.split(), heard.split()) == errors
+    assert asr_evaluate.edit_distance(said.split(), heard.split()) == errors
 
 
 def test_an_utterance_of_the_recipe_fits_the_window() -> None:
     rng = Random(0)
-    lengths = [len(asr_data.clip(TINY, rng.randrange(10_000)).wave) for _ in range(12)]
+    lengths = [len(asr_data.training_clip(TINY, rng.randrange(10_000)).wave) for _ in range(12)]
     assert max(lengths) <= names.WINDOW * RATE

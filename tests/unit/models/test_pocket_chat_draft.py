@@ -1,4 +1,4 @@
-"""The model that drafts for pocket-chat: its recipe in small, and how often the committed weights are right."""
+"""Test pocket-chat's draft model: its recipe at a small size, and its acceptance rate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_is_a_tenth_of_pocket_chat() -> None:
     assert count < 0.2e6
 
 
-def test_most_of_its_guesses_are_right_and_change_nothing(tmp_path: Path) -> None:
+def test_most_drafts_are_accepted_and_answers_stay_equal(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     lines = (
         {"category": c, "question": question, "answer": answer} for c, question, answer in QUESTIONS

@@ -1,4 +1,4 @@
-"""The pocket-chat recipe in small, and the committed weights on held-out questions in words."""
+"""Test the pocket-chat recipe at a small size, and the committed weights on text questions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 import chat_talk  # noqa: E402
 import chat_tools  # noqa: E402
 from chat_recipe import Phase, Recipe  # noqa: E402
-from chat_stream import CATEGORIES, HELD_OUT_SEEDS, PER_CATEGORY, blocked, conversation, held_out  # noqa: E402
-from evaluate import judge, load, same  # noqa: E402
+from chat_stream import (  # noqa: E402
+    CATEGORIES,
+    PER_CATEGORY,
+    held_out,
+    held_out_digests,
+    training_conversation,
+)
+from evaluate import answer_questions, load, matches  # noqa: E402
+from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from pocket_chat import Trainer  # noqa: E402
+from recipe_error import RecipeError  # noqa: E402
 from training import Schedule  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-chat"
@@ -49,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
 
 def losses(trainer: Trainer, folder: Path) -> list[float]:
-    """Of a run to the end of the schedule."""
+    """Return the losses of a run to the end of the schedule."""
     return [report.loss for report in trainer.run(folder / "state.pt")]
 
 
@@ -57,19 +65,20 @@ def losses(trainer: Trainer, folder: Path) -> list[float]:
 
 
 def test_a_conversation_is_a_function_of_seed_and_index() -> None:
-    assert conversation(3, 14) == conversation(3, 14)
-    assert conversation(3, 14) != conversation(3, 15)
+    assert training_conversation(3, 14) == training_conversation(3, 14)
+    assert training_conversation(3, 14) != training_conversation(3, 15)
 
 
 def test_training_refuses_held_out_seeds() -> None:
-    with pytest.raises(ValueError, match="held out"):
-        conversation(HELD_OUT_SEEDS.start + 5, 0)
+    with pytest.raises(RecipeError) as refused:
+        training_conversation(HELD_OUT_SEEDS.start + 5, 0)
+    assert refused.value.param == "seed"
 
 
 def test_training_never_meets_a_held_out_scene_or_question() -> None:
-    assert len(blocked()) > 2000
+    assert len(held_out_digests()) > 2000
     for index in range(1000):
-        assert not conversation(Recipe().seed, index).keys & blocked()
+        assert not training_conversation(Recipe().seed, index).keys & held_out_digests()
 
 
 def test_every_category_has_enough_held_out_questions() -> None:
@@ -91,11 +100,11 @@ def test_sums_are_right(seed: int) -> None:
         for word in spaced.split()
         if word.isdigit() or word in words
     )
-    said = answer.lower().rstrip(".")
+    result = answer.lower().rstrip(".")
     if spaced.startswith("subtract"):
         first, second = second, first
     plus = any(sign in spaced.split() for sign in ("plus", "+", "sum", "add"))
-    assert (int(said) if said.isdigit() else words[said]) == (
+    assert (int(result) if result.isdigit() else words[result]) == (
         first + second if plus else first - second
     )
 
@@ -110,16 +119,17 @@ def test_every_conversation_is_used_once() -> None:
 
 @pytest.mark.parametrize("starts", [(), (1,), (0, 9, 5), (0, 3, 3)])
 def test_phases_out_of_order_are_refused(starts: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="phases start at"):
+    with pytest.raises(RecipeError) as refused:
         Recipe(phases=tuple(Phase(start=start, batch=4) for start in starts))
+    assert refused.value.param == "phases"
 
 
 # The recipe in small
 
 
 def test_a_short_run_learns_and_loads(trained, tmp_path: Path) -> None:
-    trainer, fallen = trained
-    assert sum(fallen[-4:]) < 0.75 * sum(fallen[:4])
+    trainer, recorded = trained
+    assert sum(recorded[-4:]) < 0.75 * sum(recorded[:4])
     trainer.export(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -129,8 +139,8 @@ def test_a_short_run_learns_and_loads(trained, tmp_path: Path) -> None:
         return_tensors="pt",
         return_dict=True,
     )
-    said = model.generate(**prompt, max_new_tokens=4, do_sample=False)
-    assert said.shape[1] > prompt["input_ids"].shape[1]
+    generated = model.generate(**prompt, max_new_tokens=4, do_sample=False)
+    assert generated.shape[1] > prompt["input_ids"].shape[1]
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids(
         ["<|im_end|>", "<|endoftext|>"]
     )
@@ -189,7 +199,7 @@ def test_the_template_renders_tools_calls_and_responses(committed) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Draw a star."}]},
-        chat_tools.call("a star"),
+        chat_tools.draw_call("a star"),
         {"role": "tool", "content": "ok"},
     ]
     text = tokenizer.apply_chat_template(
@@ -213,17 +223,19 @@ def test_the_template_renders_tools_calls_and_responses(committed) -> None:
 
 def test_tool_calls_are_compared_as_json() -> None:
     right = '<tool_call>\n{"name": "draw", "arguments": {"prompt": "a star"}}\n</tool_call>'
-    assert same('<tool_call>{"arguments": {"prompt": "a star"}, "name": "draw"}</tool_call>', right)
-    assert not same(right.replace("a star", "a circle"), right)
-    assert not same("<tool_call>\n{oops\n</tool_call>", right)
+    assert matches(
+        '<tool_call>{"arguments": {"prompt": "a star"}, "name": "draw"}</tool_call>', right
+    )
+    assert not matches(right.replace("a star", "a circle"), right)
+    assert not matches("<tool_call>\n{oops\n</tool_call>", right)
 
 
 def test_the_committed_weights_answer_held_out_questions(committed) -> None:
     model, tokenizer = committed
-    verdicts = [
-        verdict
+    answers = [
+        answer
         for items in held_out().values()
-        for verdict in judge(model, tokenizer, items[:20], batch=20)
+        for answer in answer_questions(model, tokenizer, items[:20], batch=20)
     ]
-    wrong = [verdict for verdict in verdicts if not verdict.right]
-    assert len(wrong) <= 0.1 * len(verdicts), [(v.item.category, v.said) for v in wrong]
+    wrong = [answer for answer in answers if not answer.correct]
+    assert len(wrong) <= 0.1 * len(answers), [(one.item.category, one.text) for one in wrong]

@@ -1,4 +1,4 @@
-"""The pocket-draw recipe in small: batches, its trainings, a folder that diffusers loads, and its evaluation."""
+"""Test the pocket-draw recipe at a small size: examples, stages, the folder, its score."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from draw_check import check  # noqa: E402
-from draw_data import HELD_OUT_SEEDS, batch, example, held_out, is_held_out  # noqa: E402
-from draw_evaluate import GUIDANCE, load, paint, score  # noqa: E402
+from draw_data import batch, example, held_out, is_held_out  # noqa: E402
+from draw_evaluate import GUIDANCE, generate, load, score  # noqa: E402
 from draw_recipe import Recipe, Stage  # noqa: E402
-from motet_diffusion.engine.request import Drawing  # noqa: E402
+from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from motet_diffusion.engine.request import PictureRequest  # noqa: E402
 from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
-from pocket_draw import Model, Trainer, build_scheduler, seen, tensor, told, train  # noqa: E402
-from support.diffusion_book import Sketchbook, assert_alike  # noqa: E402
+from pocket_draw import Model, Trainer, build_scheduler, cell_labels, scene_labels, tensor, train  # noqa: E402
+from recipe_error import RecipeError  # noqa: E402
+from support.recording_engine import RecordingEngine, assert_alike  # noqa: E402
 from world import Scene, Thing  # noqa: E402
 from world_pictures import SIZE  # noqa: E402
 
@@ -45,12 +47,13 @@ def test_examples_are_functions_of_seed_and_index() -> None:
     assert np.array_equal(one.picture, again.picture)
     assert one.prompt != other.prompt
     assert [made.prompt for made in batch(3, 1, 2)] == [example(3, 2).prompt, example(3, 3).prompt]
-    assert check(one.picture, one.scene).right
+    assert check(one.picture, one.scene).correct
 
 
 def test_training_meets_no_held_out_scene() -> None:
-    with pytest.raises(ValueError, match="held out"):
+    with pytest.raises(RecipeError) as refused:
         example(HELD_OUT_SEEDS.start, 0)
+    assert refused.value.param == "seed"
     assert not any(is_held_out(example(30, index).scene) for index in range(40))
     asked = list(held_out(40))
     assert len(asked) == 40
@@ -97,7 +100,7 @@ def test_all_stages_a_restart_and_a_folder_that_diffusers_loads(tmp_path: Path) 
     pipeline = load(tmp_path / "folder")
     assert pipeline.vae.config.scaling_factor == whole.vae.config.scaling_factor
     alone, both = (
-        paint(pipeline, prompts, steps=2)
+        generate(pipeline, prompts, steps=2)
         for prompts in (["a red star"], ["a red star", "two circles"])
     )
     assert alone[0].shape == (SIZE, SIZE, 3)
@@ -117,34 +120,38 @@ def test_the_autoencoder_learns() -> None:
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
-def test_a_scene_is_told_by_its_things_and_scattered_ones_in_no_order() -> None:
+def test_scene_labels_sort_scattered_things() -> None:
     circle, star = (
         Thing(shape="circle", colour="red"),
         Thing(shape="star", colour="blue", size="small", column=2),
     )
     row = Scene(things=(star, replace(circle, column=3)))
-    assert told(row) == [[3, 0, 4], [2, 0, 7], [0, 2, 3], [0, 0, 3]]
+    assert scene_labels(row) == [[3, 0, 4], [2, 0, 7], [0, 2, 3], [0, 0, 3]]
     scattered = (
         Scene(things=(replace(star, row=1), circle)),
         Scene(things=(circle, replace(star, row=1))),
     )
-    assert told(scattered[0]) == told(scattered[1]) == [[0, 3, 4], [0, 2, 7], [2, 0, 3], [2, 2, 3]]
+    assert (
+        scene_labels(scattered[0])
+        == scene_labels(scattered[1])
+        == [[0, 3, 4], [0, 2, 7], [2, 0, 3], [2, 2, 3]]
+    )
 
 
-def test_what_is_seen_of_a_scene_is_what_stands_in_its_cells() -> None:
+def test_cell_labels_follow_the_grid() -> None:
     scene = Scene(things=(Thing(shape="star", colour="blue", size="small", row=1, column=2),))
-    for told_of, nothing, star in zip(seen(scene), (4, 7, 3), (3, 2, 0), strict=True):
-        assert told_of == [nothing] * 6 + [star] + [nothing] * 9
+    for labels, nothing, star in zip(cell_labels(scene), (4, 7, 3), (3, 2, 0), strict=True):
+        assert labels == [nothing] * 6 + [star] + [nothing] * 9
 
 
-def test_the_reader_learns() -> None:
+def test_the_prompt_encoder_learns() -> None:
     trainer = Trainer(TINY, Model(TINY), "reader", steps=60)
     same = batch(30, 0, 8)
     losses = [trainer.train_step(same) for _ in range(40)]
     assert losses[-1] < 0.4 * losses[0]
 
 
-def test_the_last_stage_leaves_latents_as_the_painter_knows_them() -> None:
+def test_the_decoder_stage_leaves_latents_unchanged() -> None:
     pictures, nothing = (
         tensor([one.picture for one in batch(30, 0, 2)]),
         torch.zeros(1, TINY.latents, 8, 8),
@@ -158,8 +165,8 @@ def test_the_last_stage_leaves_latents_as_the_painter_knows_them() -> None:
     assert not torch.equal(vae.decode(nothing).sample, back)
 
 
-def test_the_scheduler_goes_where_the_directions_lead() -> None:
-    """From noise alone, by the direction that the training teaches: noise less picture, at 1000 times its share."""
+def test_the_scheduler_follows_the_velocity() -> None:
+    """Start from noise and use the exact velocity, noise minus picture."""
     scheduler = build_scheduler(TINY)
     picture = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(1))
     sample = (
@@ -184,9 +191,9 @@ def test_the_service_draws_what_diffusers_draws(tmp_path: Path) -> None:
     for parameter in model.painter.parameters():
         torch.nn.init.normal_(parameter, std=0.1)  # a fresh one draws the same whatever it is told
     model.save(tmp_path)
-    [due] = paint(load(tmp_path), ["two red circles"], steps=4, seed=3)
-    drawn = Drawing(prompt="two red circles", steps=4, seed=3, guidance_scale=GUIDANCE)
-    with Sketchbook(tmp_path, threads=1, text_length=TINY.prompt_tokens) as book:
-        circles, star = book.draw(drawn, replace(drawn, prompt="a star"))
+    [due] = generate(load(tmp_path), ["two red circles"], steps=4, seed=3)
+    drawn = PictureRequest(prompt="two red circles", steps=4, seed=3, guidance_scale=GUIDANCE)
+    with RecordingEngine(tmp_path, threads=1, text_length=TINY.prompt_tokens) as recording:
+        circles, star = recording.draw(drawn, replace(drawn, prompt="a star"))
     assert_alike(circles, due.astype(np.int64))
     assert np.abs(circles - star).max() > 3

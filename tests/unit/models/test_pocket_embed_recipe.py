@@ -1,4 +1,4 @@
-"""The pocket-embed recipe in small: cases, training, a folder that the service and transformers load alike."""
+"""Test the pocket-embed recipe at a small size: triplets, training, the exported folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,19 @@ from random import Random
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from embed_data import HELD_OUT_SEEDS, Case, altered, case, exchanged, held_out, rewritten, told
-from embed_evaluate import Reader, retrieval
-from pocket_embed import Recipe, Trainer, contrast, vectors
+from embed_data import (
+    Triplet,
+    alter_scene,
+    held_out,
+    paraphrase_scene,
+    paraphrase_sentence,
+    replace_word,
+    triplet,
+)
+from embed_evaluate import Embedder, retrieval
+from held_out_seeds import HELD_OUT_SEEDS
+from pocket_embed import Recipe, Trainer, contrastive_loss, vectors
+from recipe_error import RecipeError
 from world import Scene, Thing, sample_scene
 
 TINY = Recipe(
@@ -28,7 +38,7 @@ TINY = Recipe(
     heads=4,
     inner=48,
     vocabulary=600,
-    tokenizer_cases=60,
+    tokenizer_triplets=60,
     batch=8,
     steps=30,
     warmup=4,
@@ -48,31 +58,32 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cases_are_functions_of_seed_and_index() -> None:
-    cases = [case(50, index) for index in range(40)]
-    assert cases == [case(50, index) for index in range(40)]
-    assert {one.kind for one in cases} == {"world", "general"}
-    assert all(one.text != one.near for one in cases)
-    assert sum(one.text != one.same for one in cases) > 36
-    with pytest.raises(ValueError, match="held out"):
-        case(HELD_OUT_SEEDS.start, 0)
+    triplets = [triplet(50, index) for index in range(40)]
+    assert triplets == [triplet(50, index) for index in range(40)]
+    assert {one.kind for one in triplets} == {"world", "general"}
+    assert all(one.anchor != one.negative for one in triplets)
+    assert sum(one.anchor != one.positive for one in triplets) > 36
+    with pytest.raises(RecipeError) as refused:
+        triplet(HELD_OUT_SEEDS.start, 0)
+    assert refused.value.param == "seed"
 
 
 def test_held_out_cases_are_none_of_those() -> None:
     for kind in ("world", "general"):
         kept = list(held_out(kind, 20))
         assert {one.kind for one in kept} == {kind}
-        assert len({one.text for one in kept}) == 20
+        assert len({one.anchor for one in kept}) == 20
         assert kept[:3] == list(held_out(kind, 3))
 
 
 def test_a_scene_that_is_altered_reads_differently() -> None:
     for seed in range(60):
         rng = Random(seed)
-        scene = sample_scene(rng, least=2)
-        assert altered(scene, rng) != scene
+        scene = sample_scene(rng, min_things=2)
+        assert alter_scene(scene, rng) != scene
     red, blue = Thing(shape="star", colour="red"), Thing(shape="circle", colour="blue", column=2)
     row = Scene(things=(red, blue))
-    texts = {told(row, Random(seed)).lower().rstrip(".") for seed in range(80)}
+    texts = {paraphrase_scene(row, Random(seed)).lower().rstrip(".") for seed in range(80)}
     assert {
         "from right to left: a blue circle and a red star",
         "a red star is left of a blue circle",
@@ -80,34 +91,34 @@ def test_a_scene_that_is_altered_reads_differently() -> None:
     assert not any(text.startswith("from right to left: a red") for text in texts)
 
 
-def test_general_sentences_in_other_words() -> None:
+def test_general_sentences_are_paraphrased() -> None:
     texts = {
-        rewritten("She did not begin because we have four apples.", Random(seed)).lower()
+        paraphrase_sentence("She did not begin because we have four apples.", Random(seed)).lower()
         for seed in range(200)
     }
     assert "because we have four apples, she didn't start." in texts
     assert any("4 apples" in text for text in texts)
-    assert exchanged("So it is.", Random(1)) is None
-    changed = exchanged("The apple is green.", Random(1))
+    assert replace_word("So it is.", Random(1)) is None
+    changed = replace_word("The apple is green.", Random(1))
     assert changed is not None
     assert changed != "The apple is green."
 
 
-def test_the_loss_wants_the_other_wording_nearest() -> None:
+def test_the_loss_prefers_the_positive() -> None:
     same = torch.nn.functional.normalize(
         torch.randn(6, 16, generator=torch.Generator().manual_seed(1))
     )
-    good, right = contrast(same, same, -same, 0.05)
-    bad, wrong = contrast(same, -same, same, 0.05)
+    good, right = contrastive_loss(same, same, -same, 0.05)
+    bad, wrong = contrastive_loss(same, -same, same, 0.05)
     assert (float(right), float(wrong)) == (1.0, 0.0)
     assert float(good) < 0.1 < float(bad)
 
 
 def test_the_real_size_is_within_its_bounds() -> None:
-    trainer = Trainer(replace(Recipe(), tokenizer_cases=200))
+    trainer = Trainer(replace(Recipe(), tokenizer_triplets=200))
     assert sum(parameter.numel() for parameter in trainer.model.parameters()) <= 3_000_000
     assert len(trainer.tokenizer) <= Recipe.vocabulary
-    texts = [case(50, index).text for index in range(50)]
+    texts = [triplet(50, index).anchor for index in range(50)]
     read = trainer.tokenizer(texts).input_ids
     assert not any(trainer.tokenizer.unk_token_id in ids for ids in read)
     assert max(map(len, read)) <= Recipe.context
@@ -129,26 +140,26 @@ def test_a_run_that_is_resumed_takes_the_course_of_one_that_is_not(tmp_path: Pat
 
 def test_the_service_and_transformers_read_the_folder_alike(trained: Path) -> None:
     assert json.loads((trained / "config.json").read_text())["architectures"] == ["BertModel"]
-    texts = [text for one in held_out("world", 3) for text in (one.text, one.same)]
+    texts = [text for one in held_out("world", 3) for text in (one.anchor, one.positive)]
     model, tokenizer = (
         AutoModel.from_pretrained(trained, dtype=torch.float32),
         AutoTokenizer.from_pretrained(trained),
     )
     with torch.no_grad():
         due = vectors(model, tokenizer, texts)
-    torch.testing.assert_close(Reader(trained).vectors(texts), due, atol=1e-5, rtol=0)
+    torch.testing.assert_close(Embedder(trained).vectors(texts), due, atol=1e-5, rtol=0)
 
 
 def test_held_out_retrieval_is_measured(trained: Path) -> None:
-    reader = Reader(trained)
-    found = retrieval(reader, "world", 12)
+    embedder = Embedder(trained)
+    found = retrieval(embedder, "world", 12)
     assert 1 / 24 < found["first"] <= 1, "even a little training is better than chance"
     assert 0 <= found["near"] <= 1
 
 
-def test_a_perfect_reader_scores_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [Case("world", f"a{n}", f"b{n}", f"c{n}") for n in range(5)]
-    monkeypatch.setattr("embed_evaluate.held_out", lambda kind, count: cases[:count])
+def test_perfect_embeddings_score_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    triplets = [Triplet("world", f"a{n}", f"b{n}", f"c{n}") for n in range(5)]
+    monkeypatch.setattr("embed_evaluate.held_out", lambda kind, count: triplets[:count])
 
     class Perfect:
         def vectors(self, texts: list[str]) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""The recipe of pocket-chat's eyes in small: pictures, questions, both trainings, a folder that transformers and the
-services load."""
+"""Test pocket_see.py at a small size: pictures, questions, both stages, the exported folder."""
 
 from __future__ import annotations
 
@@ -16,11 +15,12 @@ pytest.importorskip("transformers")
 from PIL import Image  # noqa: E402
 
 import evaluate  # noqa: E402
-from chat_data import scene_talk  # noqa: E402
+from chat_data import scene_conversation  # noqa: E402
 from chat_recipe import Phase  # noqa: E402
 from chat_recipe import Recipe as ChatRecipe  # noqa: E402
-from chat_stream import HELD_OUT_SEEDS, held_out  # noqa: E402
-from draw_check import look  # noqa: E402
+from chat_stream import held_out  # noqa: E402
+from draw_check import detect_things  # noqa: E402
+from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from motet_llm.config import EngineConfig  # noqa: E402
 from motet_llm.engine.engine import Engine  # noqa: E402
 from motet_llm.models.image_embeddings import ImageEmbedding  # noqa: E402
@@ -28,15 +28,31 @@ from motet_shared.messages import Sampling  # noqa: E402
 from motet_tokenizer.encoding.vocabulary import Vocabulary  # noqa: E402
 from motet_vision.checkpoint import load_family  # noqa: E402
 from pocket_chat import Trainer as ChatTrainer  # noqa: E402
-from pocket_see import MARK, Model, TalkTrainer, TowerTrainer, train  # noqa: E402
+from pocket_see import IMAGE_TOKEN, Model, TalkTrainer, TowerTrainer, train  # noqa: E402
+from recipe_error import RecipeError  # noqa: E402
 from see_batches import pixels  # noqa: E402
-from see_data import CELLS, KINDS, cells, contents, glances, held_back, photograph, sighted  # noqa: E402
-from see_evaluate import about, decode, found_scene, load, score  # noqa: E402
-from see_mix import LOOKING, PLACING  # noqa: E402
-from see_questions import VISUAL_ASKERS, as_seen, ask_sideways, ask_upright, ask_where  # noqa: E402
+from see_data import (  # noqa: E402
+    CELLS,
+    KINDS,
+    augmented_picture,
+    cell_kinds,
+    cell_picture,
+    held_out_questions,
+    is_held_out_scene,
+    picture_conversation,
+)
+from see_evaluate import decode, detected_scene, load, questions_about, score  # noqa: E402
+from see_mix import LOCATING, VIEWING  # noqa: E402
+from see_questions import (  # noqa: E402
+    VISUAL_QUESTION_MAKERS,
+    ask_above_below,
+    ask_left_right,
+    ask_where,
+    in_reading_order,
+)
 from see_recipe import Recipe  # noqa: E402
 from training import Schedule, Stage  # noqa: E402
-from world import Scene, Thing, canonical, holds, sample_scene  # noqa: E402
+from world import Scene, Thing, canonical, relation_holds, sample_scene  # noqa: E402
 from world_pictures import SIZE, draw  # noqa: E402
 
 WORDS = ChatRecipe(
@@ -69,7 +85,7 @@ def scattered(*things: tuple[str, str, int, int]) -> Scene:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny language model as pocket_chat.py leaves it."""
+    """Train a tiny language model as pocket_chat.py exports it."""
     folder = tmp_path_factory.mktemp("words")
     trainer = ChatTrainer(WORDS, Schedule(steps=4, warmup=2))
     trainer.run(folder / "state.pt")
@@ -79,7 +95,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
-    """A whole run in small, and the folder that it leaves."""
+    """Train both stages at a small size; return the model and its folder."""
     folder = tmp_path_factory.mktemp("see")
     model, complete = train(TINY, words, folder / "state.pt", steps={}, resume=False)
     assert complete
@@ -90,14 +106,16 @@ def run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, P
 # Questions
 
 
-def test_a_picture_is_told_in_reading_order() -> None:
+def test_things_are_put_into_reading_order() -> None:
     scene = scattered(("star", "red", 3, 2), ("circle", "blue", 1, 0), ("star", "red", 0, 1))
-    assert canonical(as_seen(scene)) == "A blue circle and two red stars."
+    assert canonical(in_reading_order(scene)) == "A blue circle and two red stars."
     column = scattered(("star", "red", 3, 0), ("circle", "blue", 3, 2))
-    assert canonical(as_seen(column)) == "From top to bottom: a red star and a blue circle."
+    assert (
+        canonical(in_reading_order(column)) == "From top to bottom: a red star and a blue circle."
+    )
     for seed in range(50):
-        seen = as_seen(sample_scene(Random(seed)))
-        assert as_seen(seen) == seen
+        seen = in_reading_order(sample_scene(Random(seed)))
+        assert in_reading_order(seen) == seen
 
 
 def test_where_is_one_of_four_corners() -> None:
@@ -113,16 +131,17 @@ def test_where_is_one_of_four_corners() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asker", "relations"), [(ask_sideways, ("left", "right")), (ask_upright, ("above", "below"))]
+    ("make_question", "relations"),
+    [(ask_left_right, ("left", "right")), (ask_above_below, ("above", "below"))],
 )
 def test_scattered_things_are_related_by_where_they_stand(
-    asker, relations: tuple[str, str]
+    make_question, relations: tuple[str, str]
 ) -> None:
     scene = scattered(("star", "red", 3, 0), ("circle", "blue", 1, 2), ("square", "green", 0, 1))
     by_shape = {thing.shape: thing for thing in scene.things}
     checked = 0
     for seed in range(300):
-        question = asker(scene, Random(seed))
+        question = make_question(scene, Random(seed))
         assert question is not None
         assert not question.text.startswith("Where")
         said = question.text.rstrip("?").split()
@@ -130,7 +149,7 @@ def test_scattered_things_are_related_by_where_they_stand(
         if question.answer in ("Yes.", "No.") and len(named) == 2:
             relation = next(word for word in said if word in relations)
             relation += " of" if relation in ("left", "right") else ""
-            assert (question.answer == "Yes.") == holds(relation, *named)
+            assert (question.answer == "Yes.") == relation_holds(relation, *named)
             checked += 1
     assert checked > 20
 
@@ -141,21 +160,21 @@ def test_scattered_things_are_related_by_where_they_stand(
 def test_cells_hold_what_the_picture_shows() -> None:
     for seed in range(20):
         scene = sample_scene(Random(seed))
-        found = contents(scene.things)
-        seen = [str(one.kind) for one in look(draw(scene, Random(seed))).things]
+        found = cell_kinds(scene.things)
+        seen = [str(one.kind) for one in detect_things(draw(scene, Random(seed))).things]
         assert sorted(seen) == sorted(str(KINDS[number]) for number in found if number)
         for thing in scene.things:
             assert KINDS[found[4 * thing.row + thing.column]] == thing.kind
-    crowds = [cells(1, index, crowded=1.0) for index in range(20)]
+    crowds = [cell_picture(1, index, crowded_share=1.0) for index in range(20)]
     assert max((one.kinds > 0).sum() for one in crowds) > 6
-    again = cells(1, 3, crowded=1.0)
+    again = cell_picture(1, 3, crowded_share=1.0)
     assert np.array_equal(again.picture, crowds[3].picture)
     assert np.array_equal(again.kinds, crowds[3].kinds)
 
 
-def test_photographs_stay_pictures_of_the_scene() -> None:
+def test_augmented_pictures_still_show_the_scene() -> None:
     scene = scattered(("star", "red", 3, 0), ("circle", "blue", 1, 2))
-    taken = [photograph(scene.things, Random(seed)) for seed in range(40)]
+    taken = [augmented_picture(scene.things, Random(seed)) for seed in range(40)]
     assert all(picture.shape == (SIZE, SIZE, 3) and picture.dtype == np.uint8 for picture in taken)
     assert len({picture.tobytes() for picture in taken}) == 40
     plain = draw(scene, Random(0)).astype(float)
@@ -163,33 +182,40 @@ def test_photographs_stay_pictures_of_the_scene() -> None:
 
 
 def test_a_conversation_is_a_function_of_seed_and_index() -> None:
-    one, again, other = sighted(3, 5), sighted(3, 5), sighted(3, 6)
-    assert one.made == again.made
+    one, again, other = (
+        picture_conversation(3, 5),
+        picture_conversation(3, 5),
+        picture_conversation(3, 6),
+    )
+    assert one.conversation == again.conversation
     assert all(map(np.array_equal, one.pictures, again.pictures))
-    assert one.made != other.made
-    with pytest.raises(ValueError, match="held out"):
-        sighted(HELD_OUT_SEEDS.start, 0)
-    with pytest.raises(ValueError, match="held out"):
-        cells(HELD_OUT_SEEDS.start, 0, crowded=0.5)
+    assert one.conversation != other.conversation
+    with pytest.raises(RecipeError) as refused:
+        picture_conversation(HELD_OUT_SEEDS.start, 0)
+    assert refused.value.param == "seed"
+    with pytest.raises(RecipeError) as refused:
+        cell_picture(HELD_OUT_SEEDS.start, 0, crowded_share=0.5)
+    assert refused.value.param == "seed"
 
 
 def test_training_never_meets_a_scene_of_a_held_out_picture() -> None:
-    asked = glances(6)
-    assert set(asked) == set(VISUAL_ASKERS)
+    asked = held_out_questions(6)
+    assert set(asked) == set(VISUAL_QUESTION_MAKERS)
     assert all(
-        len(some) == 6 and all(held_back(one.scene) for one in some) for some in asked.values()
+        len(some) == 6 and all(is_held_out_scene(one.scene) for one in some)
+        for some in asked.values()
     )
-    kept = {key for some in asked.values() for one in some for key in one.sighted.made.keys}
+    kept = {key for some in asked.values() for one in some for key in one.example.conversation.keys}
     assert kept
     told = {key for items in held_out().values() for item in items for key in item.keys}
     for index in range(150):
-        assert not sighted(Recipe().seed, index).made.keys & (kept | told)
+        assert not picture_conversation(Recipe().seed, index).conversation.keys & (kept | told)
 
 
-def test_a_row_has_a_place_for_every_cell(words: Path) -> None:
+def test_a_row_has_one_token_per_cell(words: Path) -> None:
     model = Model(TINY, words)
     stream = TalkTrainer(TINY, model).stream
-    shown = round(TINY.shown * TINY.talk.batch)
+    shown = round(TINY.picture_share * TINY.talk.batch)
     for index in range(TINY.talk.batch):
         row = stream.row(index)
         places = [
@@ -209,15 +235,18 @@ def test_a_row_has_a_place_for_every_cell(words: Path) -> None:
 
 
 def test_the_mix_changes_with_the_steps() -> None:
-    recipe = Recipe(looks=((0, LOOKING), (3, PLACING)))
-    assert [recipe.looking(step) is PLACING for step in range(5)] == [
+    recipe = Recipe(viewing_mixes=((0, VIEWING), (3, LOCATING)))
+    assert [recipe.viewing_mix(step) is LOCATING for step in range(5)] == [
         False,
         False,
         False,
         True,
         True,
     ]
-    assert all(set(mix.scene) == {*VISUAL_ASKERS, "instruction"} for _, mix in Recipe().looks)
+    assert all(
+        set(mix.scene) == {*VISUAL_QUESTION_MAKERS, "instruction"}
+        for _, mix in Recipe().viewing_mixes
+    )
 
 
 # The trainings
@@ -225,26 +254,26 @@ def test_the_mix_changes_with_the_steps() -> None:
 
 def test_the_real_size_is_within_its_bounds(words: Path) -> None:
     model = Model(Recipe(), words)
-    eyes = sum(parameter.numel() for parameter in model.eyes.parameters())
-    assert 500_000 < eyes < 1_500_000
+    count = sum(parameter.numel() for parameter in model.vision.parameters())
+    assert 500_000 < count < 1_500_000
 
 
 def test_the_tower_learns_what_stands_in_a_cell(words: Path) -> None:
     trainer = TowerTrainer(TINY, Model(TINY, words))
     reports = [trainer.train_step(batch) for batch in trainer.batches()]
-    assert reports[-1].known > 4 / len(KINDS)
+    assert reports[-1].accuracy > 4 / len(KINDS)
     early, late = (
         np.mean([report.loss for report in some]) for some in (reports[:5], reports[-5:])
     )
     assert late < 0.8 * early
 
 
-def test_talk_learns_and_the_words_stay_in_place(words: Path) -> None:
+def test_the_talk_stage_lowers_both_losses(words: Path) -> None:
     trainer = TalkTrainer(TINY, Model(TINY, words))
     same = trainer.stream.batches(0)
     reports = [trainer.train_step(same) for _ in range(TINY.talk.steps)]
-    assert reports[-1].shown < 0.9 * reports[0].shown
-    assert reports[-1].plain < reports[0].plain
+    assert reports[-1].picture_loss < 0.9 * reports[0].picture_loss
+    assert reports[-1].text_loss < reports[0].text_loss
     assert reports[0].tokens == sum(int((part.batch.weights > 0).sum()) for part in same)
 
 
@@ -277,15 +306,20 @@ def test_transformers_loads_the_folder(run) -> None:
     model, processor = load(folder)
     picture = draw(sample_scene(Random(1)), Random(1))
     seen = torch.stack(model.get_image_features(pixels([picture]), return_dict=True).pooler_output)
-    torch.testing.assert_close(seen, trained.look(pixels([picture])), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(
+        seen, trained.image_embeddings(pixels([picture])), atol=0.05, rtol=0.05
+    )
     prepared = processor.image_processor([Image.fromarray(picture)], return_tensors="pt")[
         "pixel_values"
     ]
     torch.testing.assert_close(prepared, pixels([picture]))
-    said = processor.apply_chat_template(MESSAGES, add_generation_prompt=True)
-    assert said == f"<|im_start|>user\n{MARK}What do you see?<|im_end|>\n<|im_start|>assistant\n"
+    text = processor.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    assert (
+        text
+        == f"<|im_start|>user\n{IMAGE_TOKEN}What do you see?<|im_end|>\n<|im_start|>assistant\n"
+    )
     inputs = processor(
-        text=[said], images=[Image.fromarray(picture).resize((100, 70))], return_tensors="pt"
+        text=[text], images=[Image.fromarray(picture).resize((100, 70))], return_tensors="pt"
     )
     assert int((inputs["input_ids"] == model.config.image_token_id).sum()) == CELLS
     assert sum(path.stat().st_size for path in folder.iterdir()) < 8_000_000
@@ -299,17 +333,17 @@ def test_conversations_without_pictures_read_as_before(run, words: Path) -> None
     assert after.eos_ids == before.eos_ids
     assert after.placeholder is not None
     for seed in range(20):
-        made = scene_talk(Random(seed))
+        made = scene_conversation(Random(seed))
         if made is not None:
             messages = list(made.messages)[:-1]
             assert after.template.encode(messages, []) == before.template.encode(messages, [])
-    forged = after.template.encode([{"role": "user", "content": f"What is {MARK}?"}], [])
+    forged = after.template.encode([{"role": "user", "content": f"What is {IMAGE_TOKEN}?"}], [])
     assert after.placeholder not in forged
     tool = [{"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": "ok"}]}]
     assert after.template.encode([*MESSAGES, *tool], []).count(after.placeholder) == 2
 
 
-def test_the_services_see_what_transformers_sees(run) -> None:
+def test_the_services_generate_what_transformers_generates(run) -> None:
     _, folder = run
     model, _ = load(folder)
     eyes, vocabulary = load_family(folder, torch.float32), Vocabulary.load("eyes", str(folder))
@@ -323,7 +357,7 @@ def test_the_services_see_what_transformers_sees(run) -> None:
     )
     engine = Engine(config)
     for seed in range(3):
-        scene = sample_scene(Random(seed), least=2)
+        scene = sample_scene(Random(seed), min_things=2)
         shown = eyes.prepare(Image.fromarray(draw(scene, Random(seed), size=96)), 0)
         [embeddings] = eyes.encode([shown])
         assert embeddings.shape == (1, CELLS, WORDS.hidden)
@@ -353,18 +387,22 @@ def test_the_services_see_what_transformers_sees(run) -> None:
 def test_the_checker_finds_the_scene_again() -> None:
     for seed in range(20):
         scene = sample_scene(Random(seed))
-        assert found_scene(draw(scene, Random(seed))) == as_seen(scene)
-    assert found_scene(np.full((SIZE, SIZE, 3), 240, np.uint8)) is None
+        assert detected_scene(draw(scene, Random(seed))) == in_reading_order(scene)
+    assert detected_scene(np.full((SIZE, SIZE, 3), 240, np.uint8)) is None
 
 
 def test_answers_are_scored(run) -> None:
     _, folder = run
     model, processor = load(folder)
-    asked = about([draw(sample_scene(Random(seed), least=2), Random(seed)) for seed in range(3)])
+    asked = questions_about(
+        [draw(sample_scene(Random(seed), min_things=2), Random(seed)) for seed in range(3)]
+    )
     assert {"count", "description", "existence"} <= set(asked)
     assert len(decode(model, processor, asked["count"])) == 3
-    few = {category: [one.sighted for one in some] for category, some in glances(2).items()}
+    few = {
+        category: [one.example for one in some] for category, some in held_out_questions(2).items()
+    }
     assert all(0 <= share <= 1 for share in score(folder, few).values())
     words_only = [items[0] for items in held_out().values()]
-    verdicts = list(evaluate.judge(*evaluate.load(folder), words_only, batch=7))
-    assert len(verdicts) == len(words_only)
+    answers = list(evaluate.answer_questions(*evaluate.load(folder), words_only, batch=7))
+    assert len(answers) == len(words_only)

@@ -1,4 +1,4 @@
-"""The parts of pocket-tts that need no training: pitch, synthesizer, codebooks, and the pointer."""
+"""Test the untrained parts of pocket-tts: pitch, synthesizer, codebooks, pointer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ pytest.importorskip("espeakng_loader")
 
 import tts_features  # noqa: E402
 from motet_tts.pocket.codec import later  # noqa: E402
-from motet_tts.pocket.speaker import Pointer  # noqa: E402
+from motet_tts.pocket.frame_generator import Pointer  # noqa: E402
 from motet_tts.pocket.synth import Controls, Synth  # noqa: E402
+from recipe_error import RecipeError  # noqa: E402
 from tts_codebooks import k_means  # noqa: E402
 
 
@@ -52,11 +53,12 @@ def test_centres_are_found() -> None:
     away = torch.cdist(centres, found).min(1).values
     assert int((away < 0.2).sum()) >= 12  # it may share a centre between two, never lose it
     assert float(away.max()) < float(torch.cdist(centres, centres).max()) / 2
-    with pytest.raises(ValueError, match="10 code frames are too few for 24 codes"):
+    with pytest.raises(RecipeError) as refused:
         k_means(latents[:10], 24, generator)
+    assert refused.value.param == "latents_ND"
 
 
-def test_frames_are_told_as_far_ahead_as_the_synthesizer_needs_them() -> None:
+def test_frames_are_shifted_ahead_for_the_synthesizer() -> None:
     values = torch.arange(6.0)[None]
     assert later(values, 2)[0].tolist() == [2, 3, 4, 5, 5, 5]
     assert later(values, 0)[0].tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""The committed pocket-tts: what it reads, what its voices sound like, when its words begin."""
+"""Test the committed pocket-tts weights: phonemes, voices, word starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ pytest.importorskip("espeakng_loader")
 
 from torch import Tensor  # noqa: E402
 
-from asr_evaluate import distance  # noqa: E402
+from asr_evaluate import edit_distance  # noqa: E402
 from motet_tts.pocket.model import PocketSpeech  # noqa: E402
-from tts_data import Line, example, held_out_text, line  # noqa: E402
+from tts_data import Recording, example, held_out_text, record  # noqa: E402
 from tts_features import bands, pitch  # noqa: E402
 from tts_recipe import Recipe  # noqa: E402
 
@@ -33,26 +33,26 @@ def model() -> PocketSpeech:
     return PocketSpeech.load(FOLDER)
 
 
-def said(text: str, voice: int) -> Line:
-    """The sentence as espeak-ng speaks it."""
-    return line(RECIPE, text, voice, 1.0)
+def recorded(text: str, voice: int) -> Recording:
+    """Return the sentence as espeak-ng speaks it."""
+    return record(RECIPE, text, voice, 1.0)
 
 
 def spoken_by_espeak(model: PocketSpeech, text: str, voice: int) -> Tensor:
-    samples = example(model.config, said(text, voice)).samples
+    samples = example(model.config, recorded(text, voice)).samples
     assert samples is not None
     return samples
 
 
-def heard(model: PocketSpeech, samples: Tensor) -> Frames:
-    """Log bands every ten milliseconds, coarse, without their mean."""
+def log_bands(model: PocketSpeech, samples: Tensor) -> Frames:
+    """Return coarse log bands every ten milliseconds, without their mean."""
     config = model.config
     found = bands(samples, config.sample_rate, config.hop, 24).clamp(min=-10)
     return (found - found.mean()).numpy()
 
 
-def apart(one: Frames, other: Frames) -> float:
-    """How far two sentences are from each other at best, per frame, however fast either is (dynamic time warping)."""
+def warped_distance(one: Frames, other: Frames) -> float:
+    """Return the distance per frame after dynamic time warping, which removes differences of speed."""
     costs = np.abs(one[:, None] - other[None]).mean(-1)
     row = np.full(len(other) + 1, np.inf)
     row[0] = 0.0
@@ -71,12 +71,12 @@ def test_its_size(model: PocketSpeech) -> None:
     assert model.config.voices == tuple(RECIPE.voices)
 
 
-def test_it_reads_sentences_that_it_never_met(model: PocketSpeech) -> None:
+def test_held_out_sentences_are_phonemized(model: PocketSpeech) -> None:
     wrong = total = 0
     for number, text in enumerate(SENTENCES):
-        wanted = [sound.name for sound in said(text, number).sounds]
+        wanted = [phoneme.name for phoneme in recorded(text, number).phonemes]
         read = model.read(text, model.config.voices[number]).phonemes
-        wrong += distance(wanted, [model.config.phonemes[phoneme] for phoneme in read])
+        wrong += edit_distance(wanted, [model.config.phonemes[phoneme] for phoneme in read])
         total += len(wanted)
     assert wrong <= 0.1 * total
 
@@ -86,13 +86,13 @@ def test_it_reads_sentences_that_it_never_met(model: PocketSpeech) -> None:
 def test_a_voice_says_what_espeak_says_and_nothing_else(model: PocketSpeech, voice: int) -> None:
     name = model.config.voices[voice]
     own = [
-        heard(model, torch.cat([spoken.samples for spoken in model.stream(text, name)]))
+        log_bands(model, torch.cat([spoken.samples for spoken in model.stream(text, name)]))
         for text in SENTENCES
     ]
-    others = [heard(model, spoken_by_espeak(model, text, voice)) for text in SENTENCES]
+    others = [log_bands(model, spoken_by_espeak(model, text, voice)) for text in SENTENCES]
     for number, frames in enumerate(own):
         assert 0.75 < len(frames) / len(others[number]) < 1.33
-        distances = [apart(frames, other) for other in others]
+        distances = [warped_distance(frames, other) for other in others]
         assert distances[number] == min(distances)
         assert distances[number] < 0.75 * min(distances[:number] + distances[number + 1 :])
 
@@ -115,7 +115,7 @@ def test_a_voice_is_loud_enough_has_a_pitch_and_pauses(model: PocketSpeech) -> N
 
 def test_words_begin_when_they_are_spoken(model: PocketSpeech) -> None:
     text = SENTENCES[0]
-    marks = said(text, 0).speech
+    marks = recorded(text, 0).speech
     begins: dict[int, float] = {}
     for frame, spoken in enumerate(model.stream(text, "ada")):
         for character in spoken.began:
@@ -137,8 +137,8 @@ def test_a_higher_rate_is_sooner_done(model: PocketSpeech) -> None:
 
 
 def test_a_stream_is_the_whole_sentence(model: PocketSpeech) -> None:
-    """Frames one at a time are what their codes are when they are decoded at once."""
-    codec, features = model.codec, example(model.config, said(SENTENCES[1], 1)).features
+    """Decode frames one at a time and all codes at once, and compare."""
+    codec, features = model.codec, example(model.config, recorded(SENTENCES[1], 1)).features
     with torch.inference_mode():
         codes = codec.quantizer(codec.encoder(features[None]))[0]
     whole = codec.decode([codec.begin(5)], codes)[0]

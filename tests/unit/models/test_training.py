@@ -1,4 +1,4 @@
-"""What every recipe's training does: rates, updates, a state that outlives the process, and an end."""
+"""Test the training loop that recipes share: rates, updates, saved states, stopping."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ pytest.importorskip("torch")
 import torch
 
 from muon import orthogonalize
-from training import Schedule, Training, readable
+from training import Schedule, Training, make_readable
 
 STEPS = 6
 
 
+class OutOfNumbers(Exception):
+    """Fail a training step."""
+
+
 class Lines(Training[torch.Tensor, float]):
-    """Learns to double numbers."""
+    """Train a layer to double numbers."""
 
     def __init__(self, steps: int = STEPS, breaks_at: int = -1) -> None:
         torch.manual_seed(3)
@@ -34,8 +38,8 @@ class Lines(Training[torch.Tensor, float]):
 
     def train_step(self, batch: torch.Tensor) -> float:
         if self.step == self.breaks_at:
-            raise RuntimeError("out of numbers")
-        loss = (self.learnt(batch) - 2 * batch).square().mean()
+            raise OutOfNumbers
+        loss = (self.module(batch) - 2 * batch).square().mean()
         loss.backward()
         self.update()
         return float(loss.detach())
@@ -65,13 +69,13 @@ def test_a_run_that_is_resumed_takes_the_course_of_one_that_is_not(state: Path) 
     assert first + resumed.run(state) == undisturbed
 
 
-def test_the_state_has_the_names_that_older_ones_have(state: Path) -> None:
+def test_saved_states_have_fixed_keys(state: Path) -> None:
     trainer = Lines()
     trainer.run(state)
     saved = torch.load(state, weights_only=True)
     assert set(saved) == {"step", "model", "optimizers"}
     assert saved["step"] == STEPS
-    assert set(saved["model"]) == set(trainer.learnt.state_dict())
+    assert set(saved["model"]) == set(trainer.module.state_dict())
     assert len(saved["optimizers"]) == 2
     trainer.saved_as = "part"
     trainer.save_state(state)
@@ -82,7 +86,7 @@ def test_the_state_has_the_names_that_older_ones_have(state: Path) -> None:
 
 
 def test_the_state_is_saved_when_a_step_fails(state: Path) -> None:
-    with pytest.raises(RuntimeError, match="out of numbers"):
+    with pytest.raises(OutOfNumbers):
         Lines(breaks_at=4).run(state)
     resumed = Lines()
     resumed.load_state(state)
@@ -104,11 +108,11 @@ def test_a_file_stop_ends_a_run_after_a_step(state: Path) -> None:
     assert torch.load(state, weights_only=True)["step"] == 1
 
 
-def test_a_process_that_does_not_lead_keeps_nothing(
+def test_a_follower_saves_and_prints_nothing(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     follower = Lines()
-    follower.leads = False
+    follower.is_leader = False
     assert len(follower.run(state, every=0.0, log=1)) == STEPS
     assert not state.exists()
     assert not capsys.readouterr().out
@@ -120,22 +124,22 @@ def test_rates_follow_the_schedule_from_their_peaks(state: Path) -> None:
     trainer.train_step(batch)
     rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
     assert rates == pytest.approx([0.02 / 2, 0.01 / 2]), "the first of two steps of warm-up"
-    trainer.learnt(batch).sum().backward()
+    trainer.module(batch).sum().backward()
     trainer.update(rate=0.1)
     rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
     assert rates == pytest.approx([0.002, 0.001])
-    assert all(parameter.grad is None for parameter in trainer.learnt.parameters())
+    assert all(parameter.grad is None for parameter in trainer.module.parameters())
 
 
 def test_a_folder_is_made_readable(tmp_path: Path) -> None:
     (tmp_path / "weights").touch(mode=0o600)
-    readable(tmp_path)
+    make_readable(tmp_path)
     assert (tmp_path / "weights").stat().st_mode & 0o777 == 0o644
 
 
 def test_schedule_warms_up_stays_and_decays_to_zero() -> None:
     schedule = Schedule(steps=100, warmup=10, decay=0.2)
-    factors = [schedule.at(step) for step in range(100)]
+    factors = [schedule.factor(step) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert set(factors[9:81]) == {1.0}
     assert factors[80:] == sorted(factors[80:], reverse=True)
@@ -147,12 +151,14 @@ def test_schedule_falls_again_after_each_restart() -> None:
     plain, again = (
         Schedule(steps=steps, warmup=10, decay=0.2, restarts=restarts) for steps in (100, 300)
     )
-    assert [again.at(step) for step in range(100)] == [plain.at(step) for step in range(100)]
-    assert again.at(100) == pytest.approx(0.05)
-    assert again.at(150) == pytest.approx(0.25)
-    assert 0 < again.at(199) < 0.01
-    assert again.at(250) == pytest.approx(0.1)
-    assert 0 < again.at(299) < 0.01
+    assert [again.factor(step) for step in range(100)] == [
+        plain.factor(step) for step in range(100)
+    ]
+    assert again.factor(100) == pytest.approx(0.05)
+    assert again.factor(150) == pytest.approx(0.25)
+    assert 0 < again.factor(199) < 0.01
+    assert again.factor(250) == pytest.approx(0.1)
+    assert 0 < again.factor(299) < 0.01
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16)])

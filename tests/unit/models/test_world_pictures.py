@@ -1,4 +1,4 @@
-"""Pictures of scenes, and the checker that judges pictures: right on what is drawn, and on nothing else."""
+"""Test pictures of scenes, and the checker on correct and on wrong pictures."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from draw_check import check, look, parts
-from world import COLOURS, SHAPES, SIZES, Scene, Thing, holds, sample_scene
+from draw_check import check, connected_components, detect_things
+from recipe_error import RecipeError
+from world import COLOURS, SHAPES, SIZES, Scene, Thing, relation_holds, sample_scene
 from world_pictures import GROUND, PALETTE, SIZE, Picture, area, coverage, draw
 
 COUNT = 60  # scenes
 
 
-def scenes(count: int, *, least: int = 1) -> list[tuple[Scene, Random]]:
+def scenes(count: int, *, min_things: int = 1) -> list[tuple[Scene, Random]]:
     made = []
     for seed in range(count):
         rng = Random(f"pictures/{seed}")
-        made.append((sample_scene(rng, least=least), rng))
+        made.append((sample_scene(rng, min_things=min_things), rng))
     return made
 
 
@@ -33,21 +34,23 @@ def drawn() -> list[tuple[Scene, Picture]]:
     return [(scene, draw(scene, rng)) for scene, rng in scenes(COUNT)]
 
 
-def test_what_is_drawn_is_what_is_found(drawn: list[tuple[Scene, Picture]]) -> None:
-    right = [check(picture, scene) for scene, picture in drawn]
-    assert [verdict.why for verdict in right if not verdict.right] == []
-    assert all(kinds(look(picture).things) == kinds(scene.things) for scene, picture in drawn)
+def test_drawn_things_are_detected(drawn: list[tuple[Scene, Picture]]) -> None:
+    results = [check(picture, scene) for scene, picture in drawn]
+    assert [result.reason for result in results if not result.correct] == []
+    assert all(
+        kinds(detect_things(picture).things) == kinds(scene.things) for scene, picture in drawn
+    )
 
 
-def test_things_are_found_where_they_stand() -> None:
-    for scene, rng in scenes(8, least=2):
-        found = {one.kind: one for one in look(draw(scene, rng)).things}
+def test_things_are_detected_at_their_positions() -> None:
+    for scene, rng in scenes(8, min_things=2):
+        found = {one.kind: one for one in detect_things(draw(scene, rng)).things}
         for thing in scene.things:
             for other in scene.things:
                 if len(scene.find(thing.kind)) == len(scene.find(other.kind)) == 1:
                     one, two = found[thing.kind], found[other.kind]
-                    assert holds("left of", thing, other) == (one.x < two.x - 8)
-                    assert holds("above", thing, other) == (one.y < two.y - 8)
+                    assert relation_holds("left of", thing, other) == (one.x < two.x - 8)
+                    assert relation_holds("above", thing, other) == (one.y < two.y - 8)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -55,14 +58,14 @@ def test_things_are_found_where_they_stand() -> None:
 def test_every_thing_is_recognized_in_every_colour(shape: str, size: str | None) -> None:
     for column, colour in enumerate(COLOURS):
         thing = Thing(shape=shape, colour=colour, size=size, column=column % 4, row=column % 3)
-        [found] = look(draw(Scene(things=(thing,)), Random(column))).things
+        [found] = detect_things(draw(Scene(things=(thing,)), Random(column))).things
         assert (found.shape, found.colour, found.size) == (shape, colour, size)
 
 
 @pytest.mark.parametrize("size", [48, 128])
 def test_other_sizes_of_pictures(size: int) -> None:
     for scene, rng in scenes(4):
-        assert check(draw(scene, rng, size=size), scene).right
+        assert check(draw(scene, rng, size=size), scene).correct
 
 
 def _altered(scene: Scene, place: int, **change: object) -> Scene:
@@ -72,7 +75,7 @@ def _altered(scene: Scene, place: int, **change: object) -> Scene:
 
 
 def test_a_picture_of_another_scene_is_wrong() -> None:
-    for scene, rng in scenes(12, least=2):
+    for scene, rng in scenes(12, min_things=2):
         place, thing = 0, scene.things[0]
         others = {
             "colour": _altered(scene, place, colour=next(c for c in COLOURS if c != thing.colour)),
@@ -85,7 +88,7 @@ def test_a_picture_of_another_scene_is_wrong() -> None:
             )
         for what, other in others.items():
             if kinds(other.things) != kinds(scene.things):
-                assert not check(draw(other, rng), scene).right, what
+                assert not check(draw(other, rng), scene).correct, what
 
 
 def test_rows_and_columns_in_another_order_are_wrong_and_scattered_things_have_none() -> None:
@@ -93,15 +96,15 @@ def test_rows_and_columns_in_another_order_are_wrong_and_scattered_things_have_n
     for column, row in ((3, 0), (0, 3)):
         right = Scene(things=(red, replace(blue, column=column, row=row)))
         wrong = Scene(things=(replace(red, column=column, row=row), blue))
-        assert check(draw(right, Random(1)), right).right
-        assert not check(draw(wrong, Random(1)), right).right
-        assert "in this order" in check(draw(wrong, Random(1)), right).why
+        assert check(draw(right, Random(1)), right).correct
+        assert not check(draw(wrong, Random(1)), right).correct
+        assert "in this order" in check(draw(wrong, Random(1)), right).reason
     upright = Scene(things=(red, replace(blue, row=3)))
     flat = Scene(things=(red, replace(blue, column=3)))
-    assert not check(draw(upright, Random(1)), flat).right
+    assert not check(draw(upright, Random(1)), flat).correct
     scattered = Scene(things=(red, replace(blue, column=2, row=1)))
     elsewhere = Scene(things=(replace(blue, column=0, row=3), replace(red, column=2, row=1)))
-    assert check(draw(elsewhere, Random(1)), scattered).right
+    assert check(draw(elsewhere, Random(1)), scattered).correct
 
 
 def test_pictures_that_are_spoilt_are_wrong(drawn: list[tuple[Scene, Picture]]) -> None:
@@ -109,34 +112,35 @@ def test_pictures_that_are_spoilt_are_wrong(drawn: list[tuple[Scene, Picture]]) 
     noise = np.random.default_rng(3)
     assert check(
         np.clip(picture + noise.normal(0, 6, picture.shape), 0, 255).astype(np.uint8), scene
-    ).right
+    ).correct
     blank = np.full_like(picture, 250)
     smeared = np.round(
         (picture.astype(float) + np.roll(picture, 9, axis=1) + np.roll(picture, 9, axis=0)) / 3
     )
     speckled = picture.copy()
     speckled[::6, ::6] = PALETTE["green"]
-    turned = np.ascontiguousarray(np.rot90(picture, 2))
+    rotated = np.ascontiguousarray(np.rot90(picture, 2))
     for spoilt in (
         blank,
         smeared.astype(np.uint8),
         speckled,
         noise.integers(0, 256, picture.shape, dtype=np.uint8),
     ):
-        assert not check(spoilt, scene).right
+        assert not check(spoilt, scene).correct
     if any(thing.shape == "triangle" for thing in scene.things):
-        assert not check(turned, scene).right
-    with pytest.raises(ValueError, match="three channels"):
-        look(picture[..., 0])
+        assert not check(rotated, scene).correct
+    with pytest.raises(RecipeError) as refused:
+        detect_things(picture[..., 0])
+    assert refused.value.param == "picture"
 
 
-def test_the_same_source_of_chance_draws_the_same() -> None:
+def test_equal_seeds_draw_equal_pictures() -> None:
     [(scene, _)] = scenes(1)
     assert np.array_equal(draw(scene, Random(4)), draw(scene, Random(4)))
     assert not np.array_equal(draw(scene, Random(4)), draw(scene, Random(5)))
     empty = draw(Scene(things=()), Random(1))
     assert GROUND[0] <= empty.min() == empty.max() <= GROUND[1]
-    assert check(empty, Scene(things=())).right
+    assert check(empty, Scene(things=())).correct
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -147,7 +151,7 @@ def test_coverage_adds_up_to_the_area(shape: str) -> None:
     assert not coverage(shape, -40.0, 5.0, 3.0).any(), "what is outside is not drawn"
 
 
-def test_parts_touch_by_their_sides() -> None:
+def test_components_are_4_connected() -> None:
     mask = np.array([[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 1, 1]], bool)
-    assert sorted(int(part.sum()) for part in parts(mask)) == [1, 2, 3]
-    assert parts(np.zeros((3, 3), bool)) == []
+    assert sorted(int(part.sum()) for part in connected_components(mask)) == [1, 2, 3]
+    assert connected_components(np.zeros((3, 3), bool)) == []

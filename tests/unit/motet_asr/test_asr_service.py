@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from motet_asr.config import AsrConfig
-from motet_asr.engine.request import Heard, Options, Piece, Word
+from motet_asr.engine.request import TimedSegment, TranscriptionOptions, WindowResult, Word
 from motet_asr.service import Asr
-from motet_asr.transcription.live import Live
+from motet_asr.transcription.live import LiveTranscription
 from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, UnknownModel
@@ -24,6 +24,7 @@ from motet_shared.messages import Listen, Partial, Segment, Transcribe
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from support.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
+from support.refusals import refuses
 
 MODEL = "ears"
 
@@ -56,7 +57,7 @@ class World:
         self.asr.append(asr)
         return asr
 
-    async def hear(
+    async def transcribe(
         self, data: bytes, hearing: TranscriptionOutcome | None = None, **fields: Any
     ) -> list[Segment]:
         asked: dict[str, Any] = {"model": MODEL, "audio": NO_AUDIO, "language": "en"}
@@ -95,7 +96,7 @@ async def test_a_long_file_comes_in_segments_in_order(folder: Path) -> None:
     sound = wav(noise(9.0))
     async with world(folder, {}) as made:
         hearing = TranscriptionOutcome()
-        segments = await made.hear(sound, hearing, words=True)
+        segments = await made.transcribe(sound, hearing, words=True)
         assert [segment.id for segment in segments] == list(range(len(segments)))
         assert len({segment.window for segment in segments}) > 3
         assert [segment.start for segment in segments] == sorted(
@@ -112,7 +113,7 @@ async def test_a_long_file_comes_in_segments_in_order(folder: Path) -> None:
         for segment in segments:
             assert "".join(word for word, _, _ in segment.words) == segment.text
             assert 0 <= segment.start <= segment.end <= 9.0
-        again = await made.hear(sound, words=False)
+        again = await made.transcribe(sound, words=False)
         assert "".join(one.text for one in again) == "".join(one.text for one in segments)
         assert not any(one.words for one in again)
 
@@ -120,40 +121,35 @@ async def test_a_long_file_comes_in_segments_in_order(folder: Path) -> None:
 async def test_the_language_is_found_once_and_told(folder: Path) -> None:
     async with world(folder, {}) as made:
         hearing = TranscriptionOutcome()
-        await made.hear(wav(noise(5.0, 3)), hearing, language="")
+        await made.transcribe(wav(noise(5.0, 3)), hearing, language="")
         assert hearing.language in ("en", "de", "fr", "zh")
-        named = await made.hear(wav(noise(3.0)), language="German")
+        named = await made.transcribe(wav(noise(3.0)), language="German")
         assert [one.text for one in named] == [
-            one.text for one in await made.hear(wav(noise(3.0)), language="de")
+            one.text for one in await made.transcribe(wav(noise(3.0)), language="de")
         ]
-        english = await made.hear(wav(noise(3.0)), language="de", task="translate")
+        english = await made.transcribe(wav(noise(3.0)), language="de", task="translate")
         assert [one.text for one in english] != [one.text for one in named]
 
 
 async def test_silence_has_no_text(folder: Path) -> None:
     async with world(folder, {}) as made:
         hearing = TranscriptionOutcome()
-        assert await made.hear(wav(np.zeros(5 * RATE)), hearing) == []
+        assert await made.transcribe(wav(np.zeros(5 * RATE)), hearing) == []
         assert hearing.duration == pytest.approx(5.0)
         assert made.asr[0].recognizer.thread.engine.counts.encoded == 0
 
 
 async def test_what_cannot_be_heard_is_refused_with_the_cause(folder: Path) -> None:
     async with world(folder, {"max_audio": 4.0}) as made:
-        for data, cause in (
-            (b"", "empty"),
-            (b"no sound" * 99, "file cannot"),
-            (wav(noise(5.0)), "longer than 4 s"),
-        ):
-            with pytest.raises(BadRequest, match=cause) as refused:
-                await made.hear(data)
-            assert refused.value.param == "file"
-        with pytest.raises(BadRequest, match="'xx' is not known"):
-            await made.hear(wav(noise(1.0)), language="xx")
-        with pytest.raises(BadRequest, match="startoftranscript"):
-            await made.hear(wav(noise(1.0)), prompt="<|startoftranscript|>")
-        with pytest.raises(UnknownModel, match="ears"):
-            await made.hear(wav(noise(1.0)), model="eyes")
+        for data in (b"", b"no sound" * 99, wav(noise(5.0))):
+            with refuses(BadRequest, "file"):
+                await made.transcribe(data)
+        with refuses(BadRequest, "language"):
+            await made.transcribe(wav(noise(1.0)), language="xx")
+        with refuses(BadRequest, "prompt"):
+            await made.transcribe(wav(noise(1.0)), prompt="<|startoftranscript|>")
+        with refuses(UnknownModel, "model"):
+            await made.transcribe(wav(noise(1.0)), model="eyes")
 
 
 async def test_leaving_early_frees_the_slots(folder: Path) -> None:
@@ -165,7 +161,7 @@ async def test_leaving_early_frees_the_slots(folder: Path) -> None:
             async for _ in segments:
                 break
         engine = made.asr[0].recognizer.thread.engine
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while engine.stats()["running"] or engine.stats()["waiting"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert engine.counts.encoded < 30
@@ -174,8 +170,8 @@ async def test_leaving_early_frees_the_slots(folder: Path) -> None:
 async def test_files_share_the_batch(folder: Path) -> None:
     async with world(folder, {"parallel": 2}) as made:
         sounds = [wav(noise(5.0, seed)) for seed in range(4)]
-        alone = [await made.hear(sound) for sound in sounds]
-        together = await asyncio.gather(*(made.hear(sound) for sound in sounds))
+        alone = [await made.transcribe(sound) for sound in sounds]
+        together = await asyncio.gather(*(made.transcribe(sound) for sound in sounds))
         assert [[one.text for one in said] for said in together] == [
             [one.text for one in said] for said in alone
         ]
@@ -187,7 +183,7 @@ async def test_another_recognizer_goes_on_where_one_died(folder: Path, after: in
     """Nothing is lost or said twice, whichever window was being heard; one cut in speech needs the one before it."""
     sound = wav(noise(14.0, 5))
     async with world(folder, {"parallel": 2}) as made:
-        whole = await made.hear(sound)
+        whole = await made.transcribe(sound)
         await made.start(parallel=2)
         hearing, said = TranscriptionOutcome(), []
         request = Transcribe(model=MODEL, audio=NO_AUDIO, language="en")
@@ -213,12 +209,12 @@ def _kill(made: World, hearing: TranscriptionOutcome) -> None:
 async def test_a_ctc_model_serves_too(tmp_path: Path) -> None:
     async with world(tiny_parakeet(tmp_path), {"window": 2.0}) as made:
         hearing = TranscriptionOutcome()
-        segments = await made.hear(wav(noise(7.0)), hearing, language="", words=True)
+        segments = await made.transcribe(wav(noise(7.0)), hearing, language="", words=True)
         assert hearing.language == ""
         assert segments
         assert all(0 <= word[1] <= word[2] <= 7.0 for segment in segments for word in segment.words)
-        with pytest.raises(BadRequest, match="only transcribes"):
-            await made.hear(wav(noise(1.0)), task="translate")
+        with refuses(BadRequest, "task"):
+            await made.transcribe(wav(noise(1.0)), task="translate")
 
 
 # --------------------------------------------------------------------------------------------------------------- live
@@ -263,9 +259,11 @@ class Listener:
     family: Any = field(default_factory=lambda: SimpleNamespace(window=30.0))
     lengths: list[float] = field(default_factory=list)
 
-    async def hear(self, audio: Any, options: Options) -> tuple[Heard, list[Piece]]:
+    async def transcribe(
+        self, audio: Any, options: TranscriptionOptions
+    ) -> tuple[WindowResult, list[TimedSegment]]:
         self.lengths.append(len(audio) / RATE)
-        return Heard(), [Piece(" word", 0.1, 0.5, [], [Word(" word", 0.1, 0.5)])]
+        return WindowResult(), [TimedSegment(" word", 0.1, 0.5, [], [Word(" word", 0.1, 0.5)])]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +282,9 @@ async def test_the_end_is_heard_again_only_if_something_was_said_there(
         await settle()
         yield (tail * 32767).astype("<i2").tobytes()
 
-    words = await Live(listener, Options(), RATE, 0.5, 60.0).run(pcm(), lambda stable, tail: None)
+    words = await LiveTranscription(listener, TranscriptionOptions(), RATE, 0.5, 60.0).run(
+        pcm(), lambda stable, tail: None
+    )
     assert [word.text for word in words] == [" word"]
     assert listener.lengths == heard
 
@@ -297,7 +297,7 @@ async def test_a_live_stream_that_is_left_frees_its_slot(folder: Path) -> None:
             async for _ in stream:
                 break
         await made.idle()
-        with pytest.raises(BadRequest, match="max_audio"):
+        with refuses(BadRequest, "audio"):
             await _listen(made, pcm * 3)
 
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_asr.engine.request import Piece, Word
+from motet_asr.engine.request import TimedSegment, Word
 from motet_asr.transcription.live import Agreement
 from motet_asr.transcription.stitch import join
-from motet_asr.transcription.windows import Marks, Window, cut, spoken
+from motet_asr.transcription.windows import SpeechFlags, Window, cut, mark_spans
 from motet_shared.errors import BadRequest
+from support.refusals import refuses
 
 RATE = 16_000
 CALM = settings(deadline=None, max_examples=60)
@@ -22,11 +23,11 @@ TEXTS = ("no", "no", "yes", "red", "circle", "a", "the", "square")
 
 
 def speech(pattern: list[tuple[bool, float]], seed: int = 0, gain: float = 0.1) -> Any:
-    """Noise where somebody talks, quiet hiss where nobody does: (talks, seconds) in turn."""
+    """Noise where somebody is_speech, quiet hiss where nobody does: (is_speech, seconds) in turn."""
     generator = np.random.default_rng(seed)
     parts = [
-        generator.standard_normal(round(s * RATE)) * (gain if talks else gain / 300)
-        for talks, s in pattern
+        generator.standard_normal(round(s * RATE)) * (gain if is_speech else gain / 300)
+        for is_speech, s in pattern
     ]
     return np.concatenate(parts).astype(np.float32)
 
@@ -77,7 +78,7 @@ def test_marked_speech_is_heard_and_long_silences_are_not(
     """Whatever the level says: all of this is noise of one loudness."""
     total = (marked[-1][1] if marked else 0.0) + after
     audio = speech([(True, total)])
-    windows = cut(audio, longest, spoken(marked))
+    windows = cut(audio, longest, mark_spans(marked))
     assert_covers(windows, audio, longest)
     heard = [window for window in windows if not window.silent]
     for start, end in marked:
@@ -107,9 +108,8 @@ def test_marked_speech_is_heard_and_long_silences_are_not(
     "wrong", [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (0.0, float("inf"))]
 )
 def test_what_is_no_span_is_refused(wrong: tuple[float, float]) -> None:
-    with pytest.raises(BadRequest, match="speech") as refused:
-        spoken([(0.0, 0.5), wrong])
-    assert refused.value.param == "speech"
+    with refuses(BadRequest, "speech"):
+        mark_spans([(0.0, 0.5), wrong])
 
 
 def test_cuts_fall_into_pauses_and_overlap_only_without_one() -> None:
@@ -139,9 +139,11 @@ def test_silence_and_clipping() -> None:
 
 def test_a_rule_of_one_s_own_may_mark_speech() -> None:
     audio = speech([(True, 9.0)])
-    talks = np.ones(450, dtype=bool)
-    talks[150:170] = False
-    assert cut(audio, 5.0, lambda _: Marks(talks, np.zeros(450, dtype=bool)))[0].end == 3.2
+    is_speech = np.ones(450, dtype=bool)
+    is_speech[150:170] = False
+    assert (
+        cut(audio, 5.0, lambda _: SpeechFlags(is_speech, np.zeros(450, dtype=bool)))[0].end == 3.2
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- stitching
@@ -156,7 +158,7 @@ def streams(draw: st.DrawFn) -> list[Word]:
     return words
 
 
-def heard_in(words: list[Word], window: Window, draw: Any) -> list[Piece]:
+def heard_in(words: list[Word], window: Window, draw: Any) -> list[TimedSegment]:
     """What a recognizer makes of a window: whole words right but a little displaced, torn ones missing or wrong."""
     found = []
     for word in words:
@@ -171,12 +173,14 @@ def heard_in(words: list[Word], window: Window, draw: Any) -> list[Piece]:
             found.append(
                 Word(draw(st.sampled_from([" torn", word.text, word.text[:2]])), start, end)
             )
-    pieces = []
+    segments = []
     while found:
         count = draw(st.integers(1, len(found)))
         part, found = found[:count], found[count:]
-        pieces.append(Piece("".join(w.text for w in part), part[0].start, part[-1].end, [], part))
-    return pieces
+        segments.append(
+            TimedSegment("".join(w.text for w in part), part[0].start, part[-1].end, [], part)
+        )
+    return segments
 
 
 @settings(deadline=None, max_examples=150)
@@ -194,28 +198,28 @@ def test_stitching_neither_loses_nor_doubles_a_word(
         if windows[-1].end >= total:
             break
         start = windows[-1].end - overlap
-    said: list[Piece] = []
+    said: list[TimedSegment] = []
     for window in windows:
-        pieces = heard_in(words, window, data.draw)
+        segments = heard_in(words, window, data.draw)
         if window.overlap:
-            said, pieces = join(said, pieces, window.start, window.start + window.overlap)
-        said = said + pieces
-    assert "".join(piece.text for piece in said) == "".join(word.text for word in words)
-    assert all("".join(word.text for word in piece.words) == piece.text for piece in said)
+            said, segments = join(said, segments, window.start, window.start + window.overlap)
+        said = said + segments
+    assert "".join(segment.text for segment in said) == "".join(word.text for word in words)
+    assert all("".join(word.text for word in segment.words) == segment.text for segment in said)
 
 
 def test_an_overlap_that_only_one_has_heard_is_kept() -> None:
     word = Word(" red", 5.0, 5.4)
-    piece = Piece(" red", 5.0, 5.4, [7], [word])
-    assert join([piece], [], 4.0, 6.0) == ([piece], [])
-    assert join([], [piece], 4.0, 6.0) == ([], [piece])
+    segment = TimedSegment(" red", 5.0, 5.4, [7], [word])
+    assert join([segment], [], 4.0, 6.0) == ([segment], [])
+    assert join([], [segment], 4.0, 6.0) == ([], [segment])
 
 
 def test_words_that_do_not_match_are_taken_by_their_time() -> None:
-    early = Piece(" a b", 4.0, 5.9, [], [Word(" a", 4.0, 4.4), Word(" b", 5.5, 5.9)])
-    late = Piece(" c d", 4.1, 5.8, [], [Word(" c", 4.1, 4.5), Word(" d", 5.4, 5.8)])
+    early = TimedSegment(" a b", 4.0, 5.9, [], [Word(" a", 4.0, 4.4), Word(" b", 5.5, 5.9)])
+    late = TimedSegment(" c d", 4.1, 5.8, [], [Word(" c", 4.1, 4.5), Word(" d", 5.4, 5.8)])
     left, right = join([early], [late], 4.0, 6.0)
-    assert [piece.text for piece in left + right] == [" a", " d"]
+    assert [segment.text for segment in left + right] == [" a", " d"]
 
 
 # ------------------------------------------------------------------------------------------------------------- stable
@@ -233,15 +237,15 @@ def test_the_stable_prefix_only_grows(words: list[Word], data: st.DataObject) ->
             for word in words[:count]
         ]
         if data.draw(st.integers(0, 5)) == 0:
-            agreement.settle(hearing, data.draw(st.floats(0, words[-1].end)))
+            agreement.finalize(hearing, data.draw(st.floats(0, words[-1].end)))
         else:
-            agreement.hear(hearing)
+            agreement.update(hearing)
         shown = agreement.stable_text
         assert shown.startswith(before)
         before = shown
     agreement.finish()
     assert agreement.stable_text.startswith(shown)
-    assert agreement.tail_text == ""
+    assert agreement.unstable_text == ""
 
 
 @CALM
@@ -254,11 +258,11 @@ def test_what_two_hearings_agree_on_becomes_stable(words: list[Word], data: st.D
             " " + data.draw(st.sampled_from(["um", "er", "ah"])) + str(count),
             *_times(words[count - 1]),
         )
-        agreement.hear([*words[: count - 1], wrong])
+        agreement.update([*words[: count - 1], wrong])
         text = "".join(word.text for word in words)
         assert text.startswith(agreement.stable_text)
         assert len(agreement.stable) >= count - 2
-    agreement.settle(words, float("inf"))
+    agreement.finalize(words, float("inf"))
     assert agreement.stable_text == "".join(word.text for word in words)
 
 

@@ -1,4 +1,4 @@
-"""The load generator's own HTTP client and event parser, however the network cuts the bytes up."""
+"""Test the load generator's HTTP client and event parser for any split of the received bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=8)
     PLACES,
     st.sampled_from([b"", b"x: y\r\n"]),
 )
-def test_chunks_come_out_whole_however_they_are_cut(
+def test_chunked_bodies_decode_for_any_split(
     parts: list[bytes], places: list[int], trailer: bytes
 ) -> None:
     sent = (
@@ -46,9 +46,10 @@ def test_chunks_come_out_whole_however_they_are_cut(
     assert decoder.done
 
 
-def test_a_chunk_without_a_size_is_refused() -> None:
-    with pytest.raises(BadResponse, match="hello"):
+def test_a_chunk_without_a_size_is_rejected() -> None:
+    with pytest.raises(BadResponse) as caught:
         ChunkedBody().feed(b"hello\r\n")
+    assert caught.value.part == "chunk"
 
 
 @given(
@@ -56,9 +57,7 @@ def test_a_chunk_without_a_size_is_refused() -> None:
     PLACES,
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_events_come_out_whole_however_they_are_cut(
-    texts: list[str], places: list[int], end: str
-) -> None:
+def test_events_parse_for_any_split(texts: list[str], places: list[int], end: str) -> None:
     sent = "".join(f": comment{end}event: x{end}data: {text}{end}{end}" for text in texts).encode()
     parser, found = EventParser(), []
     for piece in cut(sent, places):
@@ -66,12 +65,12 @@ def test_events_come_out_whole_however_they_are_cut(
     assert found == [text.encode() for text in texts]
 
 
-def test_data_of_several_lines_and_without_a_space() -> None:
+def test_data_may_span_lines_and_omit_the_space() -> None:
     assert EventParser().feed(b"data:{\ndata: }\n\n: ping\n\ndata: x\n\n") == [b"{\n}", b"x"]
 
 
 @pytest.mark.parametrize(
-    ("data", "speaks"),
+    ("data", "has_tokens"),
     [
         ('{"choices":[{"delta":{"role":"assistant","content":""}}]}', False),
         ('{"choices":[{"delta":{"content":"a"}}],"usage":null}', True),
@@ -87,8 +86,8 @@ def test_data_of_several_lines_and_without_a_space() -> None:
         ),
     ],
 )
-def test_which_chunks_carry_tokens(data: str, speaks: bool) -> None:
-    assert decode_chunk(data.encode()).speaks is speaks
+def test_chunks_with_tokens_are_recognized(data: str, has_tokens: bool) -> None:
+    assert decode_chunk(data.encode()).has_tokens is has_tokens
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_which_chunks_carry_tokens(data: str, speaks: bool) -> None:
         (b"<html>502</html>", ("error", "<html>502</html>")),
     ],
 )
-def test_errors_in_every_shape(raw: bytes, expected: tuple[str, str]) -> None:
+def test_errors_are_parsed_in_all_shapes(raw: bytes, expected: tuple[str, str]) -> None:
     assert error_kind(raw) == expected
 
 
@@ -152,7 +151,7 @@ async def serving(answer: Answer) -> AsyncIterator[Client]:
     finally:
         client.close()
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await asyncio.gather(*tasks)
 
 
@@ -168,13 +167,13 @@ async def ask(client: Client) -> bytes:
         reply.close()
 
 
-async def test_a_connection_is_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with serving(lambda connection, number: whole(b"%d/%d" % (connection, number))) as client:
         assert [await ask(client) for _ in range(3)] == [b"0/0", b"0/1", b"0/2"]
         assert sorted(await asyncio.gather(ask(client), ask(client))) == [b"0/3", b"1/0"]
 
 
-async def test_a_server_that_closes_is_believed() -> None:
+async def test_connection_close_is_honoured() -> None:
     async with serving(
         lambda connection, number: whole(b"%d" % connection, b"Connection: close\r\n")
     ) as client:
@@ -183,7 +182,7 @@ async def test_a_server_that_closes_is_believed() -> None:
         assert [await ask(client), await ask(client)] == [b"to the end"] * 2
 
 
-async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
+async def test_a_closed_idle_connection_is_replaced() -> None:
     async with serving(
         lambda connection, number: b"" if (connection, number) == (0, 1) else whole(b"ok")
     ) as client:
@@ -191,21 +190,23 @@ async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "part"),
     [
-        (b"", "without a reply"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH-2.0"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", "in the middle"),
-        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "head has more than"),
+        (b"", "status"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "status"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", "body"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", "head"),
     ],
 )
-async def test_what_is_no_reply_is_said(data: bytes, said: str) -> None:
+async def test_malformed_replies_are_reported(data: bytes, part: str) -> None:
     async with serving(lambda connection, number: data) as client:
-        with pytest.raises(BadResponse, match=said):
+        with pytest.raises(BadResponse) as caught:
             await ask(client)
+        assert caught.value.part == part
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://host:99999", ""])
-def test_what_is_no_url_is_named(url: str) -> None:
-    with pytest.raises(ConfigError, match="URL:"):
+def test_invalid_urls_are_rejected(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         Client(url)
+    assert caught.value.param == "URL"

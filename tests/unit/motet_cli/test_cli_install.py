@@ -1,4 +1,4 @@
-"""What `motet` says of its version, and where an installation lacks something."""
+"""Test the version of `motet`, and its reports about incomplete installations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"motet {__version__}\n"
 
 
-def test_a_command_without_its_extra_names_the_package_and_the_remedy() -> None:
+def test_a_missing_package_is_reported_with_its_extra() -> None:
     code = "import sys; sys.modules['httpx'] = None; from motet_cli.main import main; sys.exit(main(['models']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -31,7 +31,9 @@ def test_a_command_without_its_extra_names_the_package_and_the_remedy() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_start_that_compiles_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_compiles_kernels_logs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOTET_CACHE", str(tmp_path))
     monkeypatch.setenv("MOTET_NATIVE", "scalar")
     assert native.will_build()
@@ -43,7 +45,7 @@ def test_a_start_that_compiles_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert kernels_note() == ""
 
 
-def test_an_unknown_instruction_set_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_instruction_set_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTET_NATIVE", "mmx")
     with pytest.raises(ConfigError):
         kernels_note()

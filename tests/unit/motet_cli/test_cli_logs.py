@@ -1,4 +1,4 @@
-"""The one log: prefixes, formats, and a reader that hangs."""
+"""Test the log of `motet up`: prefixes, formats, and a reader that hangs."""
 
 import io
 import json
@@ -48,7 +48,7 @@ def test_json_lines_pass_and_others_are_wrapped() -> None:
     assert (own["process"], own["level"]) == ("motet", "warning")
 
 
-def test_of_nats_only_trouble_is_shown() -> None:
+def test_nats_lines_are_shown_from_warnings_up() -> None:
     out = io.StringIO()
     log = Log(out)
     log.child("nats", "nats", "[77] 2026/01/02 10:00:00.123456 [INF] Server is ready")
@@ -76,7 +76,7 @@ def test_no_progress_line_without_a_terminal() -> None:
     assert out.getvalue() == ""
 
 
-def test_a_reader_that_hangs_costs_lines_but_never_blocks() -> None:
+def test_a_hanging_reader_drops_lines_without_blocking() -> None:
     class Stuck(io.StringIO):
         gate = threading.Event()
 
@@ -95,7 +95,7 @@ def test_a_reader_that_hangs_costs_lines_but_never_blocks() -> None:
     assert 4000 < int(dropped[0].split()[1]) < 5001
 
 
-def test_a_reader_that_is_gone_is_survived() -> None:
+def test_a_closed_stream_is_ignored() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""What is forked from a nursery is to its supervisor like any child; real processes, of small modules."""
+"""Test that processes forked from a nursery behave like executed ones, with real processes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.process.starts import now
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 QUICK = BackoffPolicy(first=0.01, cap=0.05, burst=3, pause=30.0)
 # Prints what it finds.
-TELLS = """
+PRINTS_STATE = """
 import json, os, pathlib, signal, sys
 if __name__ == "__main__":
     from motet_shared.process import starts
@@ -59,31 +59,31 @@ IMPORTED = "import os; BY = os.getpid()"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Holds the modules that a test writes, and all processes find."""
+    """Provide the folder of the modules that a test writes, on the path of all processes."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     return tmp_path
 
 
 @pytest.fixture
-def told() -> list[str]:
+def reports() -> list[str]:
     return []
 
 
 @pytest.fixture
-async def nursery(folder: Path, told: list[str]) -> AsyncIterator[Nursery]:
-    made = Nursery({}, told.append, told.append)
+async def nursery(folder: Path, reports: list[str]) -> AsyncIterator[Nursery]:
+    made = Nursery({}, reports.append, reports.append)
     yield made
     await made.close()
 
 
 def module(folder: Path, name: str, code: str) -> ChildSpec:
-    """What runs it."""
+    """Write a module and return the spec that runs it."""
     (folder / f"{name}.py").write_text(textwrap.dedent(code))
     return ChildSpec(name=name, role="test", argv=(sys.executable, "-m", name), forks=True)
 
 
 def main_of(folder: Path, name: str, code: str) -> ChildSpec:
-    """What runs a module that does so when it is run, and nothing when it is imported."""
+    """Write a module that runs `code` as a program and does nothing when imported."""
     return module(
         folder,
         name,
@@ -92,25 +92,25 @@ def main_of(folder: Path, name: str, code: str) -> ChildSpec:
     )
 
 
-async def forked(nursery: Nursery, spec: ChildSpec) -> Child:
-    async with asyncio.timeout(PATIENCE):
+async def fork(nursery: Nursery, spec: ChildSpec) -> Child:
+    async with asyncio.timeout(TIMEOUT):
         return await Child.start(spec, lambda line: None, nursery.fork)
 
 
-async def ended(child: Child) -> int:
-    async with asyncio.timeout(PATIENCE):
+async def wait_for(child: Child) -> int:
+    async with asyncio.timeout(TIMEOUT):
         return await child.wait()
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not condition():  # noqa: ASYNC110 - what is waited for is outside of this process
             await asyncio.sleep(0.01)
 
 
-async def speaking(nursery: Nursery, spec: ChildSpec) -> Child:
-    """One that has said something."""
-    child = await forked(nursery, spec)
+async def started_child(nursery: Nursery, spec: ChildSpec) -> Child:
+    """Return a forked process after its first line of output."""
+    child = await fork(nursery, spec)
     await until(lambda: child.tail)
     return child
 
@@ -123,35 +123,35 @@ def alive(pid: int) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------- as any other child
-async def test_it_finds_what_a_program_of_its_own_finds(
+async def test_a_forked_process_finds_the_state_of_an_executed_one(
     nursery: Nursery, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = module(folder, "tells", TELLS)
+    spec = module(folder, "tells", PRINTS_STATE)
     await nursery.load("tells")
     monkeypatch.setenv("SET_LATER", "1")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")  # otherwise Python itself may set another variable
     spec = replace(spec, argv=(*spec.argv, "--a", "b"), env={"SECRET": "s3"})
-    seen = []
+    states = []
     for spawn in (nursery.fork, None):
-        asked = now()
+        started = now()
         child = await Child.start(spec, lambda line: None, spawn)
-        assert await ended(child) == 0
+        assert await wait_for(child) == 0
         found = json.loads(child.tail[0])
         assert found.pop("pid") == found.pop("group") == child.pid
         assert found.pop("parent") == os.getpid()
         assert found["env"].pop("MOTET_INSTANCE") == child.instance
-        assert found.pop("began") >= asked - 0.02  # the kernel counts hundredths
+        assert found.pop("began") >= started - 0.02  # the kernel counts hundredths
         assert found["fds"].pop("1") == found["fds"].pop("2")
-        seen.append(found)
-    assert seen[0] == seen[1]
-    assert seen[0]["argv"] == ["--a", "b"]
-    assert (seen[0]["env"]["SECRET"], seen[0]["env"]["SET_LATER"]) == ("s3", "1")
-    assert seen[0]["fds"] == {"0": os.devnull}
-    assert seen[0]["stages"] == ["interpreter", "imports"]
+        states.append(found)
+    assert states[0] == states[1]
+    assert states[0]["argv"] == ["--a", "b"]
+    assert (states[0]["env"]["SECRET"], states[0]["env"]["SET_LATER"]) == ("s3", "1")
+    assert states[0]["fds"] == {"0": os.devnull}
+    assert states[0]["stages"] == ["interpreter", "imports"]
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "said"),
+    ("code", "description", "last_line"),
     [
         ("pass", "exit code 0", ""),
         ("sys.exit(3)", "exit code 3", ""),
@@ -162,35 +162,39 @@ async def test_it_finds_what_a_program_of_its_own_finds(
         ("os.abort()", "killed by SIGABRT", ""),
     ],
 )
-async def test_its_supervisor_knows_how_it_ended(
-    code: str, words: str, said: str, nursery: Nursery, folder: Path
+async def test_exit_statuses_are_reported(
+    code: str, description: str, last_line: str, nursery: Nursery, folder: Path
 ) -> None:
-    child = await forked(nursery, main_of(folder, "ends", code))
-    await ended(child)
-    assert child.exit_words == words
-    assert (child.tail[-1] if child.tail else "") == said
+    child = await fork(nursery, main_of(folder, "ends", code))
+    await wait_for(child)
+    assert child.exit_description == description
+    assert (child.tail[-1] if child.tail else "") == last_line
 
 
-async def test_it_is_stopped_politely_and_then_by_force(nursery: Nursery, folder: Path) -> None:
-    polite = await speaking(
+async def test_sigterm_and_then_sigkill_end_it(nursery: Nursery, folder: Path) -> None:
+    compliant = await started_child(
         nursery, main_of(folder, "polite", "print('up', flush=True); time.sleep(600)")
     )
-    assert await polite.stop()
-    assert polite.exit_words == "killed by SIGTERM"
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    stubborn = await speaking(nursery, replace(main_of(folder, "stubborn", deaf), grace=0.2))
+    assert await compliant.stop()
+    assert compliant.exit_description == "killed by SIGTERM"
+    ignores_term = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    stubborn = await started_child(
+        nursery, replace(main_of(folder, "stubborn", ignores_term), grace=0.2)
+    )
     assert not await stubborn.stop()
-    assert stubborn.exit_words == "killed by SIGKILL"
+    assert stubborn.exit_description == "killed by SIGKILL"
 
 
-async def test_what_it_says_is_heard_to_the_last_word(nursery: Nursery, folder: Path) -> None:
+async def test_output_is_complete(nursery: Nursery, folder: Path) -> None:
     code = "os.write(2, b'one\\ntwo'); time.sleep(0.1); os.write(1, b' words\\nlast')"
-    child = await forked(nursery, main_of(folder, "says", code))
-    await ended(child)
+    child = await fork(nursery, main_of(folder, "says", code))
+    await wait_for(child)
     assert list(child.tail) == ["one", "two words", "last"]
 
 
-def test_none_outlives_a_supervisor_that_is_killed(folder: Path) -> None:
+def test_no_process_outlives_a_killed_supervisor(folder: Path) -> None:
     module(folder, "imported", IMPORTED)
     module(folder, "sleeps", SLEEPS)
     code = """
@@ -216,22 +220,22 @@ def test_none_outlives_a_supervisor_that_is_killed(folder: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what it saves
-async def test_all_share_what_was_imported_once(nursery: Nursery, folder: Path) -> None:
+async def test_modules_are_imported_once_for_all(nursery: Nursery, folder: Path) -> None:
     module(folder, "imported", IMPORTED)
     children = await asyncio.gather(
-        *(speaking(nursery, module(folder, "sleeps", SLEEPS)) for _ in range(3))
+        *(started_child(nursery, module(folder, "sleeps", SLEEPS)) for _ in range(3))
     )
     assert len({child.pid for child in children}) == 3
     assert {child.tail[0] for child in children} == {str(nursery.pid)}
     await asyncio.gather(*(child.kill() for child in children))
 
 
-async def test_a_package_is_imported_with_what_runs_it(nursery: Nursery, folder: Path) -> None:
+async def test_a_package_is_imported_with_its_main_module(nursery: Nursery, folder: Path) -> None:
     (folder / "whole").mkdir()
     (folder / "whole" / "__init__.py").touch()
     (folder / "whole" / "__main__.py").write_text(SLEEPS)
     module(folder, "imported", IMPORTED)
-    child = await speaking(
+    child = await started_child(
         nursery, ChildSpec(name="whole", role="test", argv=(sys.executable, "-m", "whole"))
     )
     assert list(child.tail) == [str(nursery.pid)]
@@ -239,7 +243,7 @@ async def test_a_package_is_imported_with_what_runs_it(nursery: Nursery, folder:
 
 
 @pytest.mark.long
-async def test_torch_computes_with_as_many_threads_as_the_child_is_given(folder: Path) -> None:
+async def test_torch_uses_the_number_of_threads_of_the_child(folder: Path) -> None:
     code = """
         import os, threading, torch
         def compute():
@@ -254,7 +258,7 @@ async def test_torch_computes_with_as_many_threads_as_the_child_is_given(folder:
     try:
         for threads, more in ((1, False), (2, True), (3, True)):
             spec = replace(module(folder, "computes", code), env={"OMP_NUM_THREADS": str(threads)})
-            async with asyncio.timeout(4 * PATIENCE):
+            async with asyncio.timeout(4 * TIMEOUT):
                 child = await Child.start(spec, lambda line: None, nursery.fork)
                 assert await child.wait() == 0
             assert list(child.tail) == [f"{threads} {more}"]
@@ -262,55 +266,55 @@ async def test_torch_computes_with_as_many_threads_as_the_child_is_given(folder:
         await nursery.close()
 
 
-async def test_nothing_is_left_open_and_no_one_unburied(nursery: Nursery, folder: Path) -> None:
+async def test_no_descriptor_or_zombie_is_left(nursery: Nursery, folder: Path) -> None:
     spec = main_of(folder, "ends", "pass")
 
-    async def held() -> tuple[int, ...]:
-        """Files that are open here and in the nursery, processes that are children of either."""
-        assert await ended(await forked(nursery, spec)) == 0
+    async def resources() -> tuple[int, ...]:
+        """Return open files here and in the nursery, and the number of child processes."""
+        assert await wait_for(await fork(nursery, spec)) == 0
         here, there = psutil.Process(), psutil.Process(nursery.pid)
         return here.num_fds(), there.num_fds(), len(here.children(recursive=True))
 
-    before = await held()
+    before = await resources()
     for _ in range(10):
-        after = await held()
+        after = await resources()
     assert after == before
 
 
 # ------------------------------------------------------------------------------------------------------ what may fail
-async def test_who_was_forked_from_one_that_is_killed_lives_on_and_another_follows(
-    nursery: Nursery, folder: Path, told: list[str]
+async def test_children_outlive_a_killed_nursery_which_is_replaced(
+    nursery: Nursery, folder: Path, reports: list[str]
 ) -> None:
     module(folder, "imported", IMPORTED)
     spec = module(folder, "sleeps", SLEEPS)
-    first, pid = await speaking(nursery, spec), nursery.pid
+    first, pid = await started_child(nursery, spec), nursery.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     await until(lambda: nursery.pid is None)
-    second = await speaking(nursery, spec)
+    second = await started_child(nursery, spec)
     assert second.tail[0] == str(nursery.pid) != str(pid)
-    assert (
-        told[-1] == "the process to fork from has ended (killed by SIGKILL): all is imported anew"
-    )
+    assert "killed by SIGKILL" in reports[-1]
     assert first.status is None
     await first.kill()
-    assert first.exit_words == "killed by SIGKILL"
+    assert first.exit_description == "killed by SIGKILL"
     await second.kill()
 
 
-async def test_an_import_that_kills_it_is_told(nursery: Nursery, folder: Path) -> None:
-    with pytest.raises(NotForked, match="it has ended"):
-        await forked(nursery, module(folder, "deadly", "import os; os._exit(9)"))
-    assert await ended(await forked(nursery, main_of(folder, "ends", "pass"))) == 0
+async def test_an_import_that_ends_the_nursery_is_reported(nursery: Nursery, folder: Path) -> None:
+    with pytest.raises(NotForked) as caught:
+        await fork(nursery, module(folder, "exits", "import os; os._exit(9)"))
+    assert caught.value.process_ended
+    assert await wait_for(await fork(nursery, main_of(folder, "ends", "pass"))) == 0
 
 
-async def test_it_does_not_fork_where_a_thread_runs(nursery: Nursery, folder: Path) -> None:
+async def test_fork_is_refused_while_threads_run(nursery: Nursery, folder: Path) -> None:
     code = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
-    with pytest.raises(NotForked, match="after the import of threads_of_its_own 2 threads run"):
-        await forked(nursery, module(folder, "threads_of_its_own", code))
+    with pytest.raises(NotForked, match=r"starts_threads.* 2 threads") as caught:
+        await fork(nursery, module(folder, "starts_threads", code))
+    assert not caught.value.process_ended
 
 
-async def test_who_cannot_be_forked_is_started_as_a_program(nursery: Nursery, folder: Path) -> None:
+async def test_a_process_that_cannot_be_forked_is_executed(nursery: Nursery, folder: Path) -> None:
     code = """
         import threading, time
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -324,9 +328,9 @@ async def test_who_cannot_be_forked_is_started_as_a_program(nursery: Nursery, fo
     supervisor.start(specs)
     try:
         for words in (
-            "threads imports what it needs by itself: after the import of threads 2 threads run",
+            "threads starts without the nursery: after the import of threads, 2 threads are running",
             "threads │ it runs",
-            "broken imports what it needs by itself: broken cannot be imported: ModuleNotFoundError",
+            "broken starts without the nursery: broken cannot be imported: ModuleNotFoundError",
             "broken │ ModuleNotFoundError: No module named 'nowhere_at_all'",
         ):
             await until(lambda words=words: words in output.getvalue())  # type: ignore[misc]
@@ -335,8 +339,8 @@ async def test_who_cannot_be_forked_is_started_as_a_program(nursery: Nursery, fo
         log.close()
 
 
-async def test_a_file_that_has_changed_is_imported_anew(
-    nursery: Nursery, folder: Path, told: list[str]
+async def test_a_changed_file_is_imported_again(
+    nursery: Nursery, folder: Path, reports: list[str]
 ) -> None:
     module(folder, "settled", "VALUE = 'old'")
     spec = module(
@@ -344,24 +348,25 @@ async def test_a_file_that_has_changed_is_imported_anew(
     )
     for value in ("old", "newer"):
         module(folder, "settled", f"VALUE = {value!r}")
-        child, pid = await forked(nursery, spec), nursery.pid
-        await ended(child)
+        child, pid = await fork(nursery, spec), nursery.pid
+        await wait_for(child)
         assert list(child.tail) == [value]
-    assert told == [f"{folder / 'settled.py'} has changed: all is imported anew"]
-    await ended(await forked(nursery, spec))
+    (report,) = reports
+    assert str(folder / "settled.py") in report
+    await wait_for(await fork(nursery, spec))
     assert nursery.pid == pid
 
 
-async def test_who_no_longer_waits_gets_nobody_elses_answer(nursery: Nursery, folder: Path) -> None:
+async def test_a_cancelled_request_receives_no_other_reply(nursery: Nursery, folder: Path) -> None:
     slow = module(
         folder,
         "slow",
         "import pathlib, time; pathlib.Path(__file__).with_name('begun').touch(); time.sleep(600)",
     )
-    task = asyncio.create_task(forked(nursery, slow))
+    task = asyncio.create_task(fork(nursery, slow))
     await until((folder / "begun").exists)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert nursery.pid is None
-    assert await ended(await forked(nursery, main_of(folder, "ends", "sys.exit(3)"))) == 3
+    assert await wait_for(await fork(nursery, main_of(folder, "ends", "sys.exit(3)"))) == 3

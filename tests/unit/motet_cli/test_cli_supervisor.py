@@ -1,4 +1,4 @@
-"""The supervisor against real processes that misbehave in every way it must cope with."""
+"""Test the supervisor with real processes that crash, hang, and ignore signals."""
 
 import asyncio
 import io
@@ -75,7 +75,7 @@ async def restarted(supervisor: Supervisor, number: int = 0, times: int = 1) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------- back-off
-def test_delays_grow_to_the_cap_and_start_afresh_after_a_healthy_run() -> None:
+def test_delays_grow_to_the_cap_and_reset_after_a_healthy_run() -> None:
     backoff = Backoff(BackoffPolicy(first=1, factor=2, cap=3, healthy_after=10, burst=100))
     assert [backoff.exited(t, ran_for=0) for t in range(4)] == [1, 2, 3, 3]
     assert backoff.exited(20, ran_for=15) == 1
@@ -88,7 +88,7 @@ def test_too_many_exits_in_a_window_are_a_crash_loop() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- restarts
-async def test_a_killed_process_comes_back_as_another_instance(log: Log, output: Output) -> None:
+async def test_a_killed_process_restarts_as_another_instance(log: Log, output: Output) -> None:
     async with supervised(log, spec("worker", SLEEPS)) as supervisor:
         await until(lambda: output.has("worker │ up"))
         first = supervisor.describe()[0]
@@ -101,7 +101,7 @@ async def test_a_killed_process_comes_back_as_another_instance(log: Log, output:
         await until(lambda: output.has("worker ended (killed by SIGKILL); next start in 0.01 s"))
 
 
-async def test_a_crash_loop_is_reported_with_its_last_lines_and_leaves_the_others_alone(
+async def test_a_crash_loop_is_reported_and_does_not_affect_others(
     log: Log, output: Output
 ) -> None:
     broken = spec("broken", "print('weights are missing'); raise SystemExit(3)")
@@ -109,9 +109,7 @@ async def test_a_crash_loop_is_reported_with_its_last_lines_and_leaves_the_other
         await until(lambda: supervisor.slots[0].state == "failing")
         await until(lambda: supervisor.slots[1].state == "running")
         await until(
-            lambda: output.has(
-                "broken keeps ending (exit code 3); next start in 30 s; it said last:"
-            )
+            lambda: output.has("broken keeps ending (exit code 3); next start in 30 s; last lines:")
         )
         assert output.getvalue().rstrip().endswith("    weights are missing")
         assert supervisor.slots[1].restarts == 0
@@ -125,7 +123,7 @@ async def test_a_command_that_does_not_exist_is_reported(log: Log, output: Outpu
         assert supervisor.describe()[0]["pid"] is None
 
 
-async def test_each_process_learns_its_instance_id(log: Log, output: Output) -> None:
+async def test_each_process_receives_its_instance_id(log: Log, output: Output) -> None:
     code = "import os, time; print(os.environ['MOTET_INSTANCE'], os.environ['SECRET'], flush=True); time.sleep(60)"
     async with supervised(log, spec("worker", code, env={"SECRET": "s3"})) as supervisor:
         await until(lambda: supervisor.slots[0].child)
@@ -136,7 +134,7 @@ async def test_each_process_learns_its_instance_id(log: Log, output: Output) -> 
 
 
 # ------------------------------------------------------------------------------------------------------------- stops
-async def test_stop_goes_stage_by_stage(log: Log, output: Output) -> None:
+async def test_stop_follows_the_stages(log: Log, output: Output) -> None:
     code = textwrap.dedent("""
         import signal, sys, time
         def stop(*_): time.sleep(0.2); print("bye", flush=True); sys.exit(0)
@@ -151,7 +149,7 @@ async def test_stop_goes_stage_by_stage(log: Log, output: Output) -> None:
     assert output.getvalue().index("first │ bye") < output.getvalue().index("last │ bye")
 
 
-async def test_what_ignores_sigterm_is_killed(log: Log, output: Output) -> None:
+async def test_a_process_that_ignores_sigterm_is_killed(log: Log, output: Output) -> None:
     async with supervised(log, spec("stubborn", IGNORES_TERM, grace=0.2)) as supervisor:
         await until(lambda: output.has("up"))
         pid = supervisor.describe()[0]["pid"]
@@ -159,15 +157,15 @@ async def test_what_ignores_sigterm_is_killed(log: Log, output: Output) -> None:
         assert not psutil.pid_exists(pid)
 
 
-async def test_stop_during_back_off_starts_nothing_more(log: Log) -> None:
+async def test_stop_during_back_off_starts_no_process(log: Log) -> None:
     async with supervised(log, spec("broken", "raise SystemExit(1)")) as supervisor:
         await until(lambda: supervisor.slots[0].state == "failing")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await supervisor.stop()
         assert supervisor.describe()[0]["state"] == "stopped"
 
 
-async def test_what_waits_at_a_gate_starts_when_it_opens(log: Log, output: Output) -> None:
+async def test_a_gated_process_starts_when_its_gate_is_set(log: Log, output: Output) -> None:
     supervisor, gate = Supervisor(log, policy=QUICK), asyncio.Event()
     supervisor.add(spec("late", SLEEPS), gate=gate)
     supervisor.add(spec("never", SLEEPS), gate=asyncio.Event())
@@ -212,10 +210,10 @@ async def test_a_second_sigterm_ends_the_drain(log: Log, output: Output) -> None
     async with supervised(log, spec("slow", code, drain=0.5, grace=20.0)) as supervisor:
         await until(lambda: output.has("up"))
         assert await supervisor.stop()
-    assert output.has("term 2")
+    await until(lambda: output.has("term 2"))
 
 
-async def test_one_that_is_removed_is_not_started_again(log: Log, output: Output) -> None:
+async def test_a_removed_process_is_not_restarted(log: Log, output: Output) -> None:
     async with supervised(log, spec("worker", SLEEPS)) as supervisor:
         (old,) = supervisor.slots
         await until(lambda: output.has("worker │ up"))
@@ -229,7 +227,7 @@ async def test_one_that_is_removed_is_not_started_again(log: Log, output: Output
         assert await supervisor.stop()
 
 
-def test_sigkill_of_the_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = textwrap.dedent(f"""
         import asyncio, json, pathlib, sys
@@ -261,7 +259,7 @@ def test_sigkill_of_the_supervisor_leaves_no_process_behind(tmp_path: Path) -> N
 
 
 def alive(pid: int) -> bool:
-    """A zombie that nobody reaps in this container is dead all the same."""
+    """Return True for a running process; an unreaped zombie counts as ended."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -277,7 +275,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ output
-async def test_lines_are_whole_however_they_are_written(log: Log, output: Output) -> None:
+async def test_lines_are_assembled_from_any_writes(log: Log, output: Output) -> None:
     code = textwrap.dedent(r"""
         import os, sys, time
         for part in (b"one", b" line\ntwo\n\nth", b"r\xc3", b"\xa9e\n\xff\n", b"x" * 200_000, b"\nlast, no newline"):

@@ -1,4 +1,4 @@
-"""What `motet up` refuses before it starts anything, and what it would start."""
+"""Test the options that `motet up` rejects, and the processes that it would start."""
 
 import shutil
 import socket
@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.main import main, parser
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision import nats, up
-from motet_cli.supervision.stack import Stack, compute_cores, goes_first
+from motet_cli.supervision.stack import Stack, compute_cores, starts_at_once
 from motet_shared.errors import ConfigError
+from motet_shared.testing import free_port
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Looks like a checkpoint from outside; no other models are known, those of the project neither."""
+    """Provide a folder with the files of a checkpoint, the only known model."""
     monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
     path = tmp_path / "tiny-llama"
     path.mkdir()
@@ -27,19 +28,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def plan(*argv: str) -> up.Plan:
-    return up.plan(parser().parse_args(["up", *argv]))
+def options(*argv: str) -> up.UpOptions:
+    return up.parse_options(parser().parse_args(["up", *argv]))
 
 
-def refusal(*argv: str) -> str:
+def refusal(*argv: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        plan(*argv)
-    return caught.value.message
+        options(*argv)
+    return caught.value
 
 
-def test_kernels_that_run_on_torch_are_warned_of_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_on_torch_cause_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTET_NATIVE", "off")
     assert "MOTET_NATIVE=off" in up.fallback_warning()
     monkeypatch.delenv("MOTET_NATIVE")
@@ -49,14 +48,14 @@ def test_kernels_that_run_on_torch_are_warned_of_with_a_remedy(
     assert "g++" in up.fallback_warning()
 
 
-def test_a_port_in_use_is_refused_by_name(folder: Path) -> None:
+def test_a_port_in_use_is_rejected(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"--port: {port} on 127.0.0.1 is in use" in refusal(
-            "--port", str(port), "--llm", str(folder)
-        )
+        error = refusal("--port", str(port), "--llm", str(folder))
+        assert error.param == "--port"
+        assert str(port) in error.message
 
 
 def test_other_hosts_need_a_key_or_insecure(
@@ -65,26 +64,26 @@ def test_other_hosts_need_a_key_or_insecure(
     for name in ("MOTET_API_KEY", "MOTET_API_KEY_FILE", "MOTET_TENANTS_FILE"):
         monkeypatch.delenv(name, raising=False)
     common = ("--port", "0", "--llm", str(folder), "--host", "0.0.0.0")
-    assert "--api-key-file" in refusal(*common)
-    assert plan(*common, "--insecure").stack.insecure
+    assert refusal(*common).param == "--host"
+    assert options(*common, "--insecure").stack.insecure
     key = tmp_path / "key"
-    assert "is no file" in refusal(*common, "--api-key-file", str(key))
+    assert refusal(*common, "--api-key-file", str(key)).param == "--api-key-file"
     key.write_text("k")
-    assert plan(*common, "--api-key-file", str(key)).stack.door.api_key_file == key
+    assert options(*common, "--api-key-file", str(key)).stack.access.api_key_file == key
 
 
-def test_a_file_of_tenants_is_as_good_as_keys(
+def test_a_tenants_file_permits_other_hosts(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = ("--port", "0", "--llm", str(folder), "--host", "0.0.0.0")
     file = tmp_path / "tenants.toml"
-    assert "motet keys new" in refusal(*common, "--tenants-file", str(file))
+    assert refusal(*common, "--tenants-file", str(file)).param == "--tenants-file"
     file.write_text("")
     monkeypatch.setenv("MOTET_TENANTS_FILE", str(file))
-    (gateway, *_) = plan(*common, "--allowed-origins", "https://a.example").stack.services()
+    (gateway, *_) = options(*common, "--allowed-origins", "https://a.example").stack.services()
     assert gateway.argv[gateway.argv.index("--tenants-file") + 1] == str(file)
     assert gateway.argv[gateway.argv.index("--allowed-origins") + 1] == "https://a.example"
-    (gateway, *_) = plan(
+    (gateway, *_) = options(
         *common, "--allowed-hosts", "a.example", "--trusted-proxies", "10.0.0.0/8"
     ).stack.services()
     assert gateway.argv[gateway.argv.index("--allowed-hosts") + 1] == "a.example"
@@ -95,39 +94,48 @@ def test_a_certificate_needs_its_key(folder: Path, tmp_path: Path) -> None:
     common = ("--port", "0", "--llm", str(folder))
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_text("")
-    assert "both or neither" in refusal(*common, "--tls-cert", str(cert))
-    assert "is no file" in refusal(*common, "--tls-cert", str(cert), "--tls-key", str(key))
+    assert refusal(*common, "--tls-cert", str(cert)).param == "--tls-key"
+    error = refusal(*common, "--tls-cert", str(cert), "--tls-key", str(key))
+    assert error.param == "--tls-key"
+    assert str(key) in error.message
     key.write_text("")
-    stack = plan(*common, "--tls-cert", str(cert), "--tls-key", str(key)).stack
+    stack = options(*common, "--tls-cert", str(cert), "--tls-key", str(key)).stack
     assert stack.services()[0].argv.count(str(key)) == 1
 
 
-def test_an_unknown_host_is_refused(folder: Path) -> None:
-    assert "192.0.2.1" in refusal("--host", "192.0.2.1", "--insecure", "--llm", str(folder))
+def test_a_foreign_host_is_rejected(folder: Path) -> None:
+    error = refusal("--host", "192.0.2.1", "--insecure", "--llm", str(folder))
+    assert error.param == "--host"
+    assert "192.0.2.1" in error.message
 
 
 @pytest.mark.parametrize("flag", ["--decode", "--tokenizer"])
-def test_no_instances_are_refused(flag: str, folder: Path) -> None:
-    assert "at least 1" in refusal(flag, "0", "--llm", str(folder), "--port", "0")
+def test_zero_instances_are_rejected(flag: str, folder: Path) -> None:
+    assert refusal(flag, "0", "--llm", str(folder), "--port", "0").param == flag
 
 
 @pytest.mark.parametrize("part", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_that_is_no_checkpoint_names_what_it_lacks(part: str, folder: Path) -> None:
+def test_an_incomplete_checkpoint_is_rejected_with_the_missing_file(
+    part: str, folder: Path
+) -> None:
     (folder / part).unlink()
-    message = refusal("--llm", str(folder), "--port", "0")
-    assert str(folder) in message
-    assert f"it lacks {part}" in message
+    error = refusal("--llm", str(folder), "--port", "0")
+    assert error.param == "--llm"
+    assert str(folder) in error.message
+    assert part in error.message
 
 
-def test_a_path_that_is_not_there_names_the_known_models(folder: Path) -> None:
-    assert "known: tiny-llama" in refusal("--llm", "/nowhere", "--port", "0")
+def test_an_unknown_model_is_rejected_with_the_known_ones(folder: Path) -> None:
+    error = refusal("--llm", "/nowhere", "--port", "0")
+    assert error.param == "--llm"
+    assert "tiny-llama" in error.message
 
 
 def test_models_are_found_by_name(folder: Path) -> None:
     assert models.resolve("tiny-llama").path == folder
 
 
-def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_two_models_of_one_name_are_rejected(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     folder.rename(other / "tiny-llama")
@@ -136,17 +144,17 @@ def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> Non
     copy.mkdir()
     for file in (other / "tiny-llama").iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    assert "both be served as 'tiny-llama'" in refusal(
-        "--llm", str(other / "tiny-llama"), "--llm", str(copy)
-    )
+    error = refusal("--llm", str(other / "tiny-llama"), "--llm", str(copy))
+    assert error.param == "--llm"
+    assert "tiny-llama" in error.message
 
 
 def test_one_decode_process_per_model_and_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOTET_NATS_PASSWORD", "of-another-server")
-    todo = plan("--llm", str(folder), "--decode", "2", "--tokenizer", "2", "--port", "0")
-    services = replace(todo.stack, credentials=folder / "nats").services()
+    parsed = options("--llm", str(folder), "--decode", "2", "--tokenizer", "2", "--port", "0")
+    services = replace(parsed.stack, credentials=folder / "nats").services()
     assert [s.name for s in services] == [
         "gateway",
         "tokenizer-1",
@@ -161,25 +169,25 @@ def test_one_decode_process_per_model_and_count(
     assert [s.stage for s in services] == sorted(s.stage for s in services)
 
 
-def test_prompts_may_be_computed_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_processes_are_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     common = ("--llm", str(folder), "--port", "0")
-    assert "prefill" not in [s.role for s in plan(*common).stack.services()]
-    services = plan(*common, "--decode", "2", "--prefill", "2").stack.services()
+    assert "prefill" not in [s.role for s in options(*common).stack.services()]
+    services = options(*common, "--decode", "2", "--prefill", "2").stack.services()
     engines = [s for s in services if s.role in ("decode", "prefill")]
     assert [s.name for s in engines] == ["decode-1", "decode-2", "prefill-1", "prefill-2"]
     assert all(s.argv[s.argv.index("--role") + 1] == s.role for s in engines)
     assert {s.env["OMP_NUM_THREADS"] for s in engines} == {str(max(1, compute_cores() // 4))}
-    assert "--prefill" in refusal(*common, "--prefill", "-1")
+    assert refusal(*common, "--prefill", "-1").param == "--prefill"
 
 
-def test_decode_is_told_who_guesses_ahead(
+def test_speculate_reaches_decode_only(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def told(*argv: str) -> list[list[str]]:
-        services = plan(
+    def speculate_values(*argv: str) -> list[list[str]]:
+        services = options(
             "--llm", str(folder), "--port", "0", "--prefill", "1", *argv
         ).stack.services()
         engines = [list(s.argv) for s in services if s.role in ("decode", "prefill")]
@@ -188,132 +196,149 @@ def test_decode_is_told_who_guesses_ahead(
             for one in engines
         ]
 
-    assert told() == [[], []]
-    assert told("--speculate", "ngram") == [["ngram"], []]
+    assert speculate_values() == [[], []]
+    assert speculate_values("--speculate", "ngram") == [["ngram"], []]
     (tmp_path / "draft").mkdir()
-    assert told("--speculate", "draft") == [[str(tmp_path / "draft")], []]
+    assert speculate_values("--speculate", "draft") == [[str(tmp_path / "draft")], []]
 
 
-def test_voice_activity_may_be_left_out(folder: Path) -> None:
+def test_vad_can_be_left_out(folder: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert "vad" not in [s.role for s in plan(*common, "--vad", "0").stack.services()]
-    assert [s.name for s in plan(*common, "--vad", "2").stack.services()][-2:] == ["vad-1", "vad-2"]
-    assert "--vad" in refusal(*common, "--vad", "-1")
+    assert "vad" not in [s.role for s in options(*common, "--vad", "0").stack.services()]
+    assert [s.name for s in options(*common, "--vad", "2").stack.services()][-2:] == [
+        "vad-1",
+        "vad-2",
+    ]
+    assert refusal(*common, "--vad", "-1").param == "--vad"
 
 
 @pytest.mark.parametrize(
     ("flag", "role", "kind"),
     [("tts", "tts", "vits"), ("asr", "asr", "whisper"), ("embed", "embedding", "bert")],
 )
-def test_a_model_of_its_own_is_served_where_there_is_one(
+def test_optional_models_are_served_if_present(
     flag: str, role: str, kind: str, folder: Path, tmp_path: Path
 ) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert getattr(plan(*common).stack, flag) is None
+    assert getattr(options(*common).stack, flag) is None
     model = tmp_path / f"pocket-{flag}"
     model.mkdir()
-    assert 'lacks config.json with a "model_type"' in refusal(*common, f"--{flag}", str(model))
+    error = refusal(*common, f"--{flag}", str(model))
+    assert error.param == f"--{flag}"
+    assert "config.json" in error.message
     (model / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     (model / "model.safetensors").write_bytes(b"")
     for given in ((), (f"--{flag}", model.name), (f"--{flag}", str(model))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == role]
+        (spec,) = [s for s in options(*common, *given).stack.services() if s.role == role]
         assert spec.model == model.name
         assert spec.argv[1:5] == ("-m", f"motet_{role}", "--model", str(model))
-    assert getattr(plan(*common, f"--{flag}", "none").stack, flag) is None
-    assert f"--{flag}: 'nobody'" in refusal(*common, f"--{flag}", "nobody")
+    assert getattr(options(*common, f"--{flag}", "none").stack, flag) is None
+    assert refusal(*common, f"--{flag}", "unknown").param == f"--{flag}"
 
 
-def test_a_planner_is_run_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_the_planner_runs_on_request(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).stack.planner is None
+    assert options(*common).stack.planner is None
     other = shutil.copytree(folder, tmp_path / "other")
-    assert "several models are served" in refusal(*common, "--llm", str(other), "--planner")
+    assert refusal(*common, "--llm", str(other), "--planner").param == "--planner"
     roles = tmp_path / "roles.toml"
     roles.write_text("[decode]\nmin = 0\n")
-    assert "min=0: a `motet up` keeps one of each role" in refusal(*common, "--planner", str(roles))
+    assert "min=0" in refusal(*common, "--planner", str(roles)).message
     roles.write_text("[decode]\nmax = 3\n")
-    stack = plan(*common, "--planner", str(roles)).stack
+    stack = options(*common, "--planner", str(roles)).stack
     (spec,) = [s for s in stack.services() if s.role == "planner"]
     url = f"http://127.0.0.1:{stack.port}"
     given = ("-m", "motet_planner", "--actuator", "local", "--url", url, "--roles", str(roles))
     assert spec.argv[1 : 1 + len(given)] == given
-    assert plan(*common, "--planner").stack.planner is not None
+    assert options(*common, "--planner").stack.planner is not None
 
 
-def test_speakers_are_told_apart_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_speakers_are_served_on_request(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert "--speakers: 'pocket-speakers'" in refusal(*common, "--speakers")
+    assert refusal(*common, "--speakers").param == "--speakers"
     voices = tmp_path / "pocket-speakers"
     voices.mkdir()
     (voices / "config.json").write_text('{"model_type": "motet-speakers"}')
     (voices / "model.safetensors").write_bytes(b"")
-    assert plan(*common).stack.speakers is None
+    assert options(*common).stack.speakers is None
     for given in (("--speakers",), ("--speakers", str(voices))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "speakers"]
+        (spec,) = [s for s in options(*common, *given).stack.services() if s.role == "speakers"]
         assert spec.argv[1:5] == ("-m", "motet_speakers", "--model", str(voices))
 
 
-def test_a_model_that_draws_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+def test_an_image_model_is_served_if_present(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).stack.draw is None
-    brush = tmp_path / "pocket-draw"
-    brush.mkdir()
-    assert "lacks model_index.json; give a folder that diffusers loads" in refusal(
-        *common, "--draw", str(brush)
-    )
-    (brush / "model_index.json").write_text("{}")
-    for given in ((), ("--draw", "pocket-draw"), ("--draw", str(brush))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "diffusion"]
-        assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(brush))
-    assert plan(*common, "--draw", "none").stack.draw is None
-    assert "--draw: 'nobody'" in refusal(*common, "--draw", "nobody")
+    assert options(*common).stack.draw is None
+    model = tmp_path / "pocket-draw"
+    model.mkdir()
+    error = refusal(*common, "--draw", str(model))
+    assert error.param == "--draw"
+    assert "model_index.json" in error.message
+    (model / "model_index.json").write_text("{}")
+    for given in ((), ("--draw", "pocket-draw"), ("--draw", str(model))):
+        (spec,) = [s for s in options(*common, *given).stack.services() if s.role == "diffusion"]
+        assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(model))
+    assert options(*common, "--draw", "none").stack.draw is None
+    assert refusal(*common, "--draw", "unknown").param == "--draw"
 
 
-def test_jobs_are_kept_where_a_folder_is_given(folder: Path, tmp_path: Path) -> None:
-    common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).store is None
-    assert "--jetstream" not in nats.spec(4222, tmp_path).argv
-    assert (store := plan(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
-    assert nats.spec(4222, tmp_path, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))
-    assert "--store: the server of --nats has its own" in refusal(
-        *common, "--store", "x", "--nats", "nats://there"
-    )
-
-
-def test_the_judge_of_turns_is_used_where_it_is(
+def test_state_is_stored_in_a_folder_of_the_port(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge() -> list[str]:
+    common = ("--llm", str(folder), "--port", "0")
+    assert options(*common).store is None, "there is no port to come back to"
+    port = str(free_port())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fixed = ("--llm", str(folder), "--port", port)
+    assert options(*fixed).store == tmp_path / "state" / "motet" / port
+    assert options(*fixed, "--no-store").store is None
+    assert options(*fixed, "--nats", "nats://there").store is None
+    assert refusal(*fixed, "--no-store", "--store", "x").param == "--no-store"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert options(*fixed).store == tmp_path / ".local/state/motet" / port
+    assert "--jetstream" not in nats.spec(4222, tmp_path).argv
+    assert (store := options(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
+    assert nats.spec(4222, tmp_path, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))
+    assert refusal(*common, "--store", "x", "--nats", "nats://there").param == "--store"
+
+
+def test_the_turn_model_is_used_if_present(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turns_option() -> list[str]:
         vad = next(
-            s for s in plan("--llm", str(folder), "--port", "0").stack.services() if s.role == "vad"
+            s
+            for s in options("--llm", str(folder), "--port", "0").stack.services()
+            if s.role == "vad"
         )
         return [part for part in vad.argv if "turns" in part]
 
     monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path / "models"])
-    assert judge() == []
+    assert turns_option() == []
     turns = tmp_path / "models" / "pocket-turns"
     turns.mkdir(parents=True)
     (turns / "config.json").write_text('{"model_type": "motet-turns"}')
     (turns / "model.safetensors").write_bytes(b"")
-    assert judge() == ["--turns", str(turns)]
+    assert turns_option() == ["--turns", str(turns)]
 
 
-def test_a_nats_server_of_ones_own_is_used(
+def test_another_nats_server_is_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MOTET_NATS_CREDENTIALS", raising=False)
     given = ("--llm", str(folder), "--port", "0", "--nats", "nats://elsewhere:4222")
-    todo = plan(*given)
-    assert (todo.nats_port, todo.stack.nats_url, todo.stack.credentials) == (
+    parsed = options(*given)
+    assert (parsed.nats_port, parsed.stack.nats_url, parsed.stack.credentials) == (
         None,
         "nats://elsewhere:4222",
         None,
     )
     monkeypatch.setenv("MOTET_NATS_CREDENTIALS", str(tmp_path))
-    assert plan(*given).stack.credentials == tmp_path.resolve()
+    assert options(*given).stack.credentials == tmp_path.resolve()
 
 
-def test_threads_are_shared_out_and_the_users_word_wins(
+def test_threads_are_divided_unless_the_user_sets_them(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -326,18 +351,18 @@ def test_threads_are_shared_out_and_the_users_word_wins(
     assert all("OMP_NUM_THREADS" not in s.env for s in stack.services())
 
 
-def test_beyond_four_cores_python_has_its_own() -> None:
+def test_cores_beyond_four_are_left_to_python() -> None:
     assert [compute_cores(n) for n in (1, 2, 4, 5, 8, 16, 64)] == [1, 2, 4, 3, 6, 14, 56]
 
 
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
-        (["up", "--llm", "/nowhere", "--port", "0"], "neither a folder"),
-        (["up", "--decode", "0"], "at least 1"),
+        (["up", "--llm", "/nowhere", "--port", "0"], "--llm: '/nowhere'"),
+        (["up", "--decode", "0"], "--decode: 0"),
     ],
 )
-def test_a_wrong_setting_is_exit_code_2_and_one_line(
+def test_wrong_options_are_exit_code_2_and_one_line(
     argv: Sequence[str], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv) == 2
@@ -347,12 +372,12 @@ def test_a_wrong_setting_is_exit_code_2_and_one_line(
     assert error.count("\n") == 1
 
 
-def test_where_cores_are_scarce_the_chat_goes_first(folder: Path) -> None:
-    services = plan("--llm", str(folder), "--prefill", "1").stack.services()
-    assert {spec.role for spec in services if goes_first(spec, len(services), 2)} == {
+def test_chat_starts_first_on_few_cores(folder: Path) -> None:
+    services = options("--llm", str(folder), "--prefill", "1").stack.services()
+    assert {spec.role for spec in services if starts_at_once(spec, len(services), 2)} == {
         "gateway",
         "tokenizer",
         "decode",
         "prefill",
     }
-    assert all(goes_first(spec, len(services), 64) for spec in services)
+    assert all(starts_at_once(spec, len(services), 64) for spec in services)

@@ -1,4 +1,4 @@
-"""The rules of `motet doctor`, over heartbeats as services send them; and what a gateway remembers of them."""
+"""Test the rules of `motet doctor` over heartbeats, the gateway's history, and the report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from motet_cli.commands import doctor
 from motet_cli.main import main
-from motet_doctor import Finding, Layer, Snapshot, Window, diagnose
+from motet_doctor import Finding, Layer, ObservationWindow, Snapshot, diagnose
 from motet_doctor.rules import NAMES
 from motet_gateway.http.readers import PATIENCE, SlowReaders
 from motet_gateway.operations.heartbeat_history import LONGEST, HeartbeatHistory
@@ -22,13 +22,13 @@ from motet_shared.wire.discovery import HEARTBEAT_EVERY
 from support.doctor_cases import CASES, DECODING, MACHINE, QUIET, healthy, instance, window
 
 
-def names(seen: Window) -> list[str]:
+def names(seen: ObservationWindow) -> list[str]:
     return [finding.name for finding in diagnose(seen)]
 
 
 def test_a_quiet_stack_is_healthy() -> None:
     assert diagnose(window(*healthy())) == []
-    assert diagnose(Window.of([])) == []
+    assert diagnose(ObservationWindow.of([])) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +41,7 @@ def test_each_shortage_is_named_alone(name: str) -> None:
     assert finding.knob
 
 
-def test_what_costs_most_comes_first() -> None:
+def test_findings_are_sorted_by_cost() -> None:
     slow = instance("gateway-1", unread_replies=1.0, streams=50.0)
     few = instance("decode-1", active=50.0, queued=40.0)
     findings = diagnose(window(*healthy(gateway=slow, decode=few)))
@@ -51,14 +51,14 @@ def test_what_costs_most_comes_first() -> None:
     ]
 
 
-def test_a_queue_for_blocks_is_no_want_of_instances() -> None:
+def test_a_queue_for_blocks_is_no_lack_of_instances() -> None:
     assert names(window(*healthy(decode=instance("decode-1", queued=5.0, kv_free=0.01)))) == [
         "cache_too_small"
     ]
 
 
-def test_a_queue_at_one_of_two_is_no_want_of_instances() -> None:
-    """Nor is it a hot one: both have as many."""
+def test_a_queue_at_one_of_two_is_no_lack_of_instances() -> None:
+    """Expect no finding of a hot instance either, since both have as many active requests."""
     pair = [
         instance("decode-1", active=5.0, queued=3.0),
         instance("decode-2", active=5.0, queued=0.0),
@@ -66,35 +66,35 @@ def test_a_queue_at_one_of_two_is_no_want_of_instances() -> None:
     assert diagnose(window(instance("tokenizer-1"), *pair)) == []
 
 
-def test_nobody_to_decode_is_named_by_those_who_wait() -> None:
+def test_missing_decode_is_diagnosed_from_waiting_requests() -> None:
     (finding,) = diagnose(window(instance("tokenizer-1", "ready", **{"waiting_for_decode/m": 3.0})))
     assert (finding.name, finding.knob) == ("too_few_decode", "motet scale decode=1")
 
 
-def test_where_no_core_is_free_another_machine_is_meant() -> None:
+def test_the_remedy_on_a_full_machine_is_another_machine() -> None:
     full = instance("decode-1", queued=5.0, cpu=3.9, machine_cpu=4.0)
     (finding,) = diagnose(window(*healthy(decode=full)))
     assert "on another machine" in finding.knob
 
 
-def test_a_starved_gateway_is_not_full() -> None:
+def test_a_starved_gateway_is_not_overloaded() -> None:
     starved = instance(
         "gateway-1", cpu=0.2, cpu_wait=0.7, loop_cpu=0.2, loop_wait=0.7, machine_cpu=3.0
     )
     assert names(window(*healthy(gateway=starved))) == ["cpu_neighbour"]
 
 
-def test_long_prompts_on_a_tokenizers_threads_are_seen_in_replies() -> None:
+def test_slow_encoding_is_diagnosed_from_replies() -> None:
     encoding = [{"gateway.first": 1.0, "tokenizer.encode": 0.8}] * 3
     busy = instance("tokenizer-1", cpu=0.8, loop_cpu=0.1, machine_cpu=1.5)
     assert names(window(*healthy(tokenizer=busy), timings=encoding)) == ["tokenizer_bound"]
     assert names(window(*healthy(tokenizer=busy))) == []
 
 
-def test_what_an_instance_was_before_it_began_anew_does_not_count() -> None:
+def test_a_restarted_instance_starts_from_zero() -> None:
     before = instance("decode-1", recomputed_tokens=1e6)[1]
     after = instance("decode-2")[0]
-    assert diagnose(Window.of([Snapshot(0.0, [before]), Snapshot(10.0, [after])])) == []
+    assert diagnose(ObservationWindow.of([Snapshot(0.0, [before]), Snapshot(10.0, [after])])) == []
 
 
 Load = dict[str, float]
@@ -128,8 +128,8 @@ keys = sorted(
         max_size=4,
     )
 )
-def test_whatever_heartbeats_say_findings_are_sound(
-    told: list[tuple[str, dict[str, float], dict[str, float], str]],
+def test_findings_are_valid_for_any_heartbeats(
+    heartbeats: list[tuple[str, dict[str, float], dict[str, float], str]],
 ) -> None:
     beats = [
         [
@@ -138,7 +138,7 @@ def test_whatever_heartbeats_say_findings_are_sound(
             )
             for n, load in enumerate((first, last))
         ]
-        for i, (role, first, last, state) in enumerate(told)
+        for i, (role, first, last, state) in enumerate(heartbeats)
     ]
     findings = diagnose(window(*beats))
     assert [f.cost for f in findings] == sorted((f.cost for f in findings), reverse=True)
@@ -150,26 +150,26 @@ def test_whatever_heartbeats_say_findings_are_sound(
 
 
 # ----------------------------------------------------------------------------------------------- what gateways remember
-async def test_looks_are_close_at_the_end_and_sparse_before() -> None:
+async def test_history_is_dense_at_its_end_and_sparse_before() -> None:
     async with memory_buses("gateway", "tokenizer") as (gateway, tokenizer):
-        looks = HeartbeatHistory(gateway.directory)
-        assert looks.last(10.0) == []
-        assert looks.seconds(10.0) == 0.0
+        history = HeartbeatHistory(gateway.directory)
+        assert history.last(10.0) == []
+        assert history.seconds(10.0) == 0.0
         for _ in range(1200):  # two minutes
-            await looks.tick(0.1)
-        assert looks.seconds(5.0) == pytest.approx(5.0, abs=HEARTBEAT_EVERY + 0.1)
-        assert LONGEST - 10 <= looks.seconds(LONGEST) <= LONGEST + 1
-        assert len(looks.last(LONGEST)) < 40
-        assert len(looks.last(0.1)) == 2, "a look alone says nothing"
-        times = [look.time for look in looks.last(LONGEST)]
+            await history.tick(0.1)
+        assert history.seconds(5.0) == pytest.approx(5.0, abs=HEARTBEAT_EVERY + 0.1)
+        assert LONGEST - 10 <= history.seconds(LONGEST) <= LONGEST + 1
+        assert len(history.last(LONGEST)) < 40
+        assert len(history.last(0.1)) == 2, "a look alone says nothing"
+        times = [look.time for look in history.last(LONGEST)]
         assert times == sorted(times)
-        assert {beat.instance for beat in looks.last(1.0)[-1].heartbeats} == {
+        assert {beat.instance for beat in history.last(1.0)[-1].heartbeats} == {
             gateway.instance,
             tokenizer.instance,
         }
 
 
-def test_a_client_that_takes_nothing_for_a_while_does_not_read() -> None:
+def test_a_client_that_reads_nothing_is_slow() -> None:
     now = [0.0]
     readers = SlowReaders(lambda: now[0])
     with readers.waiting():
@@ -182,13 +182,13 @@ def test_a_client_that_takes_nothing_for_a_while_does_not_read() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-def shown(told: dict[str, Any]) -> str:
+def shown(heartbeats: dict[str, Any]) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(doctor.report(told))
+    console.print(doctor.report(heartbeats))
     return console.export_text()
 
 
-def test_the_report_has_everything() -> None:
+def test_the_report_shows_all_fields() -> None:
     finding = Finding(
         name="too_few_decode",
         what="Requests wait.",
@@ -204,7 +204,7 @@ def test_the_report_has_everything() -> None:
     fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
     text = shown({"window_seconds": 9.5, "findings": [fields]})
     for part in (
-        "one thing is short in the last 9.5 s",
+        "one resource is short in the last 9.5 s",
         "critical  L4 fleet",
         "decode-1, decode-2",
         "queued 4.5",
@@ -214,8 +214,8 @@ def test_the_report_has_everything() -> None:
     assert "healthy" in shown({"window_seconds": 9.5, "findings": []})
 
 
-def test_who_cannot_be_asked_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 2
-    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
     assert main(["doctor", "--window", "0"]) == 2
-    assert "--window: 0 is out of range" in capsys.readouterr().err
+    assert "--window: 0" in capsys.readouterr().err

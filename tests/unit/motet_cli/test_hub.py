@@ -1,11 +1,16 @@
-"""Models by name from a hub, here on loopback: what is fetched, what is refused, what is kept."""
+"""Test models from a hub, here a server on loopback: selection, downloads, and errors."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +50,9 @@ print(json.dumps(found if isinstance(found, dict | int) else found and str(found
 
 
 def _call(function: str, reference: str, hub: ModelHub, home: Path, **options: Any) -> Any:
-    """Call a function of `download` in a process of its own: huggingface_hub reads its settings once."""
+    """Call a function of `download` in a new process, because huggingface_hub reads its settings
+    once.
+    """
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     env |= {key: value for key, value in options.items() if key.startswith("HF_")}
@@ -71,7 +78,7 @@ def _call(function: str, reference: str, hub: ModelHub, home: Path, **options: A
         ("a/b@main:q/c.gguf", HubReference(repository="a/b", revision="main", file="q/c.gguf")),
     ],
 )
-def test_a_reference_is_read_and_written(text: str, reference: HubReference) -> None:
+def test_references_are_parsed_and_formatted(text: str, reference: HubReference) -> None:
     assert parse_reference(text) == reference
     assert str(reference) == text
 
@@ -92,7 +99,7 @@ def test_a_reference_is_read_and_written(text: str, reference: HubReference) -> 
         "",
     ],
 )
-def test_other_texts_are_no_references(text: str) -> None:
+def test_other_texts_are_not_references(text: str) -> None:
     assert parse_reference(text) is None
 
 
@@ -130,7 +137,7 @@ def test_a_repository_without_safetensors_is_refused(paths: list[str]) -> None:
         select_files(HubReference(repository="a/b"), ["config.json", *paths])
 
 
-def test_of_gguf_files_the_named_one_is_chosen() -> None:
+def test_only_the_named_gguf_file_is_chosen() -> None:
     reference = HubReference(repository="a/b", file="q4.gguf")
     assert select_files(reference, ["q4.gguf", "q8.gguf", "config.json"]) == ["q4.gguf"]
     with pytest.raises(ConfigError):
@@ -138,7 +145,7 @@ def test_of_gguf_files_the_named_one_is_chosen() -> None:
 
 
 # ------------------------------------------------------------------------------ downloads
-def test_what_serving_needs_is_pulled_once_and_found_offline(tmp_path: Path) -> None:
+def test_models_are_pulled_once_and_found_offline(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES)) as hub:
         assert _call("find_cached", "a/b", hub, tmp_path) is None
         folder = Path(_call("pull", "a/b", hub, tmp_path))
@@ -159,14 +166,14 @@ def test_what_serving_needs_is_pulled_once_and_found_offline(tmp_path: Path) -> 
         assert _call("find_cached", "a/b", hub, tmp_path) is None
 
 
-def test_a_download_that_is_cut_is_resumed(tmp_path: Path) -> None:
+def test_interrupted_downloads_are_resumed(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES, cut_after=5000)) as hub:
         folder = Path(_call("pull", "a/b", hub, tmp_path))
         assert hub.cuts == {"model.safetensors"}
     assert (folder / "model.safetensors").read_bytes() == _WEIGHTS
 
 
-def test_a_damaged_file_is_refused_and_not_kept(tmp_path: Path) -> None:
+def test_damaged_files_are_rejected_and_removed(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES, damaged="model.safetensors")) as hub:
         assert "model.safetensors" in _call("pull", "a/b", hub, tmp_path)["error"]
         assert _call("find_cached", "a/b", hub, tmp_path) is None
@@ -184,19 +191,49 @@ def test_a_damaged_file_is_refused_and_not_kept(tmp_path: Path) -> None:
         (Repository({"config.json": b"{}", "q.gguf": b""}), "a/b", "a/b:q.gguf"),
     ],
 )
-def test_an_error_names_the_remedy(
+def test_errors_name_the_remedy(
     repository: Repository, reference: str, remedy: str, tmp_path: Path
 ) -> None:
     with model_hub(a__b=repository) as hub:
         assert remedy in _call("pull", reference, hub, tmp_path)["error"]
 
 
-def test_a_token_opens_a_restricted_repository(tmp_path: Path) -> None:
+def test_a_hub_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    with model_hub(a__b=Repository(_FILES, busy=2)) as hub:
+        assert Path(_call("pull", "a/b", hub, tmp_path)).is_dir()
+        assert hub.repositories["a/b"].busy == 0
+
+
+def test_a_hub_that_stays_busy_is_given_up(tmp_path: Path) -> None:
+    with model_hub(a__b=Repository(_FILES, busy=1000)) as hub:
+        assert "429" in _call("pull", "a/b", hub, tmp_path)["error"]
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    """huggingface_hub's bars, on standard error, and none where that is a file (as in `_call`)."""
+    with model_hub(a__b=Repository(_FILES)) as hub:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        command = [sys.executable, "-m", "motet_cli", "pull", "a/b"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the terminal is closed
+                while part := os.read(ours, 4096):
+                    shown += part
+            os.close(ours)
+    assert process.returncode == 0
+    assert b"%|" in shown
+
+
+def test_a_token_grants_access(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES, token="hf_right")) as hub:
         assert Path(_call("pull", "a/b", hub, tmp_path, HF_TOKEN="hf_right")).is_dir()
 
 
-def test_a_hub_that_refuses_or_is_away_leaves_what_is_cached(tmp_path: Path) -> None:
+def test_cached_models_stay_available_without_the_hub(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES), a__c=Repository(_FILES, status=404)) as hub:
         folder = _call("pull", "a/b", hub, tmp_path)
         assert "error" in _call("pull", "a/c", hub, tmp_path)
@@ -204,21 +241,21 @@ def test_a_hub_that_refuses_or_is_away_leaves_what_is_cached(tmp_path: Path) -> 
     assert "HF_ENDPOINT" in _call("pull", "a/c", hub, tmp_path)["error"]
 
 
-def test_a_full_disk_is_told_and_the_rest_is_downloaded_later(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_download_resumed(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES)) as hub:
         assert "HF_HOME" in _call("pull", "a/b", hub, tmp_path, file_bytes=8192)["error"]
         folder = Path(_call("pull", "a/b", hub, tmp_path))
     assert (folder / "model.safetensors").read_bytes() == _WEIGHTS
 
 
-def test_two_pulls_at_once_download_once(tmp_path: Path) -> None:
+def test_concurrent_pulls_download_once(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES)) as hub, ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: _call("pull", "a/b", hub, tmp_path), range(2)))
         assert folders[0] == folders[1]
         assert hub.downloads("model.safetensors") == 1
 
 
-def test_a_configuration_is_fetched_alone(tmp_path: Path) -> None:
+def test_config_json_is_fetched_alone(tmp_path: Path) -> None:
     with model_hub(a__b=Repository(_FILES)) as hub:
         folder = Path(_call("fetch_config", "a/b", hub, tmp_path))
         assert [path.name for path in folder.iterdir()] == ["config.json"]

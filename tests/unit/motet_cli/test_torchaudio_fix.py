@@ -1,4 +1,4 @@
-"""The module that makes torchaudio importable beside a CPU-only torch, at set-up and at `motet up`."""
+"""Test the module that makes torchaudio importable beside a CPU-only torch."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ CUDA_EXTENSION = "an ELF file that needs libtorch_cuda.so"
 
 
 def make_site_packages(root: Path, *, cuda: str | None) -> Path:
-    """A torch and a torchaudio as an install leaves them, with an extension that cannot load."""
+    """Create torch and torchaudio as an installation leaves them, with an unloadable extension."""
     files = {
         "torch/__init__.py": "",
         "torch/version.py": f"__version__ = '2.13.0'\ncuda = {cuda!r}\nhip = None\n",
@@ -87,8 +87,8 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_this_environment_resamples() -> None:
-    """In a process of its own, as a service would meet it: the import, and a tone that survives 48 kHz → 16 kHz."""
+def test_torchaudio_resamples_here() -> None:
+    """Import torchaudio in a new process and resample a tone from 48 to 16 kHz."""
     code = """
 import math, torch, torchaudio, transformers
 seconds = torch.arange(4800) / 48000

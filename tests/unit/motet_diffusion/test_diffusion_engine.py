@@ -20,7 +20,7 @@ from PIL import Image
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.denoise_loop import preview_steps
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Done, Drawing, Key
+from motet_diffusion.engine.request import Key, PictureDone, PictureRequest
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.rules import DEFAULTS_FILE, folder_defaults
 from motet_shared.errors import (
@@ -30,13 +30,15 @@ from motet_shared.errors import (
     MotetError,
     Overloaded,
     PayloadTooLarge,
+    UnsupportedParameter,
 )
 from support import diffusion_checkpoints
-from support.diffusion_book import Pixels, Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
+from support.recording_engine import Pixels, RecordingEngine, assert_alike
+from support.refusals import refuses
 
 STEPS = 5
-RED = Drawing(prompt="red circle", steps=STEPS, seed=3)
+RED = PictureRequest(prompt="red circle", steps=STEPS, seed=3)
 COMPANY = (
     replace(RED, seed=4, guidance_scale=1.0),
     replace(RED, prompt="blue", width=2 * SIZE, steps=3),
@@ -58,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def reference(path: Path, drawing: Drawing, auto: Any = None, **arguments: Any) -> Pixels:
+def reference(path: Path, drawing: PictureRequest, auto: Any = None, **arguments: Any) -> Pixels:
     """What diffusers itself draws."""
     left_out = (
         {"text_encoder_3": None, "tokenizer_3": None} if path.parent.name.startswith("sd3") else {}
@@ -85,7 +87,7 @@ def reference(path: Path, drawing: Drawing, auto: Any = None, **arguments: Any) 
     return (images[0] * 255).round().astype(np.int64)
 
 
-def sized(drawing: Drawing) -> Drawing:
+def sized(drawing: PictureRequest) -> PictureRequest:
     return replace(drawing, width=drawing.width or SIZE, height=drawing.height or SIZE)
 
 
@@ -98,14 +100,14 @@ def test_every_family_draws_what_diffusers_draws_alone_and_in_company(
     drawing = sized(RED)
     wanted = reference(path, drawing)
     assert wanted.std() > 5  # a picture, no surface
-    with Sketchbook(path) as book:
-        (alone,) = book.draw(drawing)
+    with RecordingEngine(path) as recording:
+        (alone,) = recording.draw(drawing)
         assert_alike(alone, wanted)
-        passes = book.engine.passes
-        first, *_, last = book.draw(drawing, *map(sized, COMPANY), drawing)
+        passes = recording.engine.passes
+        first, *_, last = recording.draw(drawing, *map(sized, COMPANY), drawing)
         assert_alike(first, wanted)
         assert_alike(last, wanted)
-        together = book.engine.passes - passes
+        together = recording.engine.passes - passes
         assert together < STEPS * 2 + 3 + 7 + STEPS  # what each alone would take
 
 
@@ -118,8 +120,8 @@ def test_every_scheduler_and_guidance(folder: Callable[..., Path], scheduler: st
         replace(RED, guidance_scale=4.0, negative_prompt="blue star", steps=4),
         replace(RED, height=2 * SIZE),
     ]
-    with Sketchbook(path) as book:
-        for drawing, drawn in zip(drawings, book.draw(*drawings), strict=True):
+    with RecordingEngine(path) as recording:
+        for drawing, drawn in zip(drawings, recording.draw(*drawings), strict=True):
             assert_alike(drawn, reference(path, drawing))
 
 
@@ -131,8 +133,8 @@ def test_pictures_are_changed_wholly_and_in_part(folder: Callable[..., Path], fa
     change = replace(sized(RED), image=image, strength=0.8)
     fill = replace(change, mask=mask)
     given = {"image": image, "strength": 0.8}
-    with Sketchbook(path) as book:
-        changed, filled, _ = book.draw(change, fill, sized(RED))
+    with RecordingEngine(path) as recording:
+        changed, filled, _ = recording.draw(change, fill, sized(RED))
     assert_alike(changed, reference(path, change, AutoPipelineForImage2Image, **given))
     assert_alike(filled, reference(path, fill, AutoPipelineForInpainting, mask_image=mask, **given))
     assert np.abs(changed - filled).max() > 5
@@ -146,10 +148,10 @@ def test_a_family_that_only_draws_is_entered_in_its_middle(folder: Callable[...,
     nothing, all_of_it = (
         replace(change, mask=Image.new("L", (SIZE, SIZE), value)) for value in (0, 255)
     )
-    with Sketchbook(path) as book:
-        changed, kept, filled = book.draw(change, nothing, all_of_it)
-        (half,) = [step for step in book.steps(0) if step.step == 4]
-        (again,) = book.draw(replace(change, resume=half.checkpoint, resume_step=4))
+    with RecordingEngine(path) as recording:
+        changed, kept, filled = recording.draw(change, nothing, all_of_it)
+        (half,) = [step for step in recording.steps(0) if step.step == 4]
+        (again,) = recording.draw(replace(change, resume=half.checkpoint, resume_step=4))
     pipeline = DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False)
     with torch.no_grad():
         pixels = pipeline.image_processor.preprocess(image)
@@ -180,12 +182,12 @@ def test_a_picture_goes_on_from_any_checkpoint(
     """To the bit: what a scheduler remembers, and the generator, are part of the checkpoint."""
     path = folder(family, **({"scheduler": scheduler} if scheduler else {}))
     drawing = replace(sized(RED), checkpoint_every=1)
-    with Sketchbook(path) as book:
-        (whole,) = book.draw(drawing)
-        checkpoints = {step.step: step.checkpoint for step in book.steps(0) if step.checkpoint}
-        last = book.steps(0)[-1].step
+    with RecordingEngine(path) as recording:
+        (whole,) = recording.draw(drawing)
+        checkpoints = {step.step: step.checkpoint for step in recording.steps(0) if step.checkpoint}
+        last = recording.steps(0)[-1].step
         assert sorted(checkpoints) == list(range(1, last))
-    with Sketchbook(path) as other:
+    with RecordingEngine(path) as other:
         for step, data in checkpoints.items():
             passes = other.engine.passes
             (again,) = other.draw(replace(drawing, resume=data, resume_step=step))
@@ -199,10 +201,12 @@ def test_a_changed_picture_goes_on_too(folder: Callable[..., Path]) -> None:
     drawing = replace(
         RED, image=image, mask=Image.new("L", (SIZE, SIZE), 255), strength=0.8, checkpoint_every=2
     )
-    with Sketchbook(folder("sd", scheduler="dpm")) as book:
-        (whole,) = book.draw(drawing)
-        (middle,) = [step for step in book.steps(0) if step.checkpoint]
-        (again,) = book.draw(replace(drawing, resume=middle.checkpoint, resume_step=middle.step))
+    with RecordingEngine(folder("sd", scheduler="dpm")) as recording:
+        (whole,) = recording.draw(drawing)
+        (middle,) = [step for step in recording.steps(0) if step.checkpoint]
+        (again,) = recording.draw(
+            replace(drawing, resume=middle.checkpoint, resume_step=middle.step)
+        )
     assert (again == whole).all()
 
 
@@ -216,82 +220,84 @@ def test_whoever_joins_and_leaves_the_others_do_not_notice(
 ) -> None:
     path = folder("sd")
     choices = [RED, *COMPANY]
-    with Sketchbook(path, max_running=4) as book:
-        wanted = [book.draw(choice)[0] for choice in choices]
-        book.events = []
+    with RecordingEngine(path, max_running=4) as recording:
+        wanted = [recording.draw(choice)[0] for choice in choices]
+        recording.events = []
         running: dict[Key, int] = {}
         cancelled: set[Key] = set()
         for number in range(data.draw(st.integers(3, 8), label="pictures")):
             which = data.draw(st.integers(0, len(choices) - 1), label="which")
-            book.engine.add(number, choices[which])
+            recording.engine.add(number, choices[which])
             running[number] = which
             for _ in range(data.draw(st.integers(0, 6), label="steps before the next")):
-                book.engine.step()
+                recording.engine.step()
             if data.draw(st.booleans(), label="does one leave?"):
                 gone = data.draw(st.sampled_from(sorted(running.keys() - cancelled)), label="who")  # type: ignore[type-var]
-                book.engine.cancel(gone)
+                recording.engine.cancel(gone)
                 cancelled.add(gone)
             if not running.keys() - cancelled:
                 break
-        book.until(lambda: not book.engine.has_work)
-        book.look()
+        recording.until(lambda: not recording.engine.has_work)
+        recording.collect()
         for key in running.keys() - cancelled:
-            assert_alike(book.picture(key), wanted[running[key]])
+            assert_alike(recording.picture(key), wanted[running[key]])
 
 
 def test_a_cancelled_picture_is_in_no_further_pass(folder: Callable[..., Path]) -> None:
-    with Sketchbook(folder("sd"), max_running=2) as book:
-        book.engine.add("long", replace(RED, steps=150))
-        book.engine.add("short", RED)
-        book.engine.add("next", RED)
-        book.until(lambda: len(book.steps("long")) >= 3)
-        book.engine.cancel("long")
-        steps = len(book.steps("long"))
-        book.until(lambda: not book.engine.has_work)
-        book.look()
-        assert len(book.steps("long")) <= steps + 1  # one may just have been told
+    with RecordingEngine(folder("sd"), max_running=2) as recording:
+        recording.engine.add("long", replace(RED, steps=150))
+        recording.engine.add("short", RED)
+        recording.engine.add("next", RED)
+        recording.until(lambda: len(recording.steps("long")) >= 3)
+        recording.engine.cancel("long")
+        steps = len(recording.steps("long"))
+        recording.until(lambda: not recording.engine.has_work)
+        recording.collect()
+        assert len(recording.steps("long")) <= steps + 1  # one may just have been told
         assert not [
-            event for event in book.events if isinstance(event, Done) and event.key == "long"
+            event
+            for event in recording.events
+            if isinstance(event, PictureDone) and event.key == "long"
         ]
-        assert_alike(book.picture("short"), book.picture("next"))
-        book.engine.cancel("long")  # again, and unknown: nothing happens
-        book.engine.cancel("never")
+        assert_alike(recording.picture("short"), recording.picture("next"))
+        recording.engine.cancel("long")  # again, and unknown: nothing happens
+        recording.engine.cancel("never")
 
 
 def test_one_bad_request_in_a_batch_spoils_no_other(
     folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The denoiser fails on whatever holds a seed's noise; the others in its batch are computed without it."""
-    with Sketchbook(folder("sd")) as book:
-        (wanted,) = book.draw(RED)
+    with RecordingEngine(folder("sd")) as recording:
+        (wanted,) = recording.draw(RED)
         noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(66))
-        forward = book.engine.factory.denoiser.forward
+        forward = recording.engine.factory.denoiser.forward
 
         def touchy(sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if any(torch.allclose(row, noise[0], atol=1e-3) for row in sample):
                 raise RuntimeError("not this one")
             return forward(sample, *args, **kwargs)
 
-        monkeypatch.setattr(book.engine.factory.denoiser, "forward", touchy)
+        monkeypatch.setattr(recording.engine.factory.denoiser, "forward", touchy)
         for key, drawing in {
             "good": RED,
             "bad": replace(RED, seed=66),
             "too": replace(RED, seed=5),
         }.items():
-            book.engine.add(key, drawing)
-        book.events = []
-        book.until(lambda: not book.engine.has_work)
-        book.look()
-        assert_alike(book.picture("good"), wanted)
-        assert book.picture("too").shape == wanted.shape
-        with pytest.raises(InternalError, match="not this one"):
-            book.picture("bad")
+            recording.engine.add(key, drawing)
+        recording.events = []
+        recording.until(lambda: not recording.engine.has_work)
+        recording.collect()
+        assert_alike(recording.picture("good"), wanted)
+        assert recording.picture("too").shape == wanted.shape
+        with pytest.raises(InternalError):
+            recording.picture("bad")
 
 
 def test_wide_batches_are_cut(folder: Callable[..., Path]) -> None:
-    with Sketchbook(folder("sd"), max_rows=2) as book:
-        one, other = book.draw(RED, RED)
-        assert book.engine.rows == 2 * book.engine.passes
+    with RecordingEngine(folder("sd"), max_rows=2) as recording:
+        one, other = recording.draw(RED, RED)
+        assert recording.engine.rows == 2 * recording.engine.passes
         assert (one == other).all()
 
 
@@ -299,10 +305,10 @@ def test_wide_batches_are_cut(folder: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_estimates_end_at_the_picture(folder: Callable[..., Path], family: str) -> None:
     """The estimate is of the finished latents: near the end it is what the last step makes."""
-    with Sketchbook(folder(family)) as book:
+    with RecordingEngine(folder(family)) as recording:
         drawing = replace(sized(RED), steps=12, previews=11, checkpoint_every=1)
-        book.draw(drawing)
-        shown = [step.estimate for step in book.steps(0) if step.estimate is not None]
+        recording.draw(drawing)
+        shown = [step.estimate for step in recording.steps(0) if step.estimate is not None]
         assert 6 <= len(shown) <= 11
         assert all(
             guess.shape == (1, 16 if family == "sd3" else 4, 8, 8) and bool(guess.isfinite().all())
@@ -310,7 +316,7 @@ def test_estimates_end_at_the_picture(folder: Callable[..., Path], family: str) 
         )
         changes = [float((guess - shown[-1]).abs().mean()) for guess in shown[:-1]]
         assert changes[-1] < changes[0]
-        preview = book.engine.rgb_preview.picture(shown[-1], (SIZE, SIZE))
+        preview = recording.engine.rgb_preview.picture(shown[-1], (SIZE, SIZE))
         assert preview.size == (SIZE, SIZE)
 
 
@@ -349,32 +355,32 @@ def test_previews_come_soon_and_evenly(count: int, steps: int, wanted: list[int]
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
-    ("fields", "error", "message"),
+    ("fields", "error", "param"),
     [
-        ({"width": 15}, BadRequest, "size: 15x16; width and height must be multiples of 2"),
-        ({"width": -2}, BadRequest, "size: -2x16"),
+        ({"width": 15}, BadRequest, "size"),
+        ({"width": -2}, BadRequest, "size"),
         (
             {"width": 1 << 12, "height": 1 << 12},
             PayloadTooLarge,
-            "size: 4096x4096 is more than 16384 pixels",
+            "size",
         ),
-        ({"steps": 100_000}, BadRequest, r"steps: 100000; give 1 to 200 \(max_steps\)"),
-        ({"steps": -1}, BadRequest, "steps: -1"),
-        ({"guidance_scale": -1.0}, BadRequest, "guidance_scale: -1.0; give 0 to 100"),
-        ({"guidance_scale": float("nan")}, BadRequest, "guidance_scale: nan"),
-        ({"strength": 1.5}, BadRequest, "strength: 1.5"),
+        ({"steps": 100_000}, BadRequest, "steps"),
+        ({"steps": -1}, BadRequest, "steps"),
+        ({"guidance_scale": -1.0}, BadRequest, "guidance_scale"),
+        ({"guidance_scale": float("nan")}, BadRequest, "guidance_scale"),
+        ({"strength": 1.5}, BadRequest, "strength"),
         (
             {"strength": 0.01, "image": Image.new("RGB", (16, 16))},
             BadRequest,
-            "is less than one; raise either",
+            "strength",
         ),
     ],
 )
 def test_refusals(
-    folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], message: str
+    folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], param: str
 ) -> None:
-    with Sketchbook(folder("sd")) as book, pytest.raises(error, match=message):
-        book.engine.add("x", replace(RED, **fields))
+    with RecordingEngine(folder("sd")) as recording, refuses(error, param):
+        recording.engine.add("x", replace(RED, **fields))
 
 
 def test_a_folder_says_what_is_best_where_a_request_does_not(
@@ -382,8 +388,8 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
 ) -> None:
     plain = shutil.copytree(folder("pixart"), tmp_path / "model")
     asked = replace(RED, steps=3, guidance_scale=2.5)
-    with Sketchbook(plain, text_length=12) as book:
-        (due,) = book.draw(asked)
+    with RecordingEngine(plain, text_length=12) as recording:
+        (due,) = recording.draw(asked)
     own = {
         "num_inference_steps": 3,
         "guidance_scale": 2.5,
@@ -391,47 +397,51 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
         "strength": 0.5,
     }
     (plain / DEFAULTS_FILE).write_text(json.dumps(own))
-    with Sketchbook(plain) as book:
-        (drawn,) = book.draw(replace(RED, steps=0, guidance_scale=None))
+    with RecordingEngine(plain) as recording:
+        (drawn,) = recording.draw(replace(RED, steps=0, guidance_scale=None))
         assert_alike(drawn, due)
-        completed = book.engine.factory.rules.completed(replace(RED, steps=7, guidance_scale=None))
+        completed = recording.engine.factory.rules.completed(
+            replace(RED, steps=7, guidance_scale=None)
+        )
         assert (completed.steps, completed.guidance_scale, completed.strength) == (7, 2.5, 0.5)
-    with Sketchbook(plain, guidance=1.5) as book:
+    with RecordingEngine(plain, guidance=1.5) as recording:
         assert (
-            book.engine.factory.rules.completed(replace(RED, guidance_scale=None)).guidance_scale
+            recording.engine.factory.rules.completed(
+                replace(RED, guidance_scale=None)
+            ).guidance_scale
             == 1.5
         )
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "give an object with any of num_inference_steps"),
-        ('{"cfg": 3}', "cfg: not known"),
-        ('{"guidance_scale": "3"}', "guidance_scale: '3'; give a number of at least 0.0"),
-        ('{"num_inference_steps": 2.5}', "num_inference_steps: 2.5; give a number of at least 1"),
+        ("{", DEFAULTS_FILE),
+        ("[]", "num_inference_steps"),
+        ('{"cfg": 3}', "cfg"),
+        ('{"guidance_scale": "3"}', "guidance_scale: '3'"),
+        ('{"num_inference_steps": 2.5}', r"num_inference_steps: 2\.5"),
         ('{"guidance_scale": NaN}', "guidance_scale: nan"),
     ],
 )
-def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / DEFAULTS_FILE).write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         folder_defaults(tmp_path)
 
 
 def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) -> None:
-    with Sketchbook(folder("sd")) as book:
-        book.draw(replace(RED, checkpoint_every=1))
-        (data, *_) = [step.checkpoint for step in book.steps(0) if step.checkpoint]
+    with RecordingEngine(folder("sd")) as recording:
+        recording.draw(replace(RED, checkpoint_every=1))
+        (data, *_) = [step.checkpoint for step in recording.steps(0) if step.checkpoint]
         for wrong in (
             replace(RED, resume=b"nonsense", resume_step=1),
             replace(RED, resume=data[:100], resume_step=1),
             replace(RED, resume=data, resume_step=1, width=2 * SIZE),
             replace(RED, resume=data, resume_step=99),
         ):
-            with pytest.raises(BadRequest, match="resume: "):
-                book.draw(wrong)
+            with refuses(BadRequest, "resume"):
+                recording.draw(wrong)
 
 
 def test_a_family_that_does_not_change_pictures_says_so(
@@ -439,29 +449,29 @@ def test_a_family_that_does_not_change_pictures_says_so(
 ) -> None:
     monkeypatch.setattr("motet_diffusion.pipeline.rules.supports_sdedit", lambda _: False)
     with (
-        Sketchbook(folder("pixart")) as book,
-        pytest.raises(BadRequest, match="does not change pictures"),
+        RecordingEngine(folder("pixart")) as recording,
+        refuses(UnsupportedParameter, "image"),
     ):
-        book.engine.add("x", replace(RED, image=Image.new("RGB", (SIZE, SIZE))))
+        recording.engine.add("x", replace(RED, image=Image.new("RGB", (SIZE, SIZE))))
 
 
 def test_a_full_queue_is_overloaded(folder: Callable[..., Path]) -> None:
-    with Sketchbook(folder("sd"), max_running=1, max_waiting=1) as book:
-        book.engine.add("a", RED)
-        book.engine.add("b", RED)
+    with RecordingEngine(folder("sd"), max_running=1, max_waiting=1) as recording:
+        recording.engine.add("a", RED)
+        recording.engine.add("b", RED)
         with pytest.raises(Overloaded, match="max_waiting"):
-            book.engine.add("c", RED)
+            recording.engine.add("c", RED)
 
 
 def test_folders_that_are_no_models(tmp_path: Path, folder: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"no model_index\.json"):
+    with refuses(ConfigError, "model"):
         EngineConfig(model=str(tmp_path))
     (tmp_path / "model_index.json").write_text(
         '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "X"]}'
     )
-    with pytest.raises(ConfigError, match="diffusers does not load it"):
+    with refuses(ConfigError, "model"):
         Engine(EngineConfig(model=str(tmp_path)), print)
-    with pytest.raises(ConfigError, match="dtype='int3'"):
+    with refuses(ConfigError, "dtype"):
         EngineConfig(model=str(folder("sd")), dtype="int3")
 
 

@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from motet_diffusion.kernels import fused, guided
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import deferred_guidance, fused_step, is_linear
 from motet_kernels import gpu
-from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
+from support.recording_engine import RecordingEngine, assert_alike
 
-RED = Drawing(prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
+RED = PictureRequest(
+    prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0
+)
 LINEAR = {"ddim", "euler", "v"}
 CUDA = torch.cuda.is_available()
 RUNS = "on" if CUDA else "interpret"
@@ -75,13 +77,13 @@ def test_pictures_are_those_of_the_model_as_it_was(
     path = FAMILIES[family](tmp_path / "model")
     options: Any = {"packed": False, "device": str(device), "text_length": LENGTH}
     gpu.select("off")
-    with Sketchbook(path, **options) as book:
-        (wanted,) = book.draw(RED)
+    with RecordingEngine(path, **options) as recording:
+        (wanted,) = recording.draw(RED)
     assert not calls
     gpu.select(RUNS)
-    with Sketchbook(path, patience=500, **options) as book:
+    with RecordingEngine(path, patience=500, **options) as recording:
         calls.clear()
-        (drawn,) = book.draw(RED)
+        (drawn,) = recording.draw(RED)
     assert_alike(drawn, wanted)
     assert EXPECTED[family] <= calls.keys()
 

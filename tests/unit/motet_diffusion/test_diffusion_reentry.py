@@ -13,10 +13,10 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from support import diffusion_checkpoints
-from support.diffusion_book import Sketchbook
 from support.diffusion_checkpoints import SIZE
+from support.recording_engine import RecordingEngine
 
 STEPS = 6
 _BETAS: dict[str, Any] = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}
@@ -49,7 +49,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "lcm": ("LCMScheduler", {}),
 }
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8))
-CHANGE = Drawing(
+CHANGE = PictureRequest(
     prompt="a red circle",
     width=SIZE,
     height=SIZE,
@@ -70,13 +70,13 @@ def test_every_schedule_can_be_entered(schedule: str, tmp_path: Path) -> None:
     scheduler = getattr(diffusers, name)(**_BETAS, **fields)
     path = diffusion_checkpoints.pixart(tmp_path / "model", scheduler=scheduler)
     nothing = Image.new("L", (SIZE, SIZE), 0)
-    with Sketchbook(path) as book:
-        whole, half, kept = book.draw(
+    with RecordingEngine(path) as recording:
+        whole, half, kept = recording.draw(
             replace(CHANGE, strength=1.0),
             replace(CHANGE, strength=0.5),
             replace(CHANGE, strength=0.5, mask=nothing),
         )
-        counts = [book.steps(index)[-1] for index in (0, 1)]
+        counts = [recording.steps(index)[-1] for index in (0, 1)]
     pipeline = DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False)
     assert np.abs(whole - _drawn(pipeline)).max() <= 2
     assert np.abs(kept - _through_the_vae(pipeline)).max() <= 2

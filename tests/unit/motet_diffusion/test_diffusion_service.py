@@ -18,7 +18,8 @@ from motet_shared.messages import Adapter, Draw
 from motet_shared.testing import settle
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
-from support.diffusion_stage import Seen, ask, pixels, stage
+from support.diffusion_stage import ReceivedItems, ask, pixels, stage
+from support.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -80,56 +81,56 @@ async def test_pictures_are_changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "files", "error", "message"),
+    ("request_", "files", "error", "param"),
     [
         (
             Draw(model="other", prompt="x"),
             {},
             UnknownModel,
-            "'other' is no diffusion model here; there are: tiny-draw",
+            "model",
         ),
         (
             ask("x" * 300),
             {},
             PayloadTooLarge,
-            r"300 characters; at most 200 are read \(longest_text\)",
+            "prompt",
         ),
         (
             ask(width=30_000, height=30_000),
             {},
             PayloadTooLarge,
-            "size: 30000x30000 is more than 16384 pixels",
+            "size",
         ),
         (
             ask(loras=[Adapter("ink")]),
             {},
             BadRequest,
-            r"loras\[0\].name: 'ink' is unknown; this model has no adapters",
+            "loras[0].name",
         ),
-        (ask(width=7), {}, BadRequest, "multiples of 2"),
-        (ask(steps=1 << 40), {}, BadRequest, "steps: 1099511627776; give 1 to 2000"),
-        (ask(), {"mask": image()}, BadRequest, "mask: there is no image that it belongs to"),
-        (ask(), {"image": b"hello"}, BadRequest, "image: its 5 bytes are no picture that is known"),
-        (ask(), {"image": image()[:60]}, BadRequest, "image: .* cut short"),
+        (ask(width=7), {}, BadRequest, "size"),
+        (ask(steps=1 << 40), {}, BadRequest, "steps"),
+        (ask(), {"mask": image()}, BadRequest, "mask"),
+        (ask(), {"image": b"hello"}, BadRequest, "image"),
+        (ask(), {"image": image()[:60]}, BadRequest, "image"),
         (
             ask(),
             {"image": image(size=(200, 200))},
             PayloadTooLarge,
-            "image: 200×200 pixels are more than 16384",
+            "image",
         ),
         (
             ask(),
             {"image": image(), "mask": image(size=(8, 8))},
             BadRequest,
-            "mask: has 8x8 pixels, the image 16x16",
+            "mask",
         ),
     ],
 )
 async def test_refusals(
-    folder: Path, request_: Draw, files: dict[str, bytes], error: type[MotetError], message: str
+    folder: Path, request_: Draw, files: dict[str, bytes], error: type[MotetError], param: str
 ) -> None:
     async with stage(folder, longest_text=200) as (caller, (actor,), _):
-        with pytest.raises(error, match=message):
+        with refuses(error, param):
             await caller.draw(request_, **files)
         actor.check_integrity()
         assert not actor.thread.engine.passes
@@ -139,8 +140,10 @@ async def test_overload_is_refused_at_the_door(folder: Path) -> None:
     async with stage(folder, max_running=1, max_waiting=1) as (caller, (actor,), _):
         tasks = [asyncio.create_task(caller.draw(ask(steps=60))) for _ in range(3)]
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in done if not isinstance(result, Seen)] == [Overloaded]
-        drawn = [result.outcome.data for result in done if isinstance(result, Seen)]
+        assert [type(result) for result in done if not isinstance(result, ReceivedItems)] == [
+            Overloaded
+        ]
+        drawn = [result.outcome.data for result in done if isinstance(result, ReceivedItems)]
         assert len(drawn) == 2
         assert drawn[0] == drawn[1]
         actor.check_integrity()

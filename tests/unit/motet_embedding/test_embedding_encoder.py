@@ -26,6 +26,7 @@ from support.embedding_checkpoints import (
     reference,
     sentence_transformer,
 )
+from support.refusals import refuses
 
 LENGTHS = (2, 61, 9, LONGEST, 3, 30, 9)
 TEXTS = [ids(length, seed) for seed, length in enumerate(LENGTHS)]
@@ -70,22 +71,22 @@ def test_in_half_precision_vectors_are_nearly_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("settings", "param"),
     [
-        ({"device": "gpu"}, "device='gpu': give cpu, cuda"),
+        ({"device": "gpu"}, "device"),
         (
             {"device": f"cuda:{torch.cuda.device_count()}"},
-            "device='cuda.*torch sees .* GPUs.*; give cpu",
+            "device",
         ),
-        ({"dtype": "float16"}, "dtype='float16': CPUs compute it slowly"),
-        ({"dtype": "int8"}, "dtype='int8': choose one of auto"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"dtype": "int8"}, "dtype"),
     ],
 )
 def test_devices_and_types_that_are_not_there_are_refused(
-    settings: dict[str, str], problem: str, tmp_path: Path
+    settings: dict[str, str], param: str, tmp_path: Path
 ) -> None:
     path = plain(tmp_path)
-    with pytest.raises(ConfigError, match=problem):
+    with refuses(ConfigError, param):
         load(path, **settings)
 
 
@@ -160,9 +161,7 @@ def test_a_prompt_goes_before_the_text_and_counts_only_if_the_folder_says_so(
         [tokens] = reference(path, [asked.ids])
         due = functional.normalize((tokens if name == "in" else tokens[2:]).mean(dim=0), dim=0)
         torch.testing.assert_close(encoder.encode([asked])[0], due, atol=1e-5, rtol=0)
-        with pytest.raises(
-            BadRequest, match="'passage' is no prompt of this model; there are: 'query', 'document'"
-        ):
+        with refuses(BadRequest, "prompt_name"):
             texts.read(["ba"], "passage")
 
 
@@ -180,51 +179,44 @@ def test_texts_and_token_ids_and_what_is_wrong_with_them(tmp_path: Path) -> None
         encoder.encode(of(text.ids)), means(path, [text.ids]), atol=1e-5, rtol=0
     )
     cases: list[tuple[list[str | list[int]], str]] = [
-        ([""], "input: the text is empty"),
-        (["a", ""], r"input\[1\]: the text is empty"),
-        ([[5], []], r"input\[1\]: has no tokens"),
-        ([[5, 160]], r"input\[1\]: 160 is no token id of this model; they go from 0 to 159"),
-        ([[5, -1]], r"input\[1\]: -1 is no token id"),
-        (["a", [5]], "texts and lists of token ids"),
+        ([""], "input: "),
+        (["a", ""], "input[1]: "),
+        ([[5], []], "input[1]: "),
+        ([[5, 160]], "input[1]: 160 "),
+        ([[5, -1]], "input[1]: -1 "),
+        (["a", [5]], "input: "),
     ]
-    for wrong, what in cases:
-        with pytest.raises(BadRequest, match=what):
+    for wrong, start in cases:
+        with refuses(BadRequest, "input") as caught:
             texts.read(wrong)
-    with pytest.raises(
-        ContextTooLong, match=r"input\[1\]: has 13 tokens, this model takes at most 12"
-    ):
+        assert str(caught.value).startswith(start)
+    with refuses(ContextTooLong, "input"):
         texts.read(["a", "b " * 11])
 
 
 def test_a_folder_that_is_not_served_says_why(tmp_path: Path) -> None:
-    def refusal(change: dict[str, object] | None = None, **settings: object) -> str:
+    def refused(param: str, change: dict[str, object] | None = None, **settings: object) -> None:
         path = sentence_transformer(tmp_path / str(len(list(tmp_path.iterdir()))))
-        for name, said in (change or {}).items():
-            (path / name).write_text(said if isinstance(said, str) else json.dumps(said))
-        with pytest.raises(ConfigError) as caught:
+        for name, content in (change or {}).items():
+            text = content if isinstance(content, str) else json.dumps(content)
+            (path / name).write_text(text)
+        with refuses(ConfigError, param):
             load(path, **settings)
-        return caught.value.message
 
     modules = [
         {"type": f"sentence_transformers.models.{kind}", "path": ""}
         for kind in ("Transformer", "LSTM")
     ]
-    assert "has a LSTM, which is not served" in refusal({"modules.json": modules})
-    assert "in this order" in refusal({"modules.json": modules[:1]})
-    assert "cannot be read" in refusal({"modules.json": "{"})
-    assert "pooling 'best' is not served" in refusal(
-        {"1_Pooling/config.json": {"pooling_mode": "best"}}
-    )
-    assert "chooses no pooling" in refusal(
-        {"1_Pooling/config.json": {"word_embedding_dimension": 4}}
-    )
-    assert "is no prompt of it" in refusal(
-        {"config_sentence_transformers.json": {"default_prompt_name": "x"}}
-    )
-    assert "the transformer cannot be read" in refusal({"config.json": {"model_type": "nothing"}})
-    assert "allows 96 tokens at most" in refusal(max_length=97)
-    assert "pooling='some'" in refusal(pooling="some")
-    with pytest.raises(ConfigError, match=r"no config.json or modules.json there"):
+    refused("model", {"modules.json": modules})
+    refused("model", {"modules.json": modules[:1]})
+    refused("model", {"modules.json": "{"})
+    refused("model", {"1_Pooling/config.json": {"pooling_mode": "best"}})
+    refused("model", {"1_Pooling/config.json": {"word_embedding_dimension": 4}})
+    refused("model", {"config_sentence_transformers.json": {"default_prompt_name": "x"}})
+    refused("model", {"config.json": {"model_type": "nothing"}})
+    refused("max_length", max_length=97)
+    refused("pooling", pooling="some")
+    with refuses(ConfigError, "model"):
         EngineConfig(model=str(tmp_path))
 
 
@@ -241,10 +233,10 @@ def test_weights_that_are_missing_are_no_encoder(tmp_path: Path) -> None:
         path / "model.safetensors",
         {"format": "pt"},
     )
-    with pytest.raises(ConfigError, match=r"16 weights are missing, encoder\.layer\.1"):
+    with pytest.raises(ConfigError, match=r"16 .*encoder\.layer\.1"):
         load(path)
 
 
 def test_pooling_needs_a_mode() -> None:
-    with pytest.raises(ValueError, match="of no kind"):
+    with pytest.raises(ValueError, match="pooling: "):
         Pooling(modes=())

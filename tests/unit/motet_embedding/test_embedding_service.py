@@ -20,6 +20,7 @@ from motet_shared.messages import Embed, Vectors
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from support.embedding_checkpoints import ids, means, sentence_transformer
+from support.refusals import refuses
 
 MODEL = "vectors"
 
@@ -118,21 +119,20 @@ async def test_a_long_list_goes_out_in_parts(folder: Path) -> None:
         found = await made.ask(texts, outcome)
         assert (len(found), outcome.texts, outcome.moves) == (len(texts), len(texts), 0)
         np.testing.assert_allclose(found[90:180], found[:90], atol=1e-6)
-        with pytest.raises(BadRequest, match=rf"input\[{PART_TEXTS + 1}\]: has no tokens"):
+        with refuses(BadRequest, "input"):
             await made.ask([[5]] * (PART_TEXTS + 1) + [[]])  # its place in the whole list
 
 
 async def test_what_is_wrong_is_named(folder: Path) -> None:
     async with world(folder, {}) as made:
-        for fields, what, param in (
-            ({"dimensions": 33}, "33 cannot be had, this model's vectors have 32", "dimensions"),
-            ({"dimensions": -1}, "-1 cannot be had", "dimensions"),
-            ({"prompt": "nobody"}, "there are: 'query'", "prompt_name"),
+        for fields, param in (
+            ({"dimensions": 33}, "dimensions"),
+            ({"dimensions": -1}, "dimensions"),
+            ({"prompt": "nobody"}, "prompt_name"),
         ):
-            with pytest.raises(BadRequest, match=what) as caught:
+            with refuses(BadRequest, param):
                 await made.ask(["a"], **fields)
-            assert caught.value.param == param
-        with pytest.raises(UnknownModel, match="nobody"):
+        with refuses(UnknownModel, "model"):
             await made.ask(["a"], model="nobody")
         assert len(await made.ask(["a"])) == 1, "it serves on"
 
@@ -192,7 +192,7 @@ async def test_it_drains(folder: Path) -> None:
 
 
 def test_settings_that_cannot_work_are_named(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="normalize='perhaps': choose one of auto, always, never"):
+    with refuses(ConfigError, "normalize"):
         EmbeddingConfig(model=str(folder), normalize="perhaps").engine()
-    with pytest.raises(ConfigError, match="dtype='int3'"):
+    with refuses(ConfigError, "dtype"):
         EmbeddingConfig(model=str(folder), dtype="int3").engine()

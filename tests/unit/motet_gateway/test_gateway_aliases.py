@@ -11,7 +11,7 @@ from motet_gateway.openai.aliases import model_of
 from motet_media.audio import wav_header
 from motet_shared.errors import Unavailable, UnknownModel
 from motet_shared.testing import memory_bus, running, settle
-from support.coded_speech import EARS, CodedAsr, say
+from support.coded_speech import ASR_MODEL, CodedAsr, say
 from support.fake_services import MODEL
 from support.gateway_client import Http, World, world
 from support.voice_services import VOICE, ScriptedTts
@@ -34,7 +34,7 @@ async def here() -> AsyncIterator[World]:
     "name", ["", "whisper-1", "gpt-4o-mini-transcribe-2025-12-15", "gpt-4o-transcribe-diarize"]
 )
 async def test_any_known_recognizer_is_the_one_here(here: World, name: str) -> None:
-    assert model_of(here.service.bus.directory, "asr", name) == EARS
+    assert model_of(here.service.bus.directory, "asr", name) == ASR_MODEL
 
 
 @pytest.mark.parametrize("name", ["", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"])
@@ -57,7 +57,7 @@ async def test_a_model_of_another_kind_is_said_to_be_one(here: World) -> None:
     for role, name in (
         ("asr", VOICE),
         ("tts", "whisper-1"),
-        ("chat", EARS),
+        ("chat", ASR_MODEL),
         ("chat", "tts-1"),
         ("tts", MODEL),
     ):
@@ -77,7 +77,7 @@ async def test_any_known_chat_model_is_the_one_here(here: World, name: str) -> N
 async def test_nobody_can_know_while_nobody_is_there() -> None:
     async with world() as made:
         for name in ("whisper-1", ""):
-            with pytest.raises(Unavailable, match="no asr"):
+            with pytest.raises(Unavailable):
                 model_of(made.service.bus.directory, "asr", name)
 
 

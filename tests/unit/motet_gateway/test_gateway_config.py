@@ -13,6 +13,7 @@ from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_shared.errors import ConfigError, Draining, Overloaded
 from motet_shared.process.config import load
 from motet_shared.testing import memory_buses
+from support.refusals import refuses
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9"])
@@ -23,7 +24,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_a_public_host_needs_a_key_or_a_clear_word(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="MOTET_API_KEY_FILE"):
+    with refuses(ConfigError, "host"):
         load(GatewayConfig, ["--host", host], {})
     assert load(GatewayConfig, ["--host", host, "--insecure"], {}).insecure
     keys = tmp_path / "keys"
@@ -40,16 +41,15 @@ async def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with memory_buses("gateway") as (bus,):
-            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}") as caught:
+            with refuses(ConfigError, "port"):
                 await Gateway(GatewayConfig(port=port), bus).start()
-            assert caught.value.param == "port"
 
 
 def test_slots_are_given_back_once() -> None:
     limits = ConcurrencyLimits(3)
     slot = limits.take(2)
     assert not limits.idle.is_set()
-    with pytest.raises(Overloaded, match="2 replies"):
+    with pytest.raises(Overloaded, match="2"):
         limits.take(2)
     slot.release()
     slot.release()

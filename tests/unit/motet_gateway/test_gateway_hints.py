@@ -59,7 +59,7 @@ def test_a_request_is_the_same_without_its_hints() -> None:
     dressed[0]["content"][0]["cache_control"] = {"type": "ephemeral"}
     dressed[0]["id"] = "msg"
     dressed[1]["tool_calls"][0]["index"] = 0
-    dressed[1] |= {"reasoning_content": "hm", "annotations": [{"type": "url_citation"}]}
+    dressed[1] |= {"reasoning_details": "hm", "annotations": [{"type": "url_citation"}]}
     ignored = Ignored("chat")
     plain = schema.parse_chat(body(messages=history, logit_bias={"5": 1}, seed=2**62))
     given_ = schema.parse_chat(
@@ -71,7 +71,7 @@ def test_a_request_is_the_same_without_its_hints() -> None:
         "messages[].id",
         "messages[].content[].cache_control",
         "messages[].tool_calls[].index",
-        "messages[].reasoning_content",
+        "messages[].reasoning_details",
         "messages[].annotations",
     }
 

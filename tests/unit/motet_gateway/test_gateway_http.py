@@ -332,7 +332,7 @@ async def test_the_deadline_is_told() -> None:
     async with world(request_timeout=0.15) as made:
         made.tokenizer.pace = 60
         http = made.ask()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await refusal(http) == (504, "deadline_exceeded")
 
 
@@ -341,3 +341,46 @@ async def test_requests_carry_what_was_asked(here: World) -> None:
     request = here.tokenizer.requests[-1]
     assert isinstance(request, Chat)
     assert (request.sampling.temperature, request.stop) == (0, ["x"])
+
+
+# ------------------------------------------------------------------------------------------- reasoning
+async def test_reasoning_is_asked_for_returned_and_left_out(here: World) -> None:
+    here.tokenizer.reply = lambda request: [Text("", [1], reasoning="Hm."), Text("Yes.", [2])]
+    options = {"enable_thinking": True}
+    fields: dict[str, Any] = {"reasoning_effort": "low", "chat_template_kwargs": options}
+    http = await here.ask(**fields).done()
+    message = http.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+    asked = here.tokenizer.requests[-1]
+    assert (asked.reasoning_effort, asked.template_options) == ("low", options)
+    for stream in (False, True):
+        http = await here.ask(include_reasoning=False, stream=stream).done()
+        assert b"Hm." not in http.body
+        assert b"Yes." in http.body
+
+
+async def test_reasoning_of_earlier_replies_goes_to_the_template(here: World) -> None:
+    for name in ("reasoning_content", "reasoning"):
+        history = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": "Yes.", name: "Hm."},
+            {"role": "user", "content": "Why?"},
+        ]
+        assert (await here.ask(messages=history).done()).status == 200
+        reply = here.tokenizer.requests[-1].messages[1]
+        assert reply == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"chat_template_kwargs": ["enable_thinking"]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * 5000}}, "chat_template_kwargs"),
+    ],
+)
+async def test_wrong_options_of_reasoning_are_named(
+    here: World, fields: dict[str, Any], param: str
+) -> None:
+    http = await here.ask(**fields).done()
+    assert (http.status, http.json()["error"]["param"]) == (400, param)

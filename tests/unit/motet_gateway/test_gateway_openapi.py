@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from motet_gateway.http.routes import SOCKET, Access
+from motet_gateway.http.route import Access, Serving
 from motet_gateway.openai.schema import NO_EFFECT
-from motet_gateway.openapi.document import ERRORS, document, routes
+from motet_gateway.openapi import document as making
+from motet_gateway.openapi.document import ERRORS, documented_path
+from motet_gateway.routes import ROUTES
 from support.gateway_client import world
 
+DESCRIBED = [route for route in ROUTES if route.serving not in (Serving.SOCKET, Serving.FILE)]
 
-def described() -> set[tuple[str, str]]:
-    return {(method, path) for path, found in document()["paths"].items() for method in found}
+
+@cache
+def document() -> Any:
+    return making.document(ROUTES)
 
 
 async def test_every_endpoint_is_in_it() -> None:
+    found = {(method, path) for path, methods in document()["paths"].items() for method in methods}
+    assert found == {(route.method.lower(), documented_path(route)) for route in DESCRIBED}
     async with world() as here:
-        table = [
-            route for route in here.app.routes if route.method != SOCKET and not is_file(route.path)
-        ]
-        plain = {
-            (route.method.lower(), route.path.replace(":path}", "}")): route.access
-            for route in table
-        }
-        assert described() == set(plain)
-        public = {(route.method, route.path) for route in routes() if route.public}
-        assert public == {key for key, access in plain.items() if access is Access.PUBLIC}
         reply = await here.get("/openapi.json").done()
         assert (reply.status, reply.json()) == (200, document())
 
 
-def is_file(path: str) -> bool:
-    """Whether a path is the page's own."""
-    return path == "/" or path.endswith((".js", ".css", ".html", ".svg"))
+def test_it_says_who_may_call() -> None:
+    for route in DESCRIBED:
+        operation = document()["paths"][documented_path(route)][route.method.lower()]
+        public = route.access is Access.PUBLIC
+        assert (operation["security"] == []) == public
+        assert ("401" in operation["responses"]) == (not public)
+
+
+def test_every_name_in_a_path_is_a_parameter() -> None:
+    for path, methods in document()["paths"].items():
+        for operation in methods.values():
+            named = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)}", path)), path
 
 
 def references(part: Any) -> Iterator[str]:
@@ -59,7 +68,7 @@ def test_operations_have_names_of_their_own() -> None:
         for found in document()["paths"].values()
         for operation in found.values()
     ]
-    assert len(set(ids)) == len(ids) == len(routes())
+    assert len(set(ids)) == len(ids) == len(DESCRIBED)
 
 
 def test_errors_have_one_shape() -> None:

@@ -15,11 +15,11 @@ import pytest
 from motet_shared.errors import InternalError
 from motet_shared.testing import memory_bus, running, settle
 from support.asr_checkpoints import noise, wav
-from support.drawing_services import BRUSH, VECTORS, Brush, Embedder
+from support.drawing_services import BRUSH, VECTORS, Embedder, FakeDiffusion
 from support.fake_services import tool_call, words
 from support.gateway_client import Http, Socket, session
 from support.tenants_stage import ACME, Limited, bearer, limited, refused
-from support.voice_services import EARS, VOICE, WORD_MS, ScriptedAsr, ScriptedTts, tone
+from support.voice_services import ASR_MODEL, VOICE, WORD_MS, ScriptedAsr, ScriptedTts, tone
 
 
 class Studio(Limited):
@@ -27,7 +27,7 @@ class Studio(Limited):
 
     asr: ScriptedAsr
     tts: ScriptedTts
-    brush: Brush
+    brush: FakeDiffusion
 
     def used(self, kind: str) -> float:
         """Of the limit of 100: pictures, or seconds of sound."""
@@ -47,7 +47,7 @@ async def studio(tmp_path: Path, images: int = 100) -> AsyncIterator[Studio]:
             ScriptedAsr(await memory_bus(hub, "asr")),
             ScriptedTts(await memory_bus(hub, "tts")),
         )
-        made.brush = Brush(await memory_bus(hub, "diffusion"))
+        made.brush = FakeDiffusion(await memory_bus(hub, "diffusion"))
         for actor in (
             made.asr,
             made.tts,
@@ -103,7 +103,7 @@ def hear(
 ) -> Http:
     edge = "edge"
     parts = [f'--{edge}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in
-             {"model": EARS, **fields}.items()]  # fmt: skip
+             {"model": ASR_MODEL, **fields}.items()]  # fmt: skip
     head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
     body = (
         "".join(parts).encode()

@@ -201,3 +201,27 @@ def test_errors_within_a_stream(error: Exception, code: str) -> None:
     assert set(event["error"]) == {"message", "type", "param", "code"}
     assert event["error"]["code"] == code
     assert DONE == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_reasoning_comes_before_the_text_in_fields_of_its_own(continuous: bool) -> None:
+    items = [
+        Text("", [1], reasoning="Hm"),
+        Text("", [2]),
+        Text("Yes", [3], reasoning=", so"),
+        Text(".", [4], logprobs=LOGPROBS[1:]),
+    ]
+    chunks = ChatChunks(*HEAD, include_usage=continuous, continuous=continuous)
+    deltas = [event["choices"][0]["delta"] for event in events(chunks.choice(0).batch(items))]
+    if continuous:
+        assert deltas.pop(0)["role"] == "assistant"
+    assert deltas == [
+        {"reasoning_content": "Hm"},
+        {"reasoning_content": ", so"},
+        {"content": "Yes"},
+        {"content": "."},
+    ]
+    collected = Collected(end=End(0, 4))
+    collected.add(items)
+    message = json.loads(chat_result(*HEAD, [collected], USAGE))["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm, so", "Yes.")

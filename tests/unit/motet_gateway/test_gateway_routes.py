@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Route as StarletteRoute
+from starlette.routing import WebSocketRoute
 
-from motet_gateway.http.routes import SOCKET, Access, Route, Router, RouteTable
+from motet_gateway.http.app import App
+from motet_gateway.http.guard import Guard
+from motet_gateway.http.route import SOCKET, Access, Route, Serving
+from motet_gateway.routes import ROUTES
 from motet_shared.tenants import digest
-from support.gateway_client import Http, World, world
+from support.gateway_client import Http, Socket, World, world
 
-PUBLIC, TENANT, METRICS = Access.PUBLIC, Access.TENANT, Access.METRICS
+PUBLIC, TENANT, OPERATOR = Access.PUBLIC, Access.TENANT, Access.OPERATOR
 EXPECTED = {
     ("POST", "/v1/chat/completions"): TENANT,
     ("POST", "/v1/completions"): TENANT,
     ("POST", "/v1/embeddings"): TENANT,
+    ("POST", "/v1/responses"): TENANT,
+    ("DELETE", "/v1/responses"): TENANT,
+    ("GET", "/v1/responses/{response_id}"): TENANT,
+    ("DELETE", "/v1/responses/{response_id}"): TENANT,
+    ("POST", "/v1/responses/{response_id}/cancel"): TENANT,
+    ("GET", "/v1/responses/{response_id}/input_items"): TENANT,
     ("POST", "/v1/audio/transcriptions"): TENANT,
     ("POST", "/v1/audio/translations"): TENANT,
     ("POST", "/v1/audio/speech"): TENANT,
@@ -27,10 +40,10 @@ EXPECTED = {
     ("GET", "/v1/models"): TENANT,
     ("GET", "/v1/models/{name:path}"): TENANT,
     (SOCKET, "/v1/realtime"): TENANT,
-    ("GET", "/metrics"): METRICS,
-    ("GET", "/metrics/stack"): METRICS,
-    ("GET", "/metrics/doctor"): METRICS,
-    ("GET", "/metrics/replies"): METRICS,
+    ("GET", "/metrics"): OPERATOR,
+    ("GET", "/metrics/stack"): OPERATOR,
+    ("GET", "/metrics/doctor"): OPERATOR,
+    ("GET", "/metrics/replies"): OPERATOR,
     ("GET", "/health"): PUBLIC,
     ("GET", "/health/live"): PUBLIC,
     ("GET", "/health/ready"): PUBLIC,
@@ -39,96 +52,118 @@ EXPECTED = {
     ("GET", "/openapi.json"): PUBLIC,
 }
 PAGE = (".js", ".css", ".html", ".svg")
-BOUNDED = """
+TENANTS = """
 [tenants.plain]
+[tenants.watching]
+metrics = true
 [[keys]]
 tenant = "plain"
-sha256 = "%s"
+sha256 = "{plain}"
+created = 2026-11-22
+[[keys]]
+tenant = "watching"
+sha256 = "{watching}"
 created = 2026-11-22
 """
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def is_page(path: str) -> bool:
     return path == "/" or path.endswith(PAGE)
 
 
-async def test_the_table_is_the_expected_one() -> None:
+def named(route: Route) -> str:
+    return f"{route.method} {route.path}"
+
+
+def test_the_table_is_the_expected_one() -> None:
+    table = {(route.method, route.path): route.access for route in ROUTES}
+    page = {key: access for key, access in table.items() if is_page(key[1])}
+    assert {key: access for key, access in table.items() if key not in page} == EXPECTED
+    assert {(method, access) for (method, _), access in page.items()} == {("GET", PUBLIC)}
+    assert ("GET", "/") in page
+
+
+async def test_the_router_serves_what_is_in_the_table_and_nothing_else() -> None:
     async with world() as here:
-        table = {(route.method, route.path): route.access for route in here.app.routes}
-        page = {key: access for key, access in table.items() if is_page(key[1])}
-        assert {key: access for key, access in table.items() if key not in page} == EXPECTED
-        assert {(method, access) for (method, _), access in page.items()} == {("GET", PUBLIC)}
-        assert ("GET", "/") in page
-
-
-async def test_fastapi_serves_what_is_in_the_table_and_nothing_else() -> None:
-    async with world() as here:
-        own = {
-            (method.upper(), path)
-            for path, found in here.app._api.openapi()["paths"].items()
-            for method in found
-        }
-        declared = {
-            (route.method, route.path.replace(":path}", "}"))
-            for route in here.app.routes
-            if route.handler is None and not is_page(route.path)
-        }
-        assert own == declared
-
-
-@pytest.mark.parametrize("path", ["/open", "/v1/open", "/metrics/open", "/health/open"])
-async def test_an_endpoint_that_was_not_declared_is_not_reached(path: str) -> None:
-    async with world(api_key="sesame") as here:
-
-        @here.app._api.get(path)
-        async def undeclared() -> str:
-            return "reached"
-
-        # Routes are tried in order, and the page's mount takes every path.
-        here.app._api.router.routes.insert(0, here.app._api.router.routes.pop())
-        for headers in ({}, {"authorization": "Bearer sesame"}):
-            http = await here.get(path, headers).done()
-            assert (http.status, http.json()["error"]["code"]) == (404, "not_found")
+        registered = [
+            made
+            for made in here.app.api.router.routes
+            if isinstance(made, StarletteRoute | WebSocketRoute)
+        ]
+        served = [
+            (method, made.path)
+            for made in registered
+            for method in sorted(getattr(made, "methods", None) or [SOCKET])
+        ]
+        assert len(here.app.api.router.routes) == len(ROUTES)
+        table = [(method, route.path) for route in ROUTES for method in route.methods]
+        assert sorted(served) == sorted(table)
+        assert all(isinstance(made.app, Guard) for made in registered)
 
 
 def test_nothing_is_declared_without_saying_who_may_call() -> None:
-    router: Any = Router()
-    with pytest.raises(TypeError):
-        router.get("/open")
-    with pytest.raises(TypeError):
-        router.get("/open", None)
-    with pytest.raises(TypeError):
-        router.delete("/open", "public")
-    assert not router.routes
+    async def handler() -> None: ...
+
     with pytest.raises(TypeError):
         Route("POST", "/open")  # type: ignore[call-arg]
+    for access in (None, "public"):
+        with pytest.raises(TypeError, match="/open"):
+            Route("POST", "/open", access, handler, Serving.STREAM)  # type: ignore[arg-type]
 
 
-def test_nothing_is_declared_twice() -> None:
-    with pytest.raises(ValueError, match="/same"):
-        RouteTable([Route("GET", "/same", PUBLIC), Route("GET", "/same", METRICS)])
+async def test_nothing_is_declared_twice() -> None:
+    async with world() as here:
+        with pytest.raises(ValueError, match="/version"):
+            App(here.service, (*ROUTES, next(r for r in ROUTES if r.path == "/version")))
 
 
-@pytest.mark.parametrize(("method", "path"), [key for key in EXPECTED if key[0] != SOCKET])
-async def test_who_may_call(method: str, path: str) -> None:
-    """Without a key only what is public; the answer of an endpoint itself does not matter here."""
-    async with world(api_key="sesame") as here:
-        url = path.replace("{name:path}", "x").replace("{name}", "x.png").replace("{job}", "x")
-        http = await Http(here.app, url, b"{}", method).done()
-        assert (http.status == 401) == (EXPECTED[method, path] is not PUBLIC)
-        http = await Http(here.app, url, b"{}", method, {"authorization": "Bearer sesame"}).done()
-        assert http.status not in (401, 405, 421)
+# --------------------------------------------------------------------------------------------------------- who may call
+KEYS = {"no key": {}, "tenant": bearer("plain-key"), "operator": bearer("watching-key")}
+REFUSED = {  # status by caller and access; 0: the endpoint answers, whatever it says
+    ("no key", PUBLIC): 0,
+    ("no key", TENANT): 401,
+    ("no key", OPERATOR): 401,
+    ("tenant", PUBLIC): 0,
+    ("tenant", TENANT): 0,
+    ("tenant", OPERATOR): 403,
+    ("operator", PUBLIC): 0,
+    ("operator", TENANT): 0,
+    ("operator", OPERATOR): 0,
+}
 
 
-async def test_a_key_without_the_right_opens_no_metrics(tmp_path: Any) -> None:
-    file = tmp_path / "tenants.toml"
-    file.write_text(BOUNDED % digest("plain-key"))
-    headers = {"authorization": "Bearer plain-key"}
-    async with world(tenants_file=file) as here:
-        for (_method, path), access in EXPECTED.items():
-            if access is METRICS:
-                assert (await here.get(path, headers).done()).status == 403
-        assert (await here.get("/v1/models", headers).done()).status == 200
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tenants") / "tenants.toml"
+    file.write_text(TENANTS.format(plain=digest("plain-key"), watching=digest("watching-key")))
+    return file
+
+
+@pytest.mark.parametrize("caller", KEYS)
+async def test_who_may_call(caller: str, tenants: Path) -> None:
+    """Every route of the table, as it is served, for everyone who may and may not call it."""
+    async with world(tenants_file=tenants) as here:
+        for route in ROUTES:
+            status = await answered(here, route, KEYS[caller])
+            expected = REFUSED[caller, route.access]
+            assert (status if status in (401, 403) else 0) == expected, named(route)
+            assert status != 500, named(route)
+
+
+async def answered(here: World, route: Route, headers: dict[str, str]) -> int:
+    """Return the status of an answer; of a socket, as its error event says it."""
+    url = re.sub(r"{(\w+)(:\w+)?}", "x.png", route.path)
+    if route.method != SOCKET:
+        return (await Http(here.app, url, b"{}", route.method, headers).done()).status
+    socket = Socket(here.app, headers=headers)
+    event = await socket.receive()
+    await socket.leave()
+    code = event.get("error", {}).get("code")
+    return {"invalid_api_key": 401, "forbidden": 403}.get(code, 0)
 
 
 # ------------------------------------------------------------------------------------------------- methods and paths
@@ -137,31 +172,54 @@ async def answer(here: World, method: str, path: str) -> tuple[int, str, str | N
     return http.status, http.json()["error"]["code"], http.headers.get("allow")
 
 
-async def test_unknown_paths_and_methods() -> None:
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
+NOWHERE = ("/v1/nothing", "/nothing", "/v1/messages", "/health/nothing", "/v1", "/style.css/more")
+
+
+@pytest.mark.parametrize("path", NOWHERE)
+async def test_unknown_paths(path: str) -> None:
+    """404 for every method and caller: a key changes nothing."""
+    async with world(api_key="sesame") as here:
+        for method in METHODS:
+            for headers in ({}, bearer("sesame")):
+                http = await Http(here.app, path, b"{}", method, headers).done()
+                assert (http.status, http.json()["error"]["code"]) == (404, "not_found"), method
+
+
+async def test_wrong_methods() -> None:
+    """405 for every path and each method that it does not take, with those that it takes."""
     async with world() as here:
-        for path in (
-            "/v1/nothing",
-            "/nothing",
-            "/v1/messages",
-            "/health/nothing",
-            "/v1",
-            "/style.css/more",
-        ):
-            for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
-                assert await answer(here, method, path) == (404, "not_found", None)
-        assert await answer(here, "GET", "/v1/chat/completions") == (
-            405,
-            "method_not_allowed",
-            "POST",
-        )
-        assert await answer(here, "POST", "/v1/models") == (405, "method_not_allowed", "GET, HEAD")
-        assert await answer(here, "POST", "/") == (405, "method_not_allowed", "GET, HEAD")
-        assert await answer(here, "PUT", "/v1/images/jobs/x") == (
-            405,
-            "method_not_allowed",
-            "GET, DELETE, HEAD",
-        )
-        assert await answer(here, "GET", "/v1/images/jobs") == (405, "method_not_allowed", "POST")
+        paths = {route.path for route in ROUTES if route.method != SOCKET}
+        for path in paths:
+            url = re.sub(r"{(\w+)(:\w+)?}", "x", path)
+            methods = [m for route in ROUTES if route.path == path for m in route.methods]
+            for method in set(METHODS) - set(methods):
+                status, code, allow = await answer(here, method, url)
+                assert (status, code) == (405, "method_not_allowed"), (method, path)
+                assert allow is not None
+                assert sorted(allow.split(", ")) == sorted(methods)
+        assert (await answer(here, "GET", "/v1/realtime"))[0] == 404, "a WebSocket only"
+
+
+async def test_a_socket_to_an_unknown_path_is_refused_before_its_upgrade() -> None:
+    async with world() as here:
+        sent: list[dict[str, object]] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "websocket",
+            "path": "/v1/nothing",
+            "query_string": b"",
+            "headers": [(b"host", b"here.localhost")],
+            "extensions": {"websocket.http.response": {}},
+        }
+        await here.app(scope, receive, send)
+        assert sent[0]["status"] == 404
 
 
 async def test_health_is_readiness() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from motet_llm.adapters.bank import Adapter, AdapterBank
+from motet_llm.adapters.bank import AdapterBank, ResidentAdapter
 from motet_llm.adapters.folder import WEIGHTS
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -21,6 +21,7 @@ from motet_shared.messages import Sampling
 from support import families
 from support.checkpoints import tiny_checkpoint
 from support.lora_folders import change_config, change_tensors, make_adapter, with_adapter
+from support.refusals import refuses
 
 PROMPT = [5, 9, 13, 21, 34, 55, 89, 144, 5, 9, 13, 22, 7]
 POCKET_CHAT = Path(__file__).parents[3] / "models" / "pocket-chat"
@@ -66,7 +67,7 @@ def bank_of(engine: Engine) -> AdapterBank:
     return engine.runner.adapters
 
 
-def loaded(engine: Engine) -> dict[str, Adapter]:
+def loaded(engine: Engine) -> dict[str, ResidentAdapter]:
     """All of the engine's adapters, each in a slot of its own."""
     bank = bank_of(engine)
     return {name: bank.load(name, slot) for slot, name in enumerate(bank.names)}
@@ -380,9 +381,7 @@ def test_files_that_change_after_the_start_are_not_mixed_up(folder: Path, tmp_pa
     engine = make_engine(folder, {"one": path})
     bank_of(engine).load("one", 0)
     change_tensors(path, layers_0_self_attn_q_proj_lora_A_weight=torch.ones(4, 32))
-    with pytest.raises(
-        BadRequest, match="its files have changed since the worker started; restart it"
-    ):
+    with refuses(BadRequest, "model"):
         bank_of(engine).load("one", 0)
     engine.close()
 
@@ -390,15 +389,10 @@ def test_files_that_change_after_the_start_are_not_mixed_up(folder: Path, tmp_pa
 def test_names_are_checked_at_the_start(folder: Path, adapters: dict[str, Path]) -> None:
     root = adapters["a0"].parent
     assert bank_of(make_engine(folder, {}, adapter_folder=str(root))).names == sorted(adapters)
-    for given, said in (
-        (("a0",), "adapters='a0': give each adapter as name=folder"),
-        (("=x",), "adapters='=x': give each adapter as name=folder"),
-        (("x=a", "x=b"), "'x' is the name of another"),
-        ((f"{folder.name}=a",), "is the name of another"),
-    ):
-        with pytest.raises(ConfigError, match=said):
+    for given in (("a0",), ("=x",), ("x=a", "x=b"), (f"{folder.name}=a",)):
+        with refuses(ConfigError, "adapters"):
             Engine(EngineConfig(model=str(folder), threads=1, adapters=given))
-    with pytest.raises(ConfigError, match="adapter_folder='/nowhere': no such folder"):
+    with refuses(ConfigError, "adapter_folder"):
         Engine(EngineConfig(model=str(folder), threads=1, adapter_folder="/nowhere"))
     with pytest.raises(ConfigError) as raised:
         EngineConfig(model=str(folder), max_adapters=0)

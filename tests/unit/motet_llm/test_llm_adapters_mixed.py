@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.grammar.grammar import Grammar, GrammarState
@@ -105,7 +105,7 @@ class Stage:
         }
         self._due: dict[Wish, list[int]] = {}
 
-    def _load(self, engine: Engine) -> dict[str, Adapter]:
+    def _load(self, engine: Engine) -> dict[str, ResidentAdapter]:
         bank = engine.runner.adapters
         assert bank is not None
         return {name: bank.load(name, slot) for slot, name in enumerate(bank.names)}

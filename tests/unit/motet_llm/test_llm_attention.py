@@ -130,9 +130,7 @@ class Step:
 def test_model_code_that_keeps_its_own_mask_is_refused() -> None:
     step = Step([3], 2, 4, 2)
     for attention_mask, layout in ((torch.zeros(1), step.layout), (None, None)):
-        with pytest.raises(
-            ConfigError, match="SimpleNamespace keeps its own masks or drops keyword arguments"
-        ):
+        with pytest.raises(ConfigError, match="SimpleNamespace"):
             paged_attention(LAYER, step.query, step.key, step.value, attention_mask, layout=layout)
 
 
@@ -141,7 +139,7 @@ def test_a_layer_that_attends_twice_is_refused() -> None:
     out, _ = paged_attention(LAYER, step.query, step.key, step.value, None, layout=probe)
     assert out.shape == (1, 2, 4, VALUE_DIM)
     assert probe.layers == {0: LayerShape(2, DIM, VALUE_DIM)}
-    with pytest.raises(ConfigError, match="layer 0 attends twice"):
+    with pytest.raises(ConfigError, match="layer 0"):
         paged_attention(LAYER, step.query, step.key, step.value, None, layout=probe)
 
 

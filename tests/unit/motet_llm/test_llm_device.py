@@ -14,6 +14,7 @@ from motet_llm.engine.engine import Engine
 from motet_llm.weights import checkpoint
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
+from support.refusals import refuses
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -22,7 +23,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 @pytest.mark.parametrize("wanted", ["tpu", f"cuda:{torch.cuda.device_count()}"])
 def test_a_device_that_is_not_there_is_refused(wanted: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
-    with pytest.raises(ConfigError, match=rf"device='{wanted}'"):
+    with refuses(ConfigError, "device"):
         Engine(EngineConfig(model=str(folder), device=wanted))
 
 
@@ -61,13 +62,11 @@ def test_types_follow_the_checkpoint_and_the_device(
 def test_float16_is_for_gpus(tmp_path: Path) -> None:
     config = LlamaConfig()
     folder = tiny_checkpoint("llama", tmp_path)
-    with pytest.raises(
-        ConfigError, match="dtype='float16': CPUs compute it slowly; give bfloat16 or float32"
-    ):
+    with refuses(ConfigError, "dtype"):
         Engine(EngineConfig(model=str(folder), dtype="float16"))
-    with pytest.raises(ConfigError, match="weights='float16'"):
+    with refuses(ConfigError, "weights"):
         checkpoint.resolve_weights(config, "float16", F32, CPU)
-    with pytest.raises(ConfigError, match="kv_dtype='float16'"):
+    with refuses(ConfigError, "kv_dtype"):
         checkpoint.resolve_kv_dtype(config, "float16", F32, CPU)
 
 
@@ -75,5 +74,5 @@ def test_float16_is_for_gpus(tmp_path: Path) -> None:
 def test_a_share_is_a_share(share: float, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     with pytest.raises(ConfigError) as raised:
-        EngineConfig(model=str(folder), gpu_share=share)
-    assert raised.value.param == "gpu_share"
+        EngineConfig(model=str(folder), memory_share=share)
+    assert raised.value.param == "memory_share"

@@ -49,10 +49,10 @@ def test_log_probabilities_are_transformers_own(folder: Path) -> None:
     due = due.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(found, due, rtol=1e-3, atol=1e-3)
     assert log_probabilities(engine.runner, tokens[:1]) == []
-    with pytest.raises(ConfigError, match="513 tokens are more than the model's context of 512"):
-        log_probabilities(engine.runner, [1] * 513)
-    with pytest.raises(ConfigError, match="token 900 is none of the model's 259"):
-        log_probabilities(engine.runner, [1, 900])
+    for bad, number in (([1] * 513, "513"), ([1, 900], "900")):
+        with pytest.raises(ConfigError, match=number) as caught:
+            log_probabilities(engine.runner, bad)
+        assert caught.value.param == "tokens"
 
 
 def test_texts_are_read_in_windows(folder: Path, tmp_path: Path) -> None:
@@ -107,43 +107,38 @@ def test_the_first_of_each_category_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "param"),
     [
-        ("{", r"tasks\.jsonl:2: .*; give one JSON object per line"),
-        ('{"question": "a"}', r"tasks\.jsonl:2: answer must be a text"),
-        (
-            '{"answer": "a", "messages": ["b"]}',
-            r"tasks\.jsonl:2: give a question as text, or messages",
-        ),
-        (
-            '{"answer": "a", "question": "b", "category": 3}',
-            r"tasks\.jsonl:2: category must be a text",
-        ),
+        ("{", "--tasks"),
+        ('{"question": "a"}', "answer"),
+        ('{"answer": "a", "messages": ["b"]}', "messages"),
+        ('{"answer": "a", "question": "b", "category": 3}', "category"),
     ],
 )
-def test_lines_that_are_no_task_are_named(line: str, message: str, tmp_path: Path) -> None:
+def test_malformed_tasks_are_rejected(line: str, param: str, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n' + line + "\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"tasks\.jsonl:2") as caught:
         read_tasks(path)
+    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "value"),
     [
-        ("wheels=4", r"--setting: 'wheels=4': give one of .*weights"),
-        ("threads=many", r"--setting: threads='many': give a number"),
-        ("overlap=yes", r"--setting: overlap='yes': give true or false"),
-        ("weights=int3", r"weights='int3': choose one of"),
+        ("wheels=4", "wheels=4"),
+        ("threads=many", "threads='many'"),
+        ("overlap=yes", "overlap='yes'"),
+        ("weights=int3", "weights='int3'"),
     ],
 )
-def test_settings_that_are_none_are_named(setting: str, message: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_settings_are_rejected(setting: str, value: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=value):
         engine_config(str(folder), [setting])
 
 
 def test_there_must_be_something_to_read(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--text, --tasks: give at least one of them"):
-        evaluate(args(folder))
-    with pytest.raises(ConfigError, match=r"--text: .*none\.txt cannot be read"):
-        evaluate(args(folder, text=[tmp_path / "none.txt"]))
+    for options in ({}, {"text": [tmp_path / "none.txt"]}):
+        with pytest.raises(ConfigError) as caught:
+            evaluate(args(folder, **options))
+        assert caught.value.param == "--text"

@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from list_families import PAGE, exact_on, page
+from motet_llm.attention.options import Reach
 from motet_llm.attention.paged import StepLayout
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -41,7 +42,8 @@ SCHEDULES = int(os.environ.get("MOTET_SCHEDULES", "1"))  # long ones for every f
 
 TIE = 1e-4
 POCKET_CHAT = Path(__file__).parents[3] / "models" / "pocket-chat"
-EXACT = [*exact_on(PAGE.read_text()), *families.VARIANTS]
+# With a cache, `generate` of Llama mixes keys of both sets of factors (test_llm_rope.py).
+EXACT = [*exact_on(PAGE.read_text()), *sorted(families.VARIANTS.keys() - {"llama, longrope"})]
 # One family for each mechanism of a layer: plain, biases, windows, caps, sinks, experts, latent attention, gated and
 # recurrent mixers, positions that are learned or scaled, parallel residuals.
 MECHANISMS = """LlamaForCausalLM Qwen2ForCausalLM MistralForCausalLM Gemma2ForCausalLM GptOssForCausalLM
@@ -59,6 +61,7 @@ def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     logits: list[torch.Tensor] = []
     while len(logits) < len(ours):
         made = len(logits)
+        forget_lengths(reference)
         prompt = torch.tensor([job.prompt + ours[:made]])
         result = reference.generate(
             prompt,
@@ -83,6 +86,14 @@ def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     ]
     assert job.logprobs == pytest.approx(expected, abs=1e-4)
     assert job.finish == "stop" or len(job.ids) == job.sampling.max_tokens
+
+
+def forget_lengths(reference: PreTrainedModel) -> None:
+    """Undo what earlier calls left in rotary embeddings that grow with the longest sequence seen."""
+    for module in reference.modules():
+        if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
+            module.max_seq_len_cached = module.original_max_seq_len
+            module.inv_freq = module.original_inv_freq.clone()
 
 
 def random_engine(folder: Path, rng: random.Random) -> Engine:
@@ -141,7 +152,7 @@ def test_every_exact_family_answers_as_generate_does(family: tuple[Path, PreTrai
     ("name", "change"),
     [
         ("LlamaForCausalLM", {}),
-        ("MistralForCausalLM", {"window": families.WINDOW + 1}),
+        ("MistralForCausalLM", {"reach": Reach(families.WINDOW + 1)}),
         ("Gemma2ForCausalLM", {"softcap": None}),
         ("GptOssForCausalLM", {"sinks_H": None}),
     ],
@@ -150,7 +161,7 @@ def test_what_is_wrong_is_noticed(
     name: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiny models must be sensitive enough: one token more in the window, a scale that is off by two percent."""
-    read: Any = StepLayout._read
+    read: Any = StepLayout._attend_rotated
 
     def read_wrongly(
         self: StepLayout, layer: int, query: torch.Tensor, scale: float, options: Any
@@ -160,7 +171,7 @@ def test_what_is_wrong_is_noticed(
         )
 
     folder = families.write_checkpoint(name, tmp_path)
-    monkeypatch.setattr(StepLayout, "_read", read_wrongly)
+    monkeypatch.setattr(StepLayout, "_attend_rotated", read_wrongly)
     with pytest.raises(AssertionError):
         check_schedule(folder, reference_of(folder), 0, answer=12)
 
@@ -168,6 +179,16 @@ def test_what_is_wrong_is_noticed(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 1 + SCHEDULES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        name
+        if name in MECHANISMS
+        else pytest.param(name, marks=pytest.mark.extended("conformance"))
+        for name in EXACT
+    ],
+    indirect=True,
+)
 def test_every_exact_family_answers_as_generate_does_at_length(
     family: tuple[Path, PreTrainedModel], seed: int
 ) -> None:
@@ -242,8 +263,8 @@ def test_streams_that_rest_for_another_tenant_lose_nothing(
 
 @cache
 def reference_of(folder: Path) -> PreTrainedModel:
-    sees = folder == POCKET_CHAT
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    reads_images = folder == POCKET_CHAT
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -9,62 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
 import pytest
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from motet_llm.weights.gguf.folder import default_folder, make_folder
 from motet_llm.weights.gguf.header import read_header
 from motet_shared.errors import ConfigError
 from support.checkpoints import CHAT_TEMPLATE, EOS, SPECIAL, tiny_checkpoint
-from support.gguf_files import add_plain, finish, write_sizes, write_vocabulary
+from support.gguf_files import write_qwen3 as write
 from support.quantized_checkpoints import answer, engine_of
-
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("source"))
-
-
-def theirs(name: str) -> str:
-    module, _, end = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{NAMES[module]}.{end}"
-    number, _, part = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{number}.{NAMES[part]}.{end}"
-
-
-def write(source: Path, path: Path, **sampling: float) -> Path:
-    """The Qwen3 checkpoint as one file."""
-    writer = gguf.GGUFWriter(path, "qwen3")
-    config = AutoConfig.from_pretrained(source)
-    write_sizes(writer, config)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    write_vocabulary(writer, source)
-    for key, value in sampling.items():
-        writer.add_float32(f"general.sampling.{key}", value)
-    tensors = load_file(source / "model.safetensors")
-    add_plain(writer, [(theirs(name), tensor.numpy()) for name, tensor in tensors.items()])
-    finish(writer)
-    return path
 
 
 def test_the_folder_answers_as_the_original(source: Path, tmp_path: Path) -> None:
@@ -115,7 +73,7 @@ def test_a_folder_of_something_else_is_left_alone(source: Path, tmp_path: Path) 
     file, other = write(source, tmp_path / "lone.gguf"), tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not a folder of a GGUF file"):
+    with pytest.raises(ConfigError, match=r"gguf_source\.json"):
         make_folder(file, other)
     assert (other / "notes.txt").read_text() == "mine"
 
@@ -157,24 +115,24 @@ def test_default_folders_differ_by_path(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "named"),
     [
-        (b"", "cannot be read"),
-        (b"GGML" + bytes(40), "does not begin as GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), f"{2**60} items in"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), f"{2**60} items in"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**50) + bytes(20), "cut off"),
+        (b"", ""),
+        (b"GGML" + bytes(40), "GGUF"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), f"{2**60}"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), f"{2**60}"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**50) + bytes(20), ""),
         (
             b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**59),
-            f"{2**59} items in",
+            f"{2**59}",
         ),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture"),
     ],
 )
-def test_headers_that_lie_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+def test_headers_that_lie_are_refused(data: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"bad\.gguf.*{named}"):
         read_header(path)
 
 
@@ -183,11 +141,11 @@ def test_every_cut_is_refused(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     for size in (10, 30, 100, 1000, 5000, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read"):
+        with pytest.raises(ConfigError, match=r"cut\.gguf"):
             read_header(path)
 
 
 def test_an_absent_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "m-00001-of-00002.gguf").touch()
-    with pytest.raises(ConfigError, match=r"m-00002-of-00002\.gguf missing"):
+    with pytest.raises(ConfigError, match=r"m-00002-of-00002\.gguf"):
         read_header(tmp_path / "m-00001-of-00002.gguf")

@@ -212,7 +212,7 @@ def test_a_cut_reply_is_the_beginning_of_one(
     whole, _ = write(engine, grammar, seed=3)
     ids, finish = write(engine, grammar, seed=3, max_tokens=8)
     assert (ids, finish) == (whole[:8], "length")
-    with pytest.raises(ValueError, match="column"):
+    with pytest.raises(json.JSONDecodeError):
         json.loads(tokenizer.decode(ids))
 
 

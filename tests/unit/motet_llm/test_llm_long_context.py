@@ -260,7 +260,7 @@ def test_copies_of_other_prompts_give_way(tmp_path: Path) -> None:
     assert (offload.host_bytes, offload.disk_bytes, dropped) == (10, 20, [0])
     offload.reserve(DISK, 15)
     assert (offload.host_bytes, offload.disk_bytes, dropped) == (10, 0, [0, 1, 2])
-    with pytest.raises(InternalError, match="only 10 bytes"):
+    with pytest.raises(InternalError, match="10"):
         offload.reserve(HOST, 11)
     offload.unreserve(HOST, 20)
     assert offload.unreserved(HOST) == 30
@@ -272,11 +272,9 @@ def test_the_tiers_bound_the_context(folder: Path) -> None:
     block = (1 << 20) // engine_of(folder).parts.spill.capacity  # type: ignore[union-attr]
     engine = engine_of(folder, host_cache=30 * block)
     assert NUM_BLOCKS * SIZE < engine.context < (NUM_BLOCKS + 30) * SIZE
-    with pytest.raises(
-        ContextTooLong, match=rf"holds {engine.context} \(24 blocks of 4 and 30 in its tiers\)"
-    ):
+    with pytest.raises(ContextTooLong, match=rf"{engine.context} \(24 .*4 .*30"):
         engine.add("a", prompt_of(engine.context + 1), greedy(1))
-    with pytest.raises(ContextTooLong, match=r"holds 96 \(24 blocks of 4\)"):
+    with pytest.raises(ContextTooLong, match=r"96 \(24 .*4\)"):
         engine.add("a", prompt_of(97), greedy(1), send_from=0)
     engine.add("a", prompt_of(engine.context - 1), greedy(10))
     outputs = run(engine)["a"]

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.kv_cache import KvCache, LayerShape
@@ -24,7 +24,7 @@ from motet_llm.cache.prefix_cache import PrefixCache, evict_to
 from motet_llm.cache.prefix_tree import Entry, Node, PrefixTree
 from motet_llm.cache.state_cache import StateCache, StateShape
 from motet_llm.engine.request import Request, Status
-from motet_llm.scheduling.budget import Limits
+from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 from motet_shared.messages import Sampling
@@ -37,7 +37,7 @@ MIXED = {0: LayerShape(1, 1, 1), 1: LayerShape(1, 1, 1, WINDOW), 2: LayerShape(1
 WINDOWED = {0: LayerShape(1, 1, 1, WINDOW)}
 
 
-ADAPTERS = (None, None, Adapter("a", 0, root=11), Adapter("b", 1, root=12))
+ADAPTERS = (None, None, ResidentAdapter("a", 0, root=11), ResidentAdapter("b", 1, root=12))
 
 
 def content(request: Request, position: int) -> float:
@@ -64,7 +64,7 @@ class Stack:
             StateCache({9: StateShape(((1,),), torch.float32)}, 4, 4) if recurrent else None
         )
         defaults = {"token_budget": 16, "max_running": 4, "max_waiting": 100}
-        self.limits = Limits(**{**defaults, **limits})
+        self.limits = SchedulerLimits(**{**defaults, **limits})
         max_open = self.limits.max_running if recurrent else 1 << 30
         self.tables = BlockTables(
             self.pool,

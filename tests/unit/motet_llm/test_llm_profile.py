@@ -17,6 +17,7 @@ from motet_shared.messages import Chunk, Generate, Profile, Sampling, Tokens
 from motet_shared.testing import memory_buses, running
 from motet_shared.wire.bus import Bus
 from support.checkpoints import tiny_checkpoint
+from support.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ async def test_time_ends_a_recording_too(world: tuple[Bus, Bus, Decode]) -> None
 
 async def test_an_idle_engine_has_nothing_to_show(world: tuple[Bus, Bus, Decode]) -> None:
     _, operator, _ = world
-    with pytest.raises(errors.Unavailable, match=r"no step in 0\.1 s"):
+    with pytest.raises(errors.Unavailable, match=r"0\.1 s"):
         await profile(operator, seconds=0.1)
 
 
@@ -112,7 +113,7 @@ async def test_one_recording_at_a_time(world: tuple[Bus, Bus, Decode]) -> None:
     tokenizer, operator, _ = world
     running = asyncio.create_task(profile(operator, steps=3, seconds=20))
     await asyncio.sleep(0.1)
-    with pytest.raises(errors.Overloaded, match="already"):
+    with pytest.raises(errors.Overloaded):
         await profile(operator, seconds=0.1)
     await generate(tokenizer, 10)
     assert len(names(await running, "engine step")) == 3
@@ -151,5 +152,5 @@ async def test_limits_out_of_range_are_named(
 
 async def test_a_model_that_it_does_not_serve(world: tuple[Bus, Bus, Decode]) -> None:
     _, operator, _ = world
-    with pytest.raises(errors.UnknownModel, match="'other'"):
+    with refuses(errors.UnknownModel, "model"):
         await profile(operator, model="other")

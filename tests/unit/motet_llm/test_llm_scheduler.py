@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.engine.request import Request, Status
-from motet_llm.scheduling.budget import Limits
+from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.fairness import FairShares, TokenCounts, tenant_group
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
@@ -32,7 +32,7 @@ def make_scheduler(
     defaults = {"token_budget": 8, "max_running": 4, "max_waiting": 100}
     layout = KvLayout((KvGroup((0,)),), block_size, block_bytes=1)
     tables = BlockTables(BlockPool(num_blocks, block_size), layout, step_tokens=8)
-    return Scheduler(tables, Limits(**{**defaults, **limits}), pace=pace)
+    return Scheduler(tables, SchedulerLimits(**{**defaults, **limits}), pace=pace)
 
 
 def make_request(

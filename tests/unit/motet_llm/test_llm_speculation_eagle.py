@@ -19,6 +19,7 @@ from motet_llm.speculation.eagle import EagleDrafts
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support.checkpoints import VOCAB, tiny_checkpoint
+from support.refusals import refuses
 
 HIDDEN, DRAFT = 32, 3
 SIZES: dict[str, Any] = {
@@ -178,24 +179,17 @@ def test_cached_prefixes_preemption_and_sampling_change_nothing(
 
 def test_the_layer_of_another_model_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     path = write_layer(tmp_path / "layers", Reference(), num_hidden_layers=2)
-    with pytest.raises(
-        ConfigError,
-        match=r"speculate='.*layers'.* tells of 2 layers of llama; EAGLE's layer is one",
-    ):
+    with refuses(ConfigError, "speculate"):
         make_engine(folder, str(path))
     wide = tiny_checkpoint("llama", tmp_path / "wide", hidden_size=64, head_dim=16)
     path = write_layer(tmp_path / "narrow", Reference())
-    with pytest.raises(
-        ConfigError, match=r"speculate='.*narrow'.* is of hidden size 32, the model of 64; give"
-    ):
+    with refuses(ConfigError, "speculate"):
         make_engine(wide, str(path))
     tensors = Reference().tensors()
     save_file({**tensors, "midlayer.weight": torch.zeros(2)}, path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"config.json knows nothing of midlayer.weight"):
+    with pytest.raises(ConfigError, match=r"midlayer\.weight"):
         make_engine(folder, str(path))
     del tensors["layers.0.mlp.up_proj.weight"]
     save_file(tensors, path / "model.safetensors")
-    with pytest.raises(
-        ConfigError, match=r"speculate='.*narrow'.*layers.0.mlp.up_proj.weight is missing"
-    ):
+    with refuses(ConfigError, "speculate"):
         make_engine(folder, str(path))

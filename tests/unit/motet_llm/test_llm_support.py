@@ -17,6 +17,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
+from motet_llm.attention.options import Reach
 from motet_llm.models import support
 from motet_llm.weights import checkpoint
 from motet_shared.errors import ConfigError
@@ -33,24 +34,20 @@ def mask_of(rule: Any, size: int | None = None) -> torch.Tensor:
 @settings(deadline=None)
 def test_a_window_is_read_off_its_mask(window: int, context: int) -> None:
     mask = mask_of(sliding_window_causal_mask_function(window), window)
-    assert support.window_of(mask, context) == (window if window < context else None)
+    assert support.reach_of(mask, context) == Reach(window if window < context else None)
 
 
 @given(context=st.integers(2, 400))
 @settings(deadline=None)
 def test_a_causal_mask_has_no_window(context: int) -> None:
-    assert support.window_of(mask_of(causal_mask_function), context) is None
+    assert support.reach_of(mask_of(causal_mask_function), context) == Reach()
 
 
 @given(chunk=st.integers(2, 60), context=st.integers(2, 200))
 @settings(deadline=None)
-def test_chunks_are_causal_only_up_to_their_size(chunk: int, context: int) -> None:
+def test_chunks_are_read_off_their_mask(chunk: int, context: int) -> None:
     mask = mask_of(chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long)), chunk)
-    if context <= chunk:
-        assert support.window_of(mask, context) is None
-    else:
-        with pytest.raises(support.Refusal):
-            support.window_of(mask, context)
+    assert support.reach_of(mask, context) == Reach(chunk=chunk if chunk < context else None)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_chunks_are_causal_only_up_to_their_size(chunk: int, context: int) -> No
 )
 def test_other_masks_are_refused(rule: Any) -> None:
     with pytest.raises(support.Refusal, match="not causal, or have gaps"):
-        support.window_of(mask_of(rule), 64)
+        support.reach_of(mask_of(rule), 64)
 
 
 class LooksBack(torch.nn.Module):
@@ -83,9 +80,7 @@ class CountsPlaces(torch.nn.Module):
 def test_tokens_that_see_each_other_or_their_places_are_found(extra: type[torch.nn.Module]) -> None:
     model = families.random_model("LlamaForCausalLM")
     model.model.layers[2].mlp = torch.nn.Sequential(model.model.layers[2].mlp, extra())
-    with pytest.raises(
-        ConfigError, match="see each other outside of attention, or their positions"
-    ):
+    with pytest.raises(ConfigError, match="model_type="):
         checkpoint.prepare(model)
 
 
@@ -103,5 +98,5 @@ def test_a_sixteen_bit_model_is_not_taken_for_one_that_mixes_tokens() -> None:
 )
 def test_lost_keyword_arguments_are_brought_back(name: str, window: int | None) -> None:
     seen = support.examine(families.random_model(name), families.CONTEXT)
-    assert seen[0].window == seen[0].passed == window
+    assert seen[0].reach == seen[0].passed == Reach(window)
     assert all(layer.complete for layer in seen.values())

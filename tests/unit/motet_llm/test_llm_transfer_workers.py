@@ -26,6 +26,7 @@ from motet_shared.testing import die, memory_buses, running
 from motet_shared.wire.bus import HOST, Bus
 from motet_tokenizer.router import Router
 from support.checkpoints import tiny_checkpoint
+from support.refusals import refuses
 
 BLOCKS = 128
 PROMPT = [(7 * i * i + i) % 250 for i in range(400)]
@@ -283,13 +284,13 @@ async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -
         assert (await world.tokens())[0] == due
         assert world.decode.stats()["remote_prefills"] == 0
         request = Prefill(model="tiny", prompt=PROMPT, kv_format=world.decode.card.kv_format)
-        with pytest.raises(BadRequest, match="--dtype"):
+        with refuses(BadRequest, "kv_format"):
             async with world.decode.bus.open("prefill", request) as stream:
                 await anext(stream.batches())
         request = Prefill(
             model="tiny", prompt=PROMPT, kv_format=world.prefill.card.kv_format, start=len(PROMPT)
         )
-        with pytest.raises(BadRequest, match="start: 400"):
+        with refuses(BadRequest, "start"):
             async with world.decode.bus.open("prefill", request) as stream:
                 await anext(stream.batches())
 

@@ -12,51 +12,48 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.validation import check_sampling, check_tokens
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import Sampling
+from support.refusals import refuses
 
 VOCAB = 259
 
 
 @pytest.mark.parametrize(
-    ("sampling", "complaint"),
+    "sampling",
     [
-        ({"temperature": -1.0}, "temperature=-1.0: give 0 to 100"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"top_p": 0.0}, "top_p=0"),
-        ({"top_p": 1.5}, "top_p=1.5: give 0 to 1"),
-        ({"min_p": -0.1}, "min_p=-0.1"),
-        ({"top_k": -1}, "top_k=-1: give at least 0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0"),
-        ({"presence_penalty": math.inf}, "presence_penalty=inf"),
-        ({"max_tokens": 0}, "max_tokens=0: give at least 1"),
-        ({"logprobs": 21}, "logprobs=21: give -1 to 20"),
-        (
-            {"logit_bias": {VOCAB: 1.0}},
-            f"logit_bias: token {VOCAB} is not in the vocabulary of {VOCAB}",
-        ),
-        ({"logit_bias": {1: 101.0}}, "logit_bias=101.0: give -100 to 100"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids: token -1"),
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"top_k": -1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.inf},
+        {"max_tokens": 0},
+        {"logprobs": 21},
+        {"logit_bias": {VOCAB: 1.0}},
+        {"logit_bias": {1: 101.0}},
+        {"stop_token_ids": [-1]},
     ],
 )
 def test_sampling_that_cannot_be_followed_is_refused_by_name(
-    sampling: dict[str, Any], complaint: str
+    sampling: dict[str, Any],
 ) -> None:
-    with pytest.raises(BadRequest, match=complaint) as caught:
+    with refuses(BadRequest, next(iter(sampling))):
         check_sampling(Sampling(**sampling), vocab=VOCAB, max_logprobs=20)
-    assert caught.value.param == next(iter(sampling))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "output", "complaint"),
+    ("prompt", "output", "param"),
     [
-        ([], [], "prompt has no tokens"),
-        ([1, VOCAB], [], f"prompt: token {VOCAB} is not in the vocabulary"),
-        ([1], [-5], "output: token -5"),
+        ([], [], "prompt"),
+        ([1, VOCAB], [], "prompt"),
+        ([1], [-5], "output"),
     ],
 )
 def test_tokens_that_the_model_lacks_are_refused(
-    prompt: list[int], output: list[int], complaint: str
+    prompt: list[int], output: list[int], param: str
 ) -> None:
-    with pytest.raises(BadRequest, match=complaint):
+    with refuses(BadRequest, param):
         check_tokens(prompt, output, vocab=VOCAB)
 
 

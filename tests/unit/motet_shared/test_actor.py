@@ -16,7 +16,7 @@ from motet_shared.testing import MemoryHub, NatsServer, memory_bus, memory_buses
 from motet_shared.wire.call import Call
 
 
-class Parrot(Actor):
+class EchoWorker(Actor):
     role = "tokenizer"
 
     async def warm(self) -> None:
@@ -34,7 +34,10 @@ class Parrot(Actor):
 
 
 async def test_what_an_actor_serves_and_how_loaded_it_is_travels_in_heartbeats() -> None:
-    async with memory_buses("gateway", "tokenizer") as (gateway, bus), running(Parrot(None, bus)):
+    async with (
+        memory_buses("gateway", "tokenizer") as (gateway, bus),
+        running(EchoWorker(None, bus)),
+    ):
         await settle()
         (beat,) = gateway.directory.ready("tokenizer", model="echo")
         assert (beat.instance, beat.load["queued"]) == (bus.instance, 3.0)
@@ -45,7 +48,7 @@ async def test_what_an_actor_serves_and_how_loaded_it_is_travels_in_heartbeats()
 
 async def test_a_newcomer_knows_everybody_at_once() -> None:
     hub = MemoryHub()
-    async with memory_buses("tokenizer", hub=hub) as (bus,), running(Parrot(None, bus)):
+    async with memory_buses("tokenizer", hub=hub) as (bus,), running(EchoWorker(None, bus)):
         await settle()
         gateway = await memory_bus(hub, "gateway")
         await settle()
@@ -65,11 +68,11 @@ async def test_an_unknown_operation_is_refused_by_name() -> None:
 
 async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
     async with memory_buses("tokenizer") as (bus,):
-        parrot = Parrot(None, bus)
-        (card,) = parrot.models()
-        parrot.check_served(card.name)
+        echo_worker = EchoWorker(None, bus)
+        (card,) = echo_worker.models()
+        echo_worker.check_served(card.name)
         with pytest.raises(errors.UnknownModel):
-            parrot.check_served("gpt-99")
+            echo_worker.check_served("gpt-99")
         with pytest.raises(errors.UnknownModel):
             Actor(None, bus).check_served(card.name)
 
@@ -81,7 +84,10 @@ async def test_waiting_for_the_directory_times_out() -> None:
 
 
 async def test_stats_become_gauges() -> None:
-    async with memory_buses("gateway", "tokenizer") as (gateway, bus), running(Parrot(None, bus)):
+    async with (
+        memory_buses("gateway", "tokenizer") as (gateway, bus),
+        running(EchoWorker(None, bus)),
+    ):
         await settle()
         async with gateway.open("tokenizer", Echo(text="x")) as stream:
             assert [b async for b in stream] == [Text("x", [1])]

@@ -169,7 +169,7 @@ def changed(ref: BlobRef, **fields: Any) -> BlobRef:
     return msgspec.structs.replace(ref, **fields)
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in several processes
             await asyncio.sleep(0.005)
@@ -199,16 +199,16 @@ async def test_a_buffer_is_filled_in_place(owner: BlobStore, reader: BlobStore) 
     view = await reader.get(ref, into, release=False)
     assert (bytes(view), bytes(into)) == (b"abc", b"abc---")
     for wrong in (bytearray(2), b"too"):
-        with pytest.raises(BlobError, match=r"into: .* needs 3 writable bytes"):
+        with pytest.raises(BlobError, match=r"into: .* 3"):
             await reader.get(ref, wrong)
 
 
 async def test_arrays_go_in_as_they_are(owner: BlobStore, reader: BlobStore) -> None:
     array = memoryview(struct.pack("4f", 1, 2, 3, 4)).cast("f", (2, 2))
     assert bytes(await reader.get(owner.put(array, "float32", (2, 2)))) == bytes(array)
-    with pytest.raises(BlobError, match="C-contiguous"):
+    with pytest.raises(BlobError):
         owner.put(memoryview(b"abcdef")[::2])
-    with pytest.raises(BlobError, match=r"float32 and shape \(3,\) has 12 bytes, not 16"):
+    with pytest.raises(BlobError, match=r"\(3,\) .*12 .*16"):
         owner.put(array, "float32", (3,))
 
 
@@ -225,15 +225,16 @@ async def test_all_readers_must_release(owner: BlobStore, reader: BlobStore) -> 
 
 
 async def test_a_lease_runs_out_unless_it_is_renewed(owner: BlobStore, reader: BlobStore) -> None:
-    kept, left = owner.put(b"kept", ttl=0.4), owner.put(b"left", ttl=0.4)
-    for _ in range(4):
-        await asyncio.sleep(0.2)
-        await reader.renew(kept)
+    kept, left = owner.put(b"kept", ttl=1.0), owner.put(b"left", ttl=1.0)
+    async with asyncio.timeout(20):
+        while not owner.stats()["expired"]:
+            await asyncio.sleep(0.02)
+            await reader.renew(kept)
     assert owner.stats()["expired"] == 1
     for ref in (left, over_tcp(left)):
-        with pytest.raises(BlobError, match="gone"):
+        with pytest.raises(BlobError):
             await reader.get(ref)
-    with pytest.raises(BlobError, match="gone"):
+    with pytest.raises(BlobError):
         await reader.renew(left)
     assert bytes(await reader.get(kept)) == b"kept"
 
@@ -252,10 +253,10 @@ async def test_an_owner_reads_renews_and_drops_its_own(owner: BlobStore) -> None
 async def test_a_full_store_says_so_with_sizes_and_waits_within_bounds(
     owner: BlobStore, reader: BlobStore
 ) -> None:
-    with pytest.raises(BlobError, match=rf"{5 * MB} bytes is larger than the store \({4 * MB}\)"):
+    with pytest.raises(BlobError, match=f"{5 * MB} .*{4 * MB}"):
         owner.put(bytes(5 * MB))
     ref = owner.put(bytes(3 * MB))
-    with pytest.raises(Overloaded, match=rf"{2 * MB} bytes wanted, {MB} of {4 * MB} free"):
+    with pytest.raises(Overloaded, match=f"{2 * MB} .*{MB} .*{4 * MB}"):
         owner.put(bytes(2 * MB))
     with pytest.raises(Overloaded):
         await owner.put_async(bytes(2 * MB), wait=0.05)
@@ -307,7 +308,7 @@ async def test_a_recycled_place_is_never_served_as_somebody_elses(
         first.key.split("-")[0] == second.key.split("-")[0]
     )  # the same slot, and the same bytes of the segment
     for ref in (first, over_tcp(first)):
-        with pytest.raises(BlobError, match="gone"):
+        with pytest.raises(BlobError):
             await reader.get(ref)
     assert bytes(await reader.get(second)) == b"other"
 
@@ -325,7 +326,7 @@ async def test_a_blob_freed_while_it_is_copied_is_an_error(
         real(target, source)
 
     monkeypatch.setattr(blobs_shm, "copy", slow_copy)
-    with pytest.raises(BlobError, match=r"gone"):
+    with pytest.raises(BlobError):
         await reader.get(ref)
 
 
@@ -337,7 +338,7 @@ async def test_a_reader_that_dies_while_its_blob_is_written_leaves_nothing(
         blobs_buffer.copy(target, source)
 
     monkeypatch.setattr(blobs_shelf, "copy", slow_copy)
-    with pytest.raises(BlobError, match="over before its bytes were written"):
+    with pytest.raises(BlobError):
         owner.put(b"late", readers=["decode-1"])
     assert owner.stats()["bytes_used"] == 0
 
@@ -386,7 +387,7 @@ async def test_a_digest_mismatch_is_an_error_and_keeps_the_lease(
 ) -> None:
     ref = owner.put(b"payload")
     for bad in (changed(ref, digest="00" * 16), over_tcp(changed(ref, digest="00" * 16))):
-        with pytest.raises(BlobError, match="do not match their digest"):
+        with pytest.raises(BlobError):
             await reader.get(bad)
     assert bytes(await reader.get(ref)) == b"payload"
     assert owner.put(b"x", digest=False).digest == ""
@@ -394,24 +395,24 @@ async def test_a_digest_mismatch_is_an_error_and_keeps_the_lease(
 
 @pytest.mark.parametrize("way", [lambda ref: ref, over_tcp])
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "named"),
     [
-        ({"key": "0-" + "0" * 32}, "gone"),
-        ({"key": "4095-" + "a" * 32}, "gone"),
-        ({"key": "99999-" + "a" * 32}, "gone|not in segment"),
-        ({"key": "no key"}, "gone|malformed"),
-        ({"key": ""}, "gone|malformed"),
-        ({"nbytes": 3}, "has 7 bytes, its reference says 3"),
-        ({"nbytes": -1}, "claims -1 bytes"),
-        ({"nbytes": 1 << 60}, r"claims \d+ bytes; the limit is"),
-        ({"dtype": "float32", "shape": (2,)}, "has 8 bytes, not 7"),
+        ({"key": "0-" + "0" * 32}, "0" * 32),
+        ({"key": "4095-" + "a" * 32}, "4095"),
+        ({"key": "99999-" + "a" * 32}, "99999"),
+        ({"key": "no key"}, None),
+        ({"key": ""}, None),
+        ({"nbytes": 3}, "7 .* 3"),
+        ({"nbytes": -1}, "-1"),
+        ({"nbytes": 1 << 60}, str(1 << 60)),
+        ({"dtype": "float32", "shape": (2,)}, "8 .* 7"),
     ],
 )
 async def test_wrong_references_are_typed_errors(
-    owner: BlobStore, reader: BlobStore, way: Any, fields: dict[str, Any], message: str
+    owner: BlobStore, reader: BlobStore, way: Any, fields: dict[str, Any], named: str | None
 ) -> None:
     ref = way(owner.put(b"payload"))
-    with pytest.raises(BlobError, match=message):
+    with pytest.raises(BlobError, match=named):
         await reader.get(changed(ref, **fields))
     assert bytes(await reader.get(ref)) == b"payload"
 
@@ -420,28 +421,28 @@ async def test_an_unknown_transport_or_address_is_a_typed_error(
     owner: BlobStore, reader: BlobStore
 ) -> None:
     ref = owner.put(b"payload")
-    for fields, message in [
-        ({"transport": "rdma"}, "unknown transport 'rdma'"),
-        ({"address": "../etc/passwd", "fallback": ""}, "is not the name of a blob segment"),
-        ({"address": "motet-owner-00000000", "fallback": ""}, "cannot attach"),
-        ({"transport": "tcp", "address": "nowhere"}, "wanted host:port"),
-        ({"transport": "tcp", "address": "127.0.0.1:1"}, "cannot connect"),
-        ({"transport": "tcp", "address": "127.0.0.1:99999"}, "cannot connect"),
-        ({"transport": "tcp", "address": "a..b:80"}, "cannot connect"),
-        ({"transport": "tcp", "address": "é" * 100 + ":80"}, "cannot connect"),
-        ({"transport": "tcp", "address": "a\0b:80"}, "cannot connect"),
+    for fields, named in [
+        ({"transport": "rdma"}, "'rdma'"),
+        ({"address": "../etc/passwd", "fallback": ""}, "passwd"),
+        ({"address": "motet-owner-00000000", "fallback": ""}, "motet-owner-00000000"),
+        ({"transport": "tcp", "address": "nowhere"}, "nowhere"),
+        ({"transport": "tcp", "address": "127.0.0.1:1"}, r"127\.0\.0\.1:1"),
+        ({"transport": "tcp", "address": "127.0.0.1:99999"}, "99999"),
+        ({"transport": "tcp", "address": "a..b:80"}, r"a\.\.b"),
+        ({"transport": "tcp", "address": "é" * 100 + ":80"}, None),
+        ({"transport": "tcp", "address": "a\0b:80"}, None),
     ]:
-        with pytest.raises(BlobError, match=message):
+        with pytest.raises(BlobError, match=named):
             await reader.get(changed(ref, **fields))
 
 
 async def test_named_readers_only(owner: BlobStore, reader: BlobStore) -> None:
     ref = over_tcp(owner.put(b"secret", readers=["decode-1"]))
-    with pytest.raises(BlobError, match="not for reader-1"):
+    with pytest.raises(BlobError, match="reader-1"):
         await reader.get(ref)
     nobody: list[Any] = [0, -1, []]
     for readers in nobody:
-        with pytest.raises(BlobError, match="at least one"):
+        with pytest.raises(BlobError, match="readers: "):
             owner.put(b"x", readers=readers)
 
 
@@ -479,15 +480,13 @@ async def test_too_little_memory_is_said_at_the_start(monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(
-        BlobError, match=r"/dev/shm has \d+ free; lower the blob capacity .* shm_size"
-    ):
+    with pytest.raises(BlobError, match=r"/dev/shm .*\d+ .*shm_size"):
         await BlobStore("owner-y", MB).start()
     assert not list(blobs_shm.SHM.glob("motet-owner-y-*"))
 
 
 async def test_a_store_without_capacity_only_reads(reader: BlobStore) -> None:
-    with pytest.raises(BlobError, match="give its store a capacity"):
+    with pytest.raises(BlobError):
         reader.put(b"x")
 
 
@@ -604,7 +603,7 @@ async def test_a_killed_owner_leaves_an_error_and_sweep_cleans_up(reader: BlobSt
     assert sweep({"child-4"}) == [seen.address]
     reader.forget("child-3")
     for ref in (seen, unseen, over_tcp(seen)):
-        with pytest.raises(BlobError, match="cannot connect"):
+        with pytest.raises(BlobError):
             await reader.get(ref)
     reader.release(seen)
     await until(lambda: reader.stats()["lost_releases"] == 1)
@@ -642,7 +641,7 @@ async def test_the_server_survives_garbage(
     stream, writer = await asyncio.open_connection(host, int(port))
     writer.write(garbage)
     writer.write_eof()
-    answer = await asyncio.wait_for(stream.read(), 5)
+    answer = await asyncio.wait_for(stream.read(), 20)
     writer.close()
     await writer.wait_closed()
     assert answer.startswith(b"MBL1")
@@ -658,7 +657,7 @@ async def test_connections_are_bounded_and_the_rest_told_to_come_back(owner: Blo
     await until(lambda: server.open_connections == 2)
     ref, client = owner.put(b"data", readers=2), BlobClient(patience=1.0)
     request = Get(ref.key, 4, "reader-1")
-    with pytest.raises(Overloaded, match="has its 2 connections"):
+    with pytest.raises(Overloaded, match="2"):
         await client.fetch(f"127.0.0.1:{port}", request, memoryview(bytearray(4)))
     for sock in held:
         sock.close()
@@ -713,27 +712,27 @@ OK_8 = msgspec.msgpack.encode(["k", 8])
 
 
 @pytest.mark.parametrize(
-    ("reply", "message"),
+    ("reply", "named"),
     [
-        (head(len(OK_8)) + OK_8 + b"1234", "after 4 of 8 bytes"),
-        (head(len(OK_8)) + OK_8, "in the middle of a message"),
+        (head(len(OK_8)) + OK_8 + b"1234", "4 of 8"),
+        (head(len(OK_8)) + OK_8, "8"),
         (
             head(len(OK_8)) + msgspec.msgpack.encode(["k", 9]),
-            "owner sends 9 bytes, 8 were asked for",
+            "9 .*8",
         ),
-        (head(100) + b"\x92", "closed after 1 of 100 bytes"),
-        (head(2) + b"\x91\xc1", "malformed reply"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "not a blob message"),
-        (b"", "connection closed"),
+        (head(100) + b"\x92", "1 of 100"),
+        (head(2) + b"\x91\xc1", None),
+        (b"HTTP/1.1 400 Bad Request\r\n", "HTTP"),
+        (b"", None),
     ],
 )
 async def test_a_truncated_or_malformed_transfer_is_a_typed_error(
-    reader: BlobStore, reply: bytes, message: str
+    reader: BlobStore, reply: bytes, named: str | None
 ) -> None:
     server, address = await fake_server(reply)
     try:
         ref = BlobRef("tcp", address, "0-" + "a" * 32, 8)
-        with pytest.raises(BlobError, match=message):
+        with pytest.raises(BlobError, match=named):
             await reader.get(ref)
     finally:
         server.close()
@@ -744,7 +743,7 @@ async def test_a_silent_owner_is_given_up() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     async with BlobStore("reader-3", patience=0.2) as reader:
         ref = BlobRef("tcp", f"127.0.0.1:{listener.getsockname()[1]}", "0-" + "a" * 32, 8)
-        with pytest.raises(BlobError, match=r"nothing moved for 0\.2 s"):
+        with pytest.raises(BlobError, match=r"0\.2 s"):
             await reader.get(ref)
     listener.close()
 

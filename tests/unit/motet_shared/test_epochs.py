@@ -41,7 +41,7 @@ def of_session(number: int, session: str = "sess_a") -> Epoch:
 
 async def test_a_newer_reply_ends_the_older_ones_of_its_session(world: World) -> None:
     """Whoever asked for them, and without any cancel: the fence behind it."""
-    one, two, parrot = await world.gateway(), await world.gateway(), await world.parrot()
+    one, two, echo_worker = await world.gateway(), await world.gateway(), await world.echo_worker()
     kept = [
         one.open("tokenizer", ENDLESS, epoch=of_session(7, "sess_b")),
         one.open("tokenizer", ENDLESS),  # beside the conversation
@@ -52,11 +52,13 @@ async def test_a_newer_reply_ends_the_older_ones_of_its_session(world: World) ->
     for stream in (*old, *kept):
         await stream.start()
         await settle()
-    assert sorted(parrot.served, key=parrot.served.index)[:2] == [
+    assert sorted(echo_worker.served, key=echo_worker.served.index)[:2] == [
         f"{one.instance}/{stream.number}" for stream in old
     ]
-    assert parrot.ended == ["cancelled"] * 2
-    assert {call.id for call in parrot.bus.calls.active.values()} == set(parrot.served[2:])
+    assert echo_worker.ended == ["cancelled"] * 2
+    assert {call.id for call in echo_worker.bus.calls.active.values()} == set(
+        echo_worker.served[2:]
+    )
     for stream in old:
         with pytest.raises(errors.Cancelled):
             await ids(stream)
@@ -64,33 +66,33 @@ async def test_a_newer_reply_ends_the_older_ones_of_its_session(world: World) ->
         assert not stream.done
         await stream.aclose()
     await settle()
-    parrot.check_integrity()
-    assert not parrot.bus.calls.active
+    echo_worker.check_integrity()
+    assert not echo_worker.bus.calls.active
 
 
 async def test_what_comes_late_for_an_old_reply_is_refused(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     assert await ids(gateway.open("tokenizer", Echo(count=1), epoch=of_session(2))) == [0]
     with pytest.raises(errors.Cancelled) as refused:
         await ids(gateway.open("tokenizer", Echo(count=1), epoch=of_session(1)))
     assert not refused.value.retryable, "it would be tried elsewhere"
     assert await ids(gateway.open("tokenizer", Echo(count=2), epoch=of_session(2))) == [0, 1]
     assert await ids(gateway.open("tokenizer", Echo(count=1), epoch=of_session(1, "sess_b"))) == [0]
-    assert len(parrot.served) == 3
+    assert len(echo_worker.served) == 3
 
 
 async def test_a_lost_cancel_does_not_keep_an_old_reply_alive(world: World) -> None:
     """The caller paused it for good: it sends no frame that would tell the worker that nobody listens."""
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     lost = world.hub.lose = LoseOnce(
-        lambda message: message.subject == subjects.control_at(parrot.bus.instance)
+        lambda message: message.subject == subjects.control_at(echo_worker.bus.instance)
     )
     async with gateway.open("tokenizer", Echo(count=9), window=3, epoch=of_session(1)) as stream:
         await settle()
     await settle()
-    assert (stream.received, lost.lost, len(parrot.bus.calls.active)) == (3, 1, 1)
+    assert (stream.received, lost.lost, len(echo_worker.bus.calls.active)) == (3, 1, 1)
     assert await ids(gateway.open("tokenizer", Echo(count=1), epoch=of_session(2))) == [0]
-    assert parrot.ended == ["cancelled", "complete"]
+    assert echo_worker.ended == ["cancelled", "complete"]
 
 
 async def test_an_epoch_goes_all_the_way(folder: Path) -> None:

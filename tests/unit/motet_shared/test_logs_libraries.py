@@ -5,24 +5,29 @@ import sys
 
 import pytest
 
+LIBRARIES = ("transformers", "diffusers")
 INSTALL = (
     "from motet_shared.process import config, logs;"
     " logs.install('r', 'i', config.ProcessConfig(log_level='{level}'))"
 )
-WARN = "from {library}.utils import logging; logging.get_logger('{library}.x').warning('beware')"
+IMPORT = "import {library}.utils.logging"
+WARN = (
+    "from {library}.utils import logging;"
+    " logging.get_logger('{library}.x').warning('{library} warns')"
+)
 
 
-@pytest.mark.parametrize("library", ["transformers", "diffusers"])
 @pytest.mark.parametrize("installed_first", [True, False])
-def test_their_warnings_are_told_to_those_who_debug(library: str, installed_first: bool) -> None:
-    for level, told in (("info", False), ("debug", True)):
-        install, warn = INSTALL.format(level=level), WARN.format(library=library)
-        lines = (
-            [install, warn]
-            if installed_first
-            else [f"import {library}.utils.logging", install, warn]
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True
-        )
-        assert ("beware" in done.stderr) == told
+@pytest.mark.parametrize(("level", "told"), [("info", False), ("debug", True)])
+def test_their_warnings_are_told_to_those_who_debug(
+    installed_first: bool, level: str, told: bool
+) -> None:
+    imports = [IMPORT.format(library=library) for library in LIBRARIES]
+    warnings = [WARN.format(library=library) for library in LIBRARIES]
+    install = INSTALL.format(level=level)
+    lines = [install, *warnings] if installed_first else [*imports, install, *warnings]
+    done = subprocess.run(
+        [sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True
+    )
+    for library in LIBRARIES:
+        assert (f"{library} warns" in done.stderr) == told

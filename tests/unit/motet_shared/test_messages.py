@@ -1,5 +1,7 @@
 """The protocol: every struct survives the wire, evolves, and can be read with plain msgpack."""
 
+import re
+
 import msgpack
 import msgspec
 import pytest
@@ -185,7 +187,7 @@ def test_an_unknown_error_code_of_a_newer_peer_is_kept() -> None:
     ["", "gateway", "Gateway-1", "gateway-", "a.b-1", "gateway-1 2", "gateway->", "gateway-*"],
 )
 def test_instance_ids_from_the_wire_cannot_widen_a_subject(instance: str) -> None:
-    with pytest.raises(ValueError, match="instance id"):
+    with pytest.raises(ValueError, match=re.escape(repr(instance))):
         subjects.control_at(instance)
 
 
@@ -217,7 +219,7 @@ def test_a_blob_reference_is_small() -> None:
     [
         (Tokens([31999]), 36),
         (Tokens([1, 2, 3], [TokenLogprob(1, -0.5, [(1, -0.5)])]), 59),
-        (Text(" hello", [31999]), 45),
+        (Text(" hello", [31999]), 46),
     ],
 )
 def test_a_token_takes_few_bytes_on_the_wire(body: Tokens | Text, size: int) -> None:

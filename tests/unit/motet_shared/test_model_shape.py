@@ -18,6 +18,7 @@ from motet_models.model_families import FAMILIES
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
 from support.public_models import KNOWN
+from support.refusals import refuses
 
 SMALL: dict[str, Any] = {
     "vocab_size": 4000,
@@ -132,37 +133,35 @@ def test_an_unknown_family_is_counted_from_safetensors_or_refused(tmp_path: Path
         known.embeddings,
         True,
     )
-    with pytest.raises(ConfigError, match=r"'novel'.*safetensors"):
+    with refuses(ConfigError, "model_type"):
         model_shape({**config, "model_type": "novel"})
     (folder / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
         model_shape({**config, "model_type": "novel"}, folder)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"hidden_size": None}, "hidden_size=None of model_type='qwen3'"),
+        ({"hidden_size": None}, "hidden_size=None.*'qwen3'"),
         ({"num_hidden_layers": "28"}, "num_hidden_layers='28'"),
         ({"vocab_size": -1}, "vocab_size=-1"),
-        ({"num_attention_heads": 0}, "no layers or no heads"),
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"layer_types": ["linear_attention"] * 28}, "'linear_attention' are not known"),
+        ({"num_attention_heads": 0}, "model_type='qwen3'"),
+        ({"is_encoder_decoder": True}, "model_type='qwen3'"),
+        ({"layer_types": ["linear_attention"] * 28}, "'linear_attention'"),
     ],
 )
-def test_fields_that_make_no_sense_are_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_fields_that_make_no_sense_are_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
         model_shape({**KNOWN["Qwen3-0.6B"][3], **change})
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "cannot be read"), ("[]", "no model_type"), (None, "no config.json")],
+    ("text", "named"),
+    [("{", r"config\.json"), ("[]", "model_type"), (None, r"config\.json")],
 )
-def test_a_folder_without_a_config_is_refused(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+def test_a_folder_without_a_config_is_refused(tmp_path: Path, text: str | None, named: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         read_config(tmp_path)

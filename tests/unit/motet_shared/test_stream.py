@@ -40,7 +40,7 @@ from motet_shared.testing import (
 )
 from motet_shared.wire import subjects
 from motet_shared.wire.transport import Message
-from support.stream_world import LoseOnce, Parrot, World, ids
+from support.stream_world import EchoWorker, LoseOnce, World, ids
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def overheard(hub: MemoryHub, suffix: str) -> list[Message]:
 
 
 async def test_items_arrive_in_order_and_end_carries_usage(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=200, text="x"), window=8)
     assert await ids(stream) == list(range(200))
     assert stream.end is not None
@@ -80,18 +80,18 @@ async def test_items_arrive_in_order_and_end_carries_usage(world: World) -> None
 
 
 async def test_all_frames_of_a_loop_iteration_are_one_message(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     streams = [gateway.open("tokenizer", Echo(count=1, delay_ms=500)) for _ in range(20)]
     reading = [asyncio.create_task(ids(s)) for s in streams]
     await settle()
-    before = parrot.bus.calls.outbox.messages
+    before = echo_worker.bus.calls.outbox.messages
     await world.clock.advance(0.5, step=0.5)
     assert await asyncio.gather(*reading) == [[0]] * 20
-    assert parrot.bus.calls.outbox.messages - before <= 3  # items (and a beat), ends
+    assert echo_worker.bus.calls.outbox.messages - before <= 3  # items (and a beat), ends
 
 
 async def test_a_caller_that_does_not_read_stops_the_sender_at_its_window(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     async with gateway.open("tokenizer", Echo(count=1000), window=10) as stream:
         await settle(200)
         assert stream.received == 10
@@ -101,11 +101,11 @@ async def test_a_caller_that_does_not_read_stops_the_sender_at_its_window(world:
         await settle(200)
         assert (len(taken), stream.received) == (10, 20)
     await settle()
-    assert parrot.ended == ["complete", "cancelled"]
+    assert echo_worker.ended == ["complete", "cancelled"]
 
 
 async def test_a_lost_grant_is_repeated(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     grants = LoseOnce(
         lambda m: (
             m.subject.endswith(".ctl")
@@ -119,33 +119,33 @@ async def test_a_lost_grant_is_repeated(world: World) -> None:
 
 
 async def test_a_lost_open_is_sent_again(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     world.hub.lose = lost = LoseOnce(lambda m: m.subject.endswith(".echo"))
     reading = asyncio.create_task(ids(gateway.open("tokenizer", Echo(count=3))))
     await settle()
-    assert (lost.lost, parrot.served) == (1, [])
+    assert (lost.lost, echo_worker.served) == (1, [])
     await world.clock.advance(0.4)
     assert await reading == [0, 1, 2]
 
 
 async def test_an_open_that_comes_twice_is_served_once(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     world.hub.deliver_twice = lambda m: m.subject.endswith(".echo")
     assert await ids(gateway.open("tokenizer", Echo(count=3))) == [0, 1, 2]
-    assert len(parrot.served) == 1
+    assert len(echo_worker.served) == 1
 
 
 async def test_an_open_that_comes_again_after_the_end_is_ignored(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     opens = overheard(world.hub, ".echo")
     await ids(gateway.open("tokenizer", Echo(count=1)))
     world.hub.publish(opens[0])
     await settle()
-    assert len(parrot.served) == 1
+    assert len(echo_worker.served) == 1
 
 
 async def test_of_two_instances_that_took_a_resent_open_one_is_cancelled(world: World) -> None:
-    gateway, one, two = await world.gateway(), await world.parrot(), await world.parrot()
+    gateway, one, two = await world.gateway(), await world.echo_worker(), await world.echo_worker()
     world.hub.deliver_twice = lambda m: False
     opens = overheard(world.hub, ".echo")
     stream = gateway.open("tokenizer", Echo(count=40, delay_ms=50))
@@ -166,10 +166,10 @@ async def test_nobody_serves_the_role(world: World) -> None:
 
 
 async def test_an_instance_that_swallows_opens_is_given_up(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     world.hub.lose = lambda m: m.subject.endswith(".open")
     reading = asyncio.create_task(
-        ids(gateway.open("tokenizer", Echo(), instance=parrot.bus.instance))
+        ids(gateway.open("tokenizer", Echo(), instance=echo_worker.bus.instance))
     )
     await world.clock.advance(10, step=0.25)
     with pytest.raises(errors.Unavailable):
@@ -178,7 +178,7 @@ async def test_an_instance_that_swallows_opens_is_given_up(world: World) -> None
 
 @pytest.mark.parametrize("number", [0, 3, 8])
 async def test_a_missing_item_is_an_error_not_a_silent_loss(world: World, number: int) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     world.hub.lose = LoseOnce(
         lambda m: (
             of_kind(m, Item)
@@ -191,7 +191,7 @@ async def test_a_missing_item_is_an_error_not_a_silent_loss(world: World, number
     with pytest.raises(errors.StreamGap):
         await reading
     assert stream.received == number
-    assert parrot.bus.calls.active == {}
+    assert echo_worker.bus.calls.active == {}
 
 
 async def test_an_item_of_another_kind_is_an_error_of_whoever_sent_it() -> None:
@@ -214,7 +214,7 @@ async def test_an_item_of_another_kind_is_an_error_of_whoever_sent_it() -> None:
 
 
 async def test_a_lost_end_is_a_retryable_error(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     world.hub.lose = LoseOnce(lambda m: of_kind(m, End))
     reading = asyncio.create_task(ids(gateway.open("tokenizer", Echo(count=3, delay_ms=50))))
     await world.clock.advance(2)
@@ -224,7 +224,7 @@ async def test_a_lost_end_is_a_retryable_error(world: World) -> None:
 
 
 async def test_a_lost_tail_is_noticed_by_the_beat(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     world.hub.lose = LoseOnce(lambda m: of_kind(m, Item))
     stream = gateway.open("tokenizer", Echo(count=2, delay_ms=1500))
     reading = asyncio.create_task(ids(stream))
@@ -234,7 +234,7 @@ async def test_a_lost_tail_is_noticed_by_the_beat(world: World) -> None:
 
 
 async def test_silence_is_death_but_beats_are_not_silence(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=1, delay_ms=5000))
     reading = asyncio.create_task(ids(stream))
     await world.clock.advance(3)
@@ -249,15 +249,15 @@ async def test_silence_is_death_but_beats_are_not_silence(world: World) -> None:
     await settle()
     assert not gateway.directory.ready("tokenizer"), "a suspect is not offered"
     await world.clock.advance(2.5)
-    assert [h.instance for h in gateway.directory.ready("tokenizer")] == [parrot.bus.instance]
+    assert [h.instance for h in gateway.directory.ready("tokenizer")] == [echo_worker.bus.instance]
 
 
 async def test_a_dead_worker_bounces_the_probe(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=20))
     reading = asyncio.create_task(ids(stream))
     await world.clock.advance(0.5)
-    die(parrot.bus)
+    die(echo_worker.bus)
     await world.clock.advance(0.25)
     with pytest.raises(errors.WorkerLost):
         await reading
@@ -265,16 +265,16 @@ async def test_a_dead_worker_bounces_the_probe(world: World) -> None:
 
 
 async def test_a_probe_that_a_dying_worker_still_took_does_not_hide_its_death(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=20))
     reading = asyncio.create_task(ids(stream))
     await world.clock.advance(0.5)
-    control = subjects.control_at(parrot.bus.instance)
+    control = subjects.control_at(echo_worker.bus.instance)
     taken = LoseOnce(lambda m: m.subject == control and bool(m.reply))
     world.hub.lose = taken
     await world.clock.advance(0.1)
     assert taken.lost == 1
-    die(parrot.bus)
+    die(echo_worker.bus)
     await world.clock.advance(0.25)  # three beats have not been missed yet
     assert reading.done()
     with pytest.raises(errors.WorkerLost):
@@ -282,74 +282,74 @@ async def test_a_probe_that_a_dying_worker_still_took_does_not_hide_its_death(wo
 
 
 async def test_a_dead_caller_frees_its_calls(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     streams = [gateway.open("tokenizer", Echo(count=1000, delay_ms=50)) for _ in range(5)]
     for stream in streams:
         await stream.start()
     await world.clock.advance(0.3)
-    assert len(parrot.bus.calls.active) == 5
+    assert len(echo_worker.bus.calls.active) == 5
     die(gateway)
     await world.clock.advance(0.3)
-    assert parrot.bus.calls.active == {}
-    assert parrot.ended == ["cancelled"] * 5
+    assert echo_worker.bus.calls.active == {}
+    assert echo_worker.ended == ["cancelled"] * 5
 
 
 async def test_leaving_early_cancels_at_once(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     async with gateway.open("tokenizer", Echo(count=1000, delay_ms=10)) as stream:
         await world.clock.advance(0.1)
         assert stream.received
     await settle()
-    assert parrot.ended == ["cancelled"]
+    assert echo_worker.ended == ["cancelled"]
     gateway.check_integrity()
     assert gateway.caller.streams == {}
 
 
 async def test_cancel_before_anyone_accepted(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     async with gateway.open("tokenizer", Echo(count=1000, delay_ms=10)):
         pass  # the open is on its way
     await world.clock.advance(0.3)
-    assert parrot.bus.calls.active == {}
+    assert echo_worker.bus.calls.active == {}
 
 
 async def test_cancel_that_overtakes_its_open(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
-    calls = parrot.bus.calls
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
+    calls = echo_worker.bus.calls
     calls.on_control(Message("ctl", encode(Controls(PROTOCOL, gateway.instance, [Cancel(7)]))))
     late = Open(v=PROTOCOL, caller=gateway.instance, stream=7, credit=1, body=Echo())
     calls.on_open(Message("open", encode(late)))
     await settle()
-    assert parrot.served == []
+    assert echo_worker.served == []
 
 
 async def test_a_cancel_that_comes_with_its_open_leaves_nothing(world: World) -> None:
     """Both in one segment: the handler is cancelled before it has begun, and is not listed for ever."""
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     request = Open(v=PROTOCOL, caller=gateway.instance, stream=7, credit=1, body=Echo(count=10))
-    await gateway.control.publish(subjects.open_at(parrot.bus.instance), encode(request))
+    await gateway.control.publish(subjects.open_at(echo_worker.bus.instance), encode(request))
     controls = Controls(PROTOCOL, gateway.instance, [Cancel(7)])
-    await gateway.control.publish(subjects.control_at(parrot.bus.instance), encode(controls))
+    await gateway.control.publish(subjects.control_at(echo_worker.bus.instance), encode(controls))
     await settle()
-    assert not parrot.bus.calls.active
-    assert not parrot.served
-    parrot.check_integrity()
-    await parrot.bus.calls.drain(1.0)
+    assert not echo_worker.bus.calls.active
+    assert not echo_worker.served
+    echo_worker.check_integrity()
+    await echo_worker.bus.calls.drain(1.0)
 
 
 async def test_deadlines_end_both_sides(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     reading = asyncio.create_task(
         ids(gateway.open("tokenizer", Echo(count=100, delay_ms=100), deadline=0.55))
     )
     await world.clock.advance(0.8)
     with pytest.raises(errors.DeadlineExceeded):
         await reading
-    assert parrot.ended == ["cancelled"]
+    assert echo_worker.ended == ["cancelled"]
 
 
 async def test_a_worker_ends_at_the_deadline_by_itself(world: World) -> None:
-    gateway, _parrot = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=100, delay_ms=100), deadline=0.5)
     await stream.start()
     await settle()
@@ -360,7 +360,7 @@ async def test_a_worker_ends_at_the_deadline_by_itself(world: World) -> None:
 
 
 async def test_errors_keep_their_type_and_param(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=5, fail_at=2))
     with pytest.raises(errors.ContextTooLong) as caught:
         await ids(stream)
@@ -368,7 +368,7 @@ async def test_errors_keep_their_type_and_param(world: World) -> None:
 
 
 async def test_overload_is_refused_at_the_door(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot(max_active=2)
+    gateway, echo_worker = await world.gateway(), await world.echo_worker(max_active=2)
     running_streams = [gateway.open("tokenizer", Echo(count=100, delay_ms=100)) for _ in range(2)]
     for stream in running_streams:
         await stream.start()
@@ -379,14 +379,14 @@ async def test_overload_is_refused_at_the_door(world: World) -> None:
         await stream.aclose()
     await settle()
     assert await ids(gateway.open("tokenizer", Echo())) == [0]
-    parrot.check_integrity()
+    echo_worker.check_integrity()
 
 
 async def test_draining_refuses_new_work_and_finishes_the_old(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     reading = asyncio.create_task(ids(gateway.open("tokenizer", Echo(count=5, delay_ms=100))))
     await world.clock.advance(0.2)
-    stopping = asyncio.create_task(parrot.stop())
+    stopping = asyncio.create_task(echo_worker.stop())
     await settle()
     with pytest.raises(errors.Draining):
         await ids(gateway.open("tokenizer", Echo()))
@@ -397,7 +397,7 @@ async def test_draining_refuses_new_work_and_finishes_the_old(world: World) -> N
 
 
 async def test_too_large_an_item_fails_only_its_own_stream(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     world.hub.max_payload = 2000
     big, small = (
         gateway.open("tokenizer", Echo(count=2, text="x" * n, delay_ms=50)) for n in (3000, 5)
@@ -416,14 +416,14 @@ async def test_too_large_an_item_fails_only_its_own_stream(world: World) -> None
 
 async def test_a_deadline_beyond_all_time_is_no_deadline(world: World) -> None:
     """Its milliseconds are a number of 64 bits, whose next neighbour as a float is not."""
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=3), deadline=(2**64 - 1) / 1000)
     assert await ids(stream) == [0, 1, 2]
     assert stream.request.deadline_ms == FOREVER
 
 
 async def test_what_cannot_be_written_fails_only_its_own_stream(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     with pytest.raises(errors.InternalError):
         await ids(gateway.open("tokenizer", Echo(count=2**64)))
     assert await ids(gateway.open("tokenizer", Echo(count=2))) == [0, 1]
@@ -431,7 +431,7 @@ async def test_what_cannot_be_written_fails_only_its_own_stream(world: World) ->
 
 
 async def test_too_large_an_open_names_both_sizes(world: World) -> None:
-    gateway, _ = await world.gateway(), await world.parrot()
+    gateway, _ = await world.gateway(), await world.echo_worker()
     gateway.control.max_payload = 1000
     with pytest.raises(errors.PayloadTooLarge):
         await ids(gateway.open("tokenizer", Echo(text="x" * 2000)))
@@ -489,7 +489,7 @@ async def test_too_large_an_open_names_both_sizes(world: World) -> None:
 async def test_a_bad_open_gets_a_typed_error_and_harms_nobody(
     world: World, payload: bytes, error: type
 ) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo())
     stream.attempts = 1
     stream.next_resend = 1e9
@@ -499,7 +499,7 @@ async def test_a_bad_open_gets_a_typed_error_and_harms_nobody(
     stream._started = True
     with pytest.raises(error):
         await ids(stream)
-    assert sum(parrot.bus.calls.dropped.values()) == 1
+    assert sum(echo_worker.bus.calls.dropped.values()) == 1
     assert await ids(gateway.open("tokenizer", Echo())) == [0]
 
 
@@ -510,28 +510,28 @@ async def test_a_bad_open_gets_a_typed_error_and_harms_nobody(
 async def test_bad_frames_and_controls_are_counted_and_dropped(
     world: World, payload: bytes
 ) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     world.hub.publish(Message(subjects.frames_to(gateway.instance), payload))
-    world.hub.publish(Message(subjects.control_at(parrot.bus.instance), payload))
-    world.hub.publish(Message(subjects.heartbeat(parrot.bus.instance), payload))
+    world.hub.publish(Message(subjects.control_at(echo_worker.bus.instance), payload))
+    world.hub.publish(Message(subjects.heartbeat(echo_worker.bus.instance), payload))
     await settle()
     assert sum(gateway.caller.dropped.values()) == 1
-    assert sum(parrot.bus.calls.dropped.values()) == 1
+    assert sum(echo_worker.bus.calls.dropped.values()) == 1
     assert sum(gateway.directory.dropped.values()) == 1
     assert await ids(gateway.open("tokenizer", Echo(count=2))) == [0, 1]
 
 
 async def test_stray_frames_are_refused_with_a_cancel(world: World) -> None:
-    gateway, parrot = await world.gateway(), await world.parrot()
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
     seen: list[bytes] = []
     await world.hub.transport().subscribe(
-        subjects.control_at(parrot.bus.instance), lambda m: seen.append(m.data)
+        subjects.control_at(echo_worker.bus.instance), lambda m: seen.append(m.data)
     )
     frames: list[Frame] = [Accepted(99), Item(99, 0, Text("x", [1]))]
     world.hub.publish(
         Message(
             subjects.frames_to(gateway.instance),
-            encode(Frames(PROTOCOL, parrot.bus.instance, frames)),
+            encode(Frames(PROTOCOL, echo_worker.bus.instance, frames)),
         )
     )
     await settle()
@@ -554,7 +554,7 @@ def test_whatever_the_wire_does_a_stream_is_a_true_prefix(
     async def scenario() -> None:
         hub, clock = MemoryHub(), FakeClock()
         gateway = await memory_bus(hub, "gateway", clock)
-        async with running(Parrot(await memory_bus(hub, "tokenizer", clock))) as parrot:
+        async with running(EchoWorker(await memory_bus(hub, "tokenizer", clock))) as echo_worker:
             await settle()
             base = hub.messages
             hub.lose = lambda m: hub.messages - base in lost
@@ -577,7 +577,7 @@ def test_whatever_the_wire_does_a_stream_is_a_true_prefix(
             else:
                 assert isinstance(reading.exception(), errors.MotetError)
             await clock.advance(6, step=0.1)
-            assert parrot.bus.calls.active == {}, "the worker must not go on for nobody"
+            assert echo_worker.bus.calls.active == {}, "the worker must not go on for nobody"
             gateway.check_integrity()
         await gateway.close()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +24,7 @@ from motet_shared.errors import ConfigError
 from motet_shared.process import telemetry
 from motet_shared.process.config import ProcessConfig, setting
 from motet_shared.process.telemetry import Metrics, Stopwatch, extract, inject, request_id, span
+from support.refusals import refuses
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -236,7 +240,7 @@ def test_metrics_are_scraped_with_role_and_instance() -> None:
     metrics.histogram("step", "seconds", "one engine step").observe(0.004)
     port = metrics.serve(0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             text = answer.read().decode()
     finally:
         metrics.close()
@@ -259,7 +263,7 @@ def test_a_taken_port_is_a_config_error_and_minus_one_is_off() -> None:
     assert metrics.serve(-1) == -1
     port = metrics.serve(0)
     try:
-        with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on 127.0.0.1:{port}"):
+        with refuses(ConfigError, "metrics_port"):
             Metrics("decode", "decode-2").serve(port)
     finally:
         metrics.close()
@@ -269,7 +273,7 @@ def test_a_taken_port_is_a_config_error_and_minus_one_is_off() -> None:
     ("noun", "unit"), [("Prompt", "tokens"), ("prompt", ""), ("a-b", "seconds"), ("_x", "s")]
 )
 def test_metric_names_follow_the_pattern(noun: str, unit: str) -> None:
-    with pytest.raises(ValueError, match="lower-case words"):
+    with pytest.raises(ValueError, match=f"motet_{noun}_{unit}"):
         Metrics("decode", "decode-1").counter(noun, unit, "help")
 
 
@@ -300,12 +304,23 @@ def test_hops_merge_so_that_totals_differ_by_the_plumbing() -> None:
     assert outer.total < 0.5
 
 
-def test_a_stage_costs_less_than_a_microsecond_or_little_more_on_a_busy_machine() -> None:
-    timing, best = Stopwatch("decode"), 1.0
+def test_a_stage_costs_less_than_two_plain_context_managers() -> None:
+    timing = Stopwatch("decode")
+
+    @contextlib.contextmanager
+    def plain() -> Iterator[None]:
+        yield
+
+    assert fastest(lambda: timing.stage("step")) < 2 * fastest(plain)
+
+
+def fastest(block: Callable[[], AbstractContextManager[object]]) -> float:
+    """Return the seconds of an empty block: the best of many measurements, which load cannot lengthen."""
+    best = math.inf
     for _ in range(20):
         began = time.perf_counter()
         for _ in range(200):
-            with timing.stage("step"):
+            with block():
                 pass
-        best = min(best, (time.perf_counter() - began) / 200)
-    assert best < 2e-6
+        best = min(best, time.perf_counter() - began)
+    return best

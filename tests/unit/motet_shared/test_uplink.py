@@ -373,7 +373,7 @@ async def test_after_the_end_nothing_can_be_sent(world: World) -> None:
     ended = listening(gateway)
     await ended.end_input()
     await ended.end_input()
-    with pytest.raises(RuntimeError, match="after end_input"):
+    with pytest.raises(RuntimeError):
         await ended.send(b"x")
     assert await echoes(ended) == []
     assert ear.ended == ["complete"] * 2

@@ -14,7 +14,7 @@ from msgspec import Struct
 from motet_shared import errors, messages
 from motet_shared.messages import encode
 from motet_shared.wire import subjects
-from render_wire import MARKER, PAGE, plain, reference
+from render_wire import MARKER, PAGE, as_plain, reference
 
 TEXT = PAGE.read_text()
 PROSE, _, REFERENCE = TEXT.partition(MARKER)
@@ -55,7 +55,7 @@ def test_an_example_is_a_message_of_its_struct(name: str) -> None:
     """Written with another MessagePack library, read as the struct, and written again the same."""
     document = json.loads(EXAMPLES[name])
     read = msgspec.msgpack.decode(msgpack.packb(_message(document)), type=STRUCTS[name])
-    assert plain(read) == document
+    assert as_plain(read) == document
     assert msgpack.unpackb(encode(read), strict_map_key=False) == _message(document)
 
 

@@ -15,7 +15,7 @@ import pytest
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
 from motet_shared.messages import Complete, Grammar, Resume, Sampling
 from motet_shared.testing import settle
-from motet_tokenizer.generation import Counters
+from motet_tokenizer.generation import RequestCounters
 from support.scripted_decode import MODEL
 from support.tiny_tokenizers import CONTEXT, EOS, byte_level, write_folder
 from support.tokenizer_stage import CALL, REPLY, SCRIPT, TOOL, Stage, chat, stage_in_memory
@@ -207,7 +207,7 @@ async def test_what_is_wrong_is_named(
 
 def test_who_waits_can_be_told_in_json() -> None:
     """`$SRV.STATS` carries it."""
-    counters = Counters()
+    counters = RequestCounters()
     counters.note_waiting("a model", 1)
     assert msgspec.json.decode(msgspec.json.encode(asdict(counters)))["waiting_by_model"] == {
         "a model": 1

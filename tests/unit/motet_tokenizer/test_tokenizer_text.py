@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_shared.messages import Text
-from motet_shared.tool_formats.hermes import HERMES
+from motet_shared.tool_formats.hermes import HermesParser
 from motet_tokenizer.text import TextState
 from support.tiny_tokenizers import EOS, byte_level, id_of, vocabulary
 
@@ -33,7 +33,7 @@ def new_state(
         end_ids=frozenset({EOS}),
         max_tokens=max_tokens,
         stops=stops,
-        tools=HERMES.parser("r") if tools else None,
+        tools=HermesParser("r") if tools else None,
         echo=echo,
     )
 

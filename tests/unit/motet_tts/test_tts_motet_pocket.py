@@ -12,10 +12,11 @@ from torch import Tensor
 from motet_shared.errors import BadRequest, ConfigError
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
-from motet_tts.engine.utterance import Piece, Utterance
-from motet_tts.models.noise import mix
+from motet_tts.engine.utterance import StepOutput, Utterance
+from motet_tts.models.noise import hash_numbers
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
+from support.refusals import refuses
 
 CONFIG = PocketConfig(
     voices=("ada", "ben"),
@@ -73,8 +74,8 @@ def utterance(text: str, voice: str = "ada", **fields: Any) -> Utterance:
     return Utterance(words=tuple(text.split()), voice=voice, **fields)
 
 
-def finish(engine: Engine) -> dict[Any, list[Piece]]:
-    pieces: dict[Any, list[Piece]] = {}
+def finish(engine: Engine) -> dict[Any, list[StepOutput]]:
+    pieces: dict[Any, list[StepOutput]] = {}
     while engine.has_work:
         for piece in engine.step():
             pieces.setdefault(piece.key, []).append(piece)
@@ -82,7 +83,7 @@ def finish(engine: Engine) -> dict[Any, list[Piece]]:
     return pieces
 
 
-def joined(pieces: list[Piece]) -> Tensor:
+def joined(pieces: list[StepOutput]) -> Tensor:
     return torch.cat([piece.samples for piece in pieces if piece.samples is not None])
 
 
@@ -94,7 +95,7 @@ def reference(folder: Path, text: str, voice: str, rate: float = 1.0) -> tuple[T
     for word in text.split()[:-1]:
         begins.append(begins[-1] + len(word) + 1)
     samples = []
-    for spoken in model.stream(text, voice, rate=rate, seed=mix(0, 0) >> 24):
+    for spoken in model.stream(text, voice, rate=rate, seed=hash_numbers(0, 0) >> 24):
         while len(starts) < len(begins) and any(
             character >= begins[len(starts)] for character in spoken.began
         ):
@@ -108,7 +109,7 @@ def reference(folder: Path, text: str, voice: str, rate: float = 1.0) -> tuple[T
 def test_in_company_it_is_what_the_model_speaks(folder: Path, rate: float, chunk: float) -> None:
     engine = start(folder, chunk)
     assert engine.voices == ("ada", "ben")
-    found: dict[Any, list[Piece]] = {}
+    found: dict[Any, list[StepOutput]] = {}
     for number, text in enumerate(TEXTS):
         engine.add(number, utterance(text, CONFIG.voices[number % 2], speed=rate))
         for piece in engine.step():
@@ -137,12 +138,12 @@ def test_what_it_cannot_speak(folder: Path, tmp_path: Path) -> None:
     engine.add("long", utterance("abc " * 200))
     (piece,) = finish(engine)["long"]
     assert isinstance(piece.error, BadRequest) or piece.done
-    with pytest.raises(ConfigError, match="computes in float32"):
+    with refuses(ConfigError, "dtype"):
         Engine(EngineConfig(model=str(folder), dtype="bfloat16"))
     CONFIG.save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(
         (folder / "config.json").read_text().replace('"layers": 2', '"layers": 3')
     )
-    with pytest.raises(ConfigError, match="model="):
+    with refuses(ConfigError, "model"):
         start(tmp_path)

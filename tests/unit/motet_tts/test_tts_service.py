@@ -13,6 +13,7 @@ from motet_shared.messages import Audio, Speak, SpeechResume
 from motet_shared.testing import settle
 from motet_shared.text.sentences import cut
 from support import tts_checkpoints
+from support.refusals import refuses
 from support.tts_stage import TEXT, Speech, ask, said, stage
 
 MS = 48  # bytes of PCM per millisecond
@@ -115,25 +116,23 @@ async def test_symbols_alone_are_silent(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "error", "message"),
+    ("request_", "error", "param"),
     [
         (
             Speak(model="other", text="hi"),
             UnknownModel,
-            "'other' is no tts model here; there are: tiny-tts",
+            "model",
         ),
-        (ask(" \n"), BadRequest, "input: is empty"),
-        (ask("x" * 2001), PayloadTooLarge, "2001 characters"),
-        (ask(voice="zoe"), BadRequest, "voice: 'zoe' is unknown; choose one of anna, ben"),
-        (ask(speed=0.2), BadRequest, "speed: 0.2; give 0.25 to 4.0"),
-        (ask(speed=float("nan")), BadRequest, "speed: nan"),
+        (ask(" \n"), BadRequest, "input"),
+        (ask("x" * 2001), PayloadTooLarge, "input"),
+        (ask(voice="zoe"), BadRequest, "voice"),
+        (ask(speed=0.2), BadRequest, "speed"),
+        (ask(speed=float("nan")), BadRequest, "speed"),
     ],
 )
-async def test_refusals(
-    folder: Path, request_: Speak, error: type[MotetError], message: str
-) -> None:
+async def test_refusals(folder: Path, request_: Speak, error: type[MotetError], param: str) -> None:
     async with stage(folder, longest_text=2000) as (bus, (actor,), _):
-        with pytest.raises(error, match=message):
+        with refuses(error, param):
             await said(bus, request_)
         actor.check_integrity()
 
@@ -167,7 +166,7 @@ async def test_a_caller_that_leaves_stops_it_at_once(folder: Path) -> None:
             async for batch in stream.batches():
                 assert isinstance(batch[0], Audio)
                 break
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while engine.has_work or actor.bus.calls.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         steps = engine.steps
@@ -181,7 +180,7 @@ async def test_a_caller_that_does_not_read_holds_it_up(folder: Path) -> None:
     async with stage(folder) as (bus, (actor,), _):
         engine = actor.sessions.thread.engine
         async with bus.open("tts", ask(TEXT * 20), window=2):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 while not engine.steps or engine.has_work:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             steps = engine.steps
@@ -197,6 +196,6 @@ async def test_a_broken_engine_ends_the_process(
         monkeypatch.setattr(model, "step", lambda: 1 / 0)
         asking = asyncio.create_task(said(bus, ask(), patience=0.1))
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(actor.wait_crashed(), 5)
+            await asyncio.wait_for(actor.wait_crashed(), 20)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

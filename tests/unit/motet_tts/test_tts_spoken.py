@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_tts.spoken import spoken, spoken_words
+from motet_tts.text_normalization import spoken, spoken_words
 from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 
 TABLE = {
@@ -136,7 +136,7 @@ def test_the_pace_is_learnt() -> None:
 
     before = estimated("anna")
     for _ in range(20):
-        pace.learn("anna", WORDS, 2000.0)
+        pace.update("anna", WORDS, 2000.0)
     after = estimated("anna")
     assert before[-1][2] != after[-1][2]
     assert after[-1][2] == pytest.approx(2000, abs=2)

@@ -15,8 +15,9 @@ from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, Unavailable, UnknownModel
 from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.testing import die
-from motet_vad.recording import BEFORE, SHORTEST
+from motet_vad.recording import MIN_FRAMES, WARM_UP_FRAMES
 from support.file_world import FileWorld, file_world
+from support.refusals import refuses
 from support.spoken import mixed, noise, say, silence
 
 RATE = 16000
@@ -83,8 +84,8 @@ async def test_a_long_file_is_heard_in_parts_side_by_side(world: World) -> None:
     before = vad.batcher.counters.passes
     found = await world.find(wav(pcm))
     frames, passes = len(pcm) / 2 / 512, vad.batcher.counters.passes - before
-    assert frames > 16 * SHORTEST
-    assert passes < frames / 16 + BEFORE + 5
+    assert frames > 16 * MIN_FRAMES
+    assert passes < frames / 16 + WARM_UP_FRAMES + 5
     assert_found(found, turns)
     alone = [
         await world.find(wav(pcm[at : at + 2 * RATE * 10]))
@@ -120,13 +121,13 @@ async def test_padding_and_pauses_are_the_caller_s(world: World) -> None:
 
 async def test_what_is_wrong_is_named(world: World) -> None:
     await world.start_vad(max_audio=5.0)
-    with pytest.raises(BadRequest, match="empty"):
+    with refuses(BadRequest, "file"):
         await world.find(b"")
-    with pytest.raises(BadRequest, match="longer than 5 s"):
+    with refuses(BadRequest, "file"):
         await world.find(wav(silence(9000, RATE)))
-    with pytest.raises(BadRequest, match="threshold"):
+    with refuses(BadRequest, "threshold"):
         await world.find(wav(silence(900, RATE)), threshold=3.0)
-    with pytest.raises(UnknownModel, match="whisper"):
+    with refuses(UnknownModel, "model"):
         await world.find(wav(silence(900, RATE)), model="whisper")
 
 

@@ -18,7 +18,8 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from motet_shared.errors import ConfigError
 from motet_vision.checkpoint import load_family
 from motet_vision.engine import Engine
-from motet_vision.families import Family
+from motet_vision.families import VisionFamily
+from support.refusals import refuses
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 
 TOLERANCE = 1e-4
@@ -36,7 +37,7 @@ PROCESSORS: dict[str, Any] = {
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, Family]:
+) -> tuple[str, Path, VisionFamily]:
     folder = tiny_vlm(request.param, tmp_path_factory.mktemp(request.param))
     return request.param, folder, load_family(folder, torch.float32)
 
@@ -71,7 +72,7 @@ def theirs(
 
 @torch.inference_mode()
 def test_pictures_of_any_size_are_encoded_as_by_transformers(
-    made: tuple[str, Path, Family],
+    made: tuple[str, Path, VisionFamily],
 ) -> None:
     name, folder, family = made
     model = reference(folder)
@@ -93,7 +94,7 @@ def test_pictures_of_any_size_are_encoded_as_by_transformers(
         assert torch.allclose(found[key].result, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_alike_pictures_are_encoded_together(made: tuple[str, Path, Family]) -> None:
+def test_alike_pictures_are_encoded_together(made: tuple[str, Path, VisionFamily]) -> None:
     _, _, family = made
     engine = Engine(family, max_patches=10_000)
     for key in range(3):
@@ -103,7 +104,7 @@ def test_alike_pictures_are_encoded_together(made: tuple[str, Path, Family]) -> 
     assert not engine.has_work
 
 
-def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, Family]) -> None:
+def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, VisionFamily]) -> None:
     _, _, family = made
     prepared = [family.prepare(picture(key), 0) for key in range(3)]
     engine = Engine(family, max_patches=prepared[0].patches * 2)
@@ -114,7 +115,7 @@ def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, Family]) -> 
     assert not engine.has_work
 
 
-def test_one_that_fails_spoils_no_other(made: tuple[str, Path, Family]) -> None:
+def test_one_that_fails_spoils_no_other(made: tuple[str, Path, VisionFamily]) -> None:
     _, _, family = made
     good, bad = (family.prepare(picture(key), 0) for key in (1, 2))
     name = "pixel_values"
@@ -130,7 +131,7 @@ def test_one_that_fails_spoils_no_other(made: tuple[str, Path, Family]) -> None:
     assert "NaN" in str(outputs["nan"].result)
 
 
-def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, Family]) -> None:
+def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, VisionFamily]) -> None:
     name, folder, family = made
     large = family.prepare(picture(1, 130, 100), 0)
     small = family.prepare(picture(1, 130, 100), 33 * 33)
@@ -147,7 +148,7 @@ def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, Family]) -> None:
 def test_a_text_only_checkpoint_does_not_see(tmp_path: Path) -> None:
     from support.checkpoints import tiny_checkpoint
 
-    with pytest.raises(ConfigError, match="'llama' does not see"):
+    with refuses(ConfigError, "model"):
         load_family(tiny_checkpoint("llama", tmp_path), torch.float32)
 
 
@@ -159,5 +160,5 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
     gone = next(name for name in weights if "multi_modal_projector" in name)
     del weights[gone]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match="missing multi_modal_projector"):
+    with pytest.raises(ConfigError, match=r"multi_modal_projector"):
         load_family(folder, torch.float32)

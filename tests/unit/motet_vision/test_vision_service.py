@@ -16,7 +16,8 @@ from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLa
 from motet_shared.messages import EncodedImage
 from motet_vision.cache import EmbeddingCache
 from motet_vision.service import Vision
-from support.films import film
+from support.refusals import refuses
+from support.videos import random_video
 from support.vlm_checkpoints import picture, tiny_vlm
 from support.vlm_stage import Stage, png, stage
 
@@ -73,14 +74,14 @@ async def test_another_resolution_is_another_sight(world: tuple[Stage, Vision]) 
 
 async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> None:
     made, vision = world
-    image = msgspec.structs.replace(made.file(film(10), param="video"), is_video=True)
+    image = msgspec.structs.replace(made.file(random_video(10), param="video"), is_video=True)
     seen = await made.see(image)
     family = vision.encoder.thread.engine.family
     assert seen.ids == [family.placeholder] * 2 * TOKENS  # a second long: two frames
     assert seen.embedding.embeddings.shape == (1, 2 * TOKENS, HIDDEN)
     assert await made.see(image) == seen
     assert vision.stats()["cache_hits"] == 1
-    with pytest.raises(BadRequest, match="cannot be read as a video") as caught:
+    with refuses(BadRequest, "video") as caught:
         await made.see(msgspec.structs.replace(made.file(b"no film", param="video"), is_video=True))
     assert caught.value.param == "video"
 
@@ -113,24 +114,23 @@ async def test_one_of_two_callers_leaves(world: tuple[Stage, Vision]) -> None:
 async def test_what_is_no_picture_is_refused(world: tuple[Stage, Vision]) -> None:
     made, vision = world
     file = png(picture(1))
-    for data, error, message in (
-        (b"not a picture", BadRequest, "no picture that is known"),
-        (file[: len(file) // 2], BadRequest, "cannot be read"),
-        (png(picture(1, 200, 100)), PayloadTooLarge, "200×100 pixels are more than 10000"),
-        (b"\x89PNG" + bytes(1 << 20), PayloadTooLarge, "at most 1048576 are read"),
+    for data, error in (
+        (b"not a picture", BadRequest),
+        (file[: len(file) // 2], BadRequest),
+        (png(picture(1, 200, 100)), PayloadTooLarge),
+        (b"\x89PNG" + bytes(1 << 20), PayloadTooLarge),
     ):
-        with pytest.raises(error, match=message) as caught:
+        with refuses(error, "messages[0].content[1].image_url"):
             await made.see(made.file(data, param="messages[0].content[1].image_url"))
-        assert caught.value.param == "messages[0].content[1].image_url"
     assert vision.stats()["pictures"] == 0
 
 
 async def test_other_refusals(world: tuple[Stage, Vision]) -> None:
     made, _ = world
     image = made.pictures(1)[0]
-    with pytest.raises(UnknownModel, match="'blind' is not served"):
+    with refuses(UnknownModel, "model"):
         await made.see(image, model="blind")
-    with pytest.raises(BadRequest, match="-1 is negative"):
+    with refuses(BadRequest, "max_pixels"):
         await made.see(msgspec.structs.replace(image, max_pixels=-1))
     made.store.drop(image.file)
     with pytest.raises(BlobError):
@@ -138,22 +138,22 @@ async def test_other_refusals(world: tuple[Stage, Vision]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "problem"),
+    ("settings", "param"),
     [
-        ({"device": "gpu"}, "device='gpu': give cpu, cuda"),
+        ({"device": "gpu"}, "device"),
         (
             {"device": f"cuda:{torch.cuda.device_count()}"},
-            "device='cuda.*torch sees .* GPUs.*; give cpu",
+            "device",
         ),
-        ({"dtype": "float16"}, "dtype='float16': CPUs compute it slowly"),
-        ({"dtype": "int8"}, "dtype='int8': choose one of auto"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"dtype": "int8"}, "dtype"),
     ],
 )
 async def test_devices_and_types_that_are_not_there_are_refused(
-    folder: Path, settings: dict[str, str], problem: str
+    folder: Path, settings: dict[str, str], param: str
 ) -> None:
     async with stage(folder) as made:
-        with pytest.raises(ConfigError, match=problem):
+        with refuses(ConfigError, param):
             await made.vision(**settings)
 
 
@@ -177,6 +177,6 @@ async def test_the_least_recently_used_makes_room() -> None:
         assert cache.get("picture 3") == newest
         assert cache.evictions >= 1
         assert lost is None or cache.evictions > 1
-        with pytest.raises(PayloadTooLarge, match="give a lower `max_pixels`"):
+        with refuses(PayloadTooLarge, "max_pixels"):
             await cache.put("huge", torch.zeros(1, 100, 32), [1], ())
         assert store.stats()["blobs"] == cache.stats()["cached"]

@@ -19,7 +19,8 @@ from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge, Unsuppo
 from motet_shared.messages import Sampling
 from motet_vision.checkpoint import load_family
 from motet_vision.video import Video, open_video
-from support.films import HEIGHT, RATE, WIDTH, film
+from support.refusals import refuses
+from support.videos import HEIGHT, RATE, WIDTH, random_video
 from support.vlm_checkpoints import picture, reference, tiny_vlm
 
 LIMITS: dict[str, Any] = {"count": 6, "max_pixels": 10_000, "max_length": 100}
@@ -51,7 +52,7 @@ def decoded(data: bytes) -> list[np.ndarray]:
     [(30, [0, 6, 12, 17, 23, 29]), (20, [0, 6, 13, 19]), (3, [0, 2]), (1, [0])],
 )
 def test_frames_are_evenly_spread_and_two_a_second_at_most(frames: int, wanted: list[int]) -> None:
-    data = film(frames)
+    data = random_video(frames)
     seen, every = open_video(data, **LIMITS), decoded(data)
     assert len(every) == frames
     assert all(
@@ -62,45 +63,29 @@ def test_frames_are_evenly_spread_and_two_a_second_at_most(frames: int, wanted: 
 
 
 @pytest.mark.parametrize(
-    ("data", "limits", "error", "message"),
+    ("data", "limits", "error"),
     [
-        (b"", {}, BadRequest, "x: cannot be read as a video"),
-        (
-            b"no video at all" * 100,
-            {},
-            BadRequest,
-            "x: cannot be read as a video .* send mp4 or webm",
-        ),
-        (film(4)[:300], {}, BadRequest, "x: "),
-        (
-            b"#EXTM3U\n#EXTINF:1,\nfile:///etc/hosts\n#EXT-X-ENDLIST\n",
-            {},
-            BadRequest,
-            "x: cannot be read as a video",
-        ),
-        (sound(), {}, BadRequest, "x: has no pictures in it"),
-        (film(5), {"max_length": 4}, PayloadTooLarge, r"x: has more than 4 frames \(--max-video\)"),
-        (
-            film(2),
-            {"max_pixels": 100},
-            PayloadTooLarge,
-            "x: frames of 84×56 pixels are more than 100",
-        ),
+        (b"", {}, BadRequest),
+        (b"no video at all" * 100, {}, BadRequest),
+        (random_video(4)[:300], {}, BadRequest),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/hosts\n#EXT-X-ENDLIST\n", {}, BadRequest),
+        (sound(), {}, BadRequest),
+        (random_video(5), {"max_length": 4}, PayloadTooLarge),
+        (random_video(2), {"max_pixels": 100}, PayloadTooLarge),
     ],
 )
 def test_what_is_no_video_is_named(
-    data: bytes, limits: dict[str, int], error: type[MotetError], message: str
+    data: bytes, limits: dict[str, int], error: type[MotetError]
 ) -> None:
-    with pytest.raises(error, match=message) as raised:
+    with refuses(error, "x"):
         open_video(data, param="x", **{**LIMITS, **limits})
-    assert raised.value.param == "x"
 
 
 def test_a_playlist_opens_no_other_file(tmp_path: Path) -> None:
     """FFmpeg's list of files is a format that is probed by nothing but its first line."""
-    (tmp_path / "film.mp4").write_bytes(film(4))
+    (tmp_path / "film.mp4").write_bytes(random_video(4))
     playlist = f"ffconcat version 1.0\nfile '{tmp_path / 'film.mp4'}'\n".encode()
-    with pytest.raises(BadRequest, match="cannot be read as a video"):
+    with refuses(BadRequest, "video"):
         open_video(playlist, **LIMITS)
 
 
@@ -130,7 +115,7 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
     folder = tiny_vlm("qwen2_5_vl", tmp_path)
     model: Any = reference(folder)
     vision_model = load_family(folder, torch.float32)
-    shown = open_video(film(frames), **{**LIMITS, "count": 5})
+    shown = open_video(random_video(frames), **{**LIMITS, "count": 5})
     prepared = vision_model.prepare_video(shown, 0)
     values, grid = patches(shown.frames)
     torch.testing.assert_close(prepared.inputs["pixel_values"], values, atol=1e-5, rtol=1e-5)
@@ -198,7 +183,5 @@ def test_others_see_its_frames_as_pictures(name: str, tmp_path: Path) -> None:
 
 def test_who_reads_no_videos_says_so(tmp_path: Path) -> None:
     vision_model = load_family(tiny_vlm("qwen3_vl", tmp_path), torch.float32)
-    with pytest.raises(
-        UnsupportedParameter, match="qwen3_vl reads no videos here; send frames as images"
-    ):
+    with refuses(UnsupportedParameter, None):
         vision_model.prepare_video(Video([picture(0), picture(1)], 2.0), 0)

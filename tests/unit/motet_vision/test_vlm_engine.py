@@ -22,7 +22,8 @@ from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_vision.checkpoint import load_family
-from motet_vision.families import Family
+from motet_vision.families import VisionFamily
+from support.refusals import refuses
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 
 TIE = 1e-4
@@ -49,7 +50,7 @@ class World:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.reference: PreTrainedModel = reference(folder)
-        self.vision_model: Family = load_family(folder, torch.float32)
+        self.vision_model: VisionFamily = load_family(folder, torch.float32)
         prepared = [
             self.vision_model.prepare(picture(number, *size), 0)
             for number, size in enumerate(SIZES)
@@ -212,15 +213,15 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
     engine = world.engine()
     sampling = Sampling(max_tokens=1)
     whole, placeholder = world.image_embeddings[0], world.vision_model.placeholder
-    with pytest.raises(BadRequest, match=r"1 placeholders .* the 0 images have 0 tokens"):
+    with refuses(BadRequest, "prompt"):
         engine.add(0, [1, placeholder, 2], sampling)
-    with pytest.raises(BadRequest, match="0 placeholders"):
+    with refuses(BadRequest, "prompt"):
         engine.add(0, [1, 2], sampling, images=[whole])
     cut = ImageEmbedding(whole.embeddings_LTX[:, :, :5], "cut", whole.grid)
-    with pytest.raises(BadRequest, match=r"this model takes \[\d, tokens, 32\]"):
+    with refuses(BadRequest, "image_embeddings[0]"):
         engine.add(0, [1, *world.ids[0]], sampling, images=[cut])
     if whole.grid:
-        with pytest.raises(BadRequest, match="frames, rows and columns"):
+        with refuses(BadRequest, "image_embeddings[0]"):
             engine.add(
                 0,
                 [1, *world.ids[0]],
@@ -237,5 +238,5 @@ def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
     engine = Engine(
         EngineConfig(model=str(tiny_checkpoint("llama", tmp_path)), num_blocks=8, overlap=False)
     )
-    with pytest.raises(BadRequest, match="reads no images"):
+    with refuses(BadRequest, "image_embeddings"):
         engine.add(0, [1], Sampling(), images=[ImageEmbedding(torch.zeros(1, 1, 64), "x")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from motet_cli.supervision.model_folders import ModelFolder
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision.stack import Stack
 from motet_models.image_support import accepts_images, placeholder
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import check_structure
-from check_structure import circles, imported, modules, private_words, rooms
+from check_structure import circles, imports, modules, modules_per_folder, private_words
 
 ROOT = Path(check_structure.__file__).parents[1]
 
@@ -29,14 +29,14 @@ def test_imports_in_functions_and_under_type_checking_make_circles(tmp_path: Pat
         three="from . import one\n",
     )
     known = modules([home])
-    graph = {name: imported(module, known) for name, module in known.items()}
+    graph = {name: imports(module, known) for name, module in known.items()}
     assert graph["pack.three"] == {"pack.one"}
     assert circles(graph) == [["pack.one", "pack.two"]]
 
 
 def test_modules_are_counted_by_folder(tmp_path: Path) -> None:
     home = package(tmp_path, one="", two="")
-    assert rooms(modules([home])) == {"pack": 2}
+    assert modules_per_folder(modules([home])) == {"pack": 2}
 
 
 def test_private_words_are_found_in_docstrings_and_comments_alone(tmp_path: Path) -> None:

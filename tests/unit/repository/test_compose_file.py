@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from motet_gateway.images.store import JetStreamStore
+from motet_gateway.images.store import ImageStore
+from motet_gateway.storage.jetstream import connect
+from motet_gateway.storage.quota import Stored
 from motet_llm.config import DecodeConfig, EngineConfig
 from motet_shared.credentials import USERS
 from motet_shared.errors import Unavailable
@@ -159,11 +161,12 @@ async def test_nats_keeps_pictures_within_bounds(
     async with NatsServer(CONFIG, tmp_path / "store") as nats:
         bus = await nats.bus("gateway")
         try:
-            keep = await JetStreamStore.open(bus, 60, 60, 6)
-            assert keep is not None
+            client = await connect(bus)
+            assert client is not None
+            keep = await ImageStore.open(client, Stored(lambda owner: None), 60, 60, 6)
             name = await keep.put_image(b"small", "png")
             assert await keep.image(name) == b"small"
-            with pytest.raises(Unavailable, match="insufficient resources"):
+            with pytest.raises(Unavailable):
                 await keep.put_image(bytes(2 << 20), "png")
             assert await keep.image(name) == b"small"
         finally:

@@ -3,7 +3,8 @@
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -112,6 +113,12 @@ def declared(extra: str) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Top-level modules and their distributions; to read it from the files takes more than a second."""
+    return packages_distributions()
+
+
 def distributions(module: str) -> set[str]:
     """Which distributions may have brought a module. OpenTelemetry's share one namespace."""
     if module.startswith("opentelemetry."):
@@ -120,10 +127,7 @@ def distributions(module: str) -> set[str]:
         if module.startswith("opentelemetry.exporter"):
             return {"opentelemetry-exporter-otlp-proto-http"}
         return {"opentelemetry-api"}
-    return {
-        canonicalize_name(name)
-        for name in packages_distributions().get(module.partition(".")[0], [])
-    }
+    return {canonicalize_name(name) for name in installed().get(module.partition(".")[0], [])}
 
 
 @pytest.mark.parametrize("folder", RULES)

@@ -40,8 +40,8 @@ def test_what_is_only_unpacked_comes_alone() -> None:
 
 
 def test_a_service_without_an_extra_is_an_error() -> None:
-    with pytest.raises(KeyError, match="nobody"):
-        requirements(SETTINGS, "nobody")
+    with pytest.raises(KeyError, match="missing"):
+        requirements(SETTINGS, "missing")
 
 
 def test_no_setting_of_a_service_has_the_name_of_a_variable_that_images_set() -> None:

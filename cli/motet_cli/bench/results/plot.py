@@ -15,28 +15,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg")
-_LOWEST = (
-    1e-5  # seconds; a logarithmic axis cannot show gaps of 0, between events that arrived together
-)
+# Seconds; a logarithmic axis cannot show gaps of 0, between events that arrived together.
+_LOWEST = 1e-5
 
 
 def check(path: str) -> Path:
-    """Return the path. Raises ConfigError, before the run, if the plot could not be drawn."""
+    """Return the path. Raises ConfigError if the plot could not be written after the run."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--plot: matplotlib is not installed; pip install 'motet[bench]'"
+            "--plot: matplotlib is not installed; pip install 'motet[bench]'", param="--plot"
         ) from None
     target = Path(path).expanduser()
     if target.suffix not in FORMATS or not target.parent.is_dir():
         raise ConfigError(
-            f"--plot: {path!r}: give a name ending in {' or '.join(FORMATS)}, in a folder that exists"
+            f"--plot: {path!r}: give a name ending in {' or '.join(FORMATS)}, in a folder that exists",
+            param="--plot",
         )
     return target
 
 
 def draw(measured: Measured, limits: Limits, title: str, path: Path) -> None:
+    """Write the plot to `path`, in the format of its suffix."""
     from matplotlib.figure import Figure
 
     done = [record for record in measured.records if record.ok]
@@ -52,7 +53,7 @@ def draw(measured: Measured, limits: Limits, title: str, path: Path) -> None:
 
 
 def _distribution(axes: Axes, name: str, values: Sequence[float], limit: float | None) -> None:
-    """Plot the cumulative share of values, with the limit of goodput."""
+    """Plot the cumulative distribution of values in seconds, with the goodput limit."""
     axes.set(title=name, xlabel="milliseconds", ylabel="share", ylim=(0, 1))
     axes.grid(alpha=0.3)
     if not values:
@@ -69,7 +70,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float], limit: float |
 
 
 def _rate(axes: Axes, measured: Measured) -> None:
-    """Plot the events that carried tokens, by second of the run."""
+    """Plot the number of events with tokens in each second of the run."""
     counts: Counter[int] = Counter()
     for record in measured.records:
         for when, events in zip(record.times, record.events, strict=True):

@@ -1,25 +1,24 @@
-"""Record the measurements of one request, in seconds on one clock from the start of the run."""
+"""Record the measurements of one request, in seconds from the start of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_STAGES = ("queue", "transfer", "prefill", "decode")  # stages of decode, one after the other
+_STAGES = ("queue", "transfer", "prefill", "decode")  # of the engine, in this order
 
 
 @dataclass(slots=True)
 class Record:
-    """One request and its reply.
+    """Hold the measurements of one request and its reply.
 
-    due: when it should be sent.
-    sent: when it was sent.
-    ended: when the reply was complete, or had failed.
-    times, events: when data with tokens was read, and how many events each read contained: those
-        arrived together.
-    tokens: completion tokens by the server's usage; None: not reported, and events count as tokens.
+        due: time at which it should be sent.
+        sent: time at which it was sent.
+        ended: time at which the reply was complete or had failed.
+        times, events: times at which data with tokens was read, and the number of events in each read.
+    tokens: completion tokens by the server's usage; None: not reported, so events count as tokens.
     timing: seconds by `<role>.<stage>`, if the server reports them.
-    error: kind of failure, empty for a complete reply.
-    message: the server's or the system's message.
+        error: kind of failure; empty for a complete reply.
+        message: the server's or the system's message.
     """
 
     number: int
@@ -64,14 +63,14 @@ class Record:
 
     @property
     def gaps(self) -> list[float]:
-        """Return the seconds between successive arrivals, which a reader perceives."""
+        """Return the seconds between successive reads with tokens."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
     @property
     def token_gaps(self) -> list[float]:
-        """Return the gaps, divided among the tokens that ended them.
+        """Return the gaps per token: each gap divided among the tokens that arrived at its end.
 
-        Usage has only the tokens of all events together, so each event counts for the same number.
+        Usage counts the tokens of all events together, so every event counts for the same number.
         """
         carried = max(1.0, self.output_tokens / max(1, sum(self.events)))
         return [
@@ -82,7 +81,7 @@ class Record:
 
     @property
     def plumbing(self) -> float | None:
-        """Return the part of `e2e` outside the engine and its queue; None without server times."""
+        """Return the seconds of `e2e` outside the engine and its queue; None without `timing`."""
         if "decode.decode" not in self.timing:
             return None
         return self.e2e - sum(self.timing.get(f"decode.{stage}", 0.0) for stage in _STAGES)

@@ -1,4 +1,4 @@
-"""Write a run as JSON: its configuration, its results, and each request if wanted."""
+"""Write a run as JSON: its configuration, its results and, with --records, each request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from motet_cli.bench.load import Measured
 from motet_cli.bench.request import Shape
 from motet_cli.bench.results.record import Record
 from motet_cli.bench.results.summary import Summary
-from motet_cli.bench.scale import Scale
+from motet_cli.bench.tokens_per_word import TokensPerWord
 from motet_cli.bench.workload import Workload
 
-FORMAT = 1  # raised when a member changes its meaning
+FORMAT = 1  # incremented when a member changes its meaning
 
 
 def write(
     path: Path,
     config: BenchConfig,
     shape: Shape,
-    scale: Scale,
+    scale: TokensPerWord,
     started: datetime,
     summary: Summary,
     measured: Measured,
@@ -44,7 +44,7 @@ def write(
     part.replace(path)
 
 
-def _config(config: BenchConfig, shape: Shape, scale: Scale) -> dict[str, Any]:
+def _config(config: BenchConfig, shape: Shape, scale: TokensPerWord) -> dict[str, Any]:
     return {
         "model": shape.model,
         "endpoint": shape.endpoint,

@@ -1,4 +1,4 @@
-"""Compute percentiles."""
+"""Compute percentiles and summarize distributions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Distribution of values, in their own unit. With `count` 0 all else is 0."""
+    """Summarize a distribution in the unit of its values; all 0 without values."""
 
     count: int = 0
     mean: float = 0.0
@@ -33,12 +33,12 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return a percentile of sorted values, `share` from 0 to 100; linear interpolation as numpy's.
+    """Return a percentile of sorted values by linear interpolation, as numpy does.
 
-    Raises ValueError without values.
+    share: 0 to 100. Raises ValueError for an empty sequence.
     """
     if not ordered:
-        raise ValueError("no values have no percentile")
+        raise ValueError("ordered: is empty; give at least one value")
     place = (len(ordered) - 1) * share / 100
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)

@@ -10,12 +10,12 @@ from motet_cli.bench.results.record import Record
 from motet_cli.bench.results.statistics import Spread, percentile
 
 _BUSY = 0.7  # share of one core above which the client delays what it measures
-_LATE = 0.02  # seconds
+_LATE = 0.02  # seconds of lag or lateness above which the client is a bottleneck
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a request that counts for goodput, in seconds; None: no limit.
+    """Hold the limits of a request that counts for goodput, in seconds; None: no limit.
 
     ttft: time to first token.
     itl: the 95th percentile of the gaps between arrivals within the request.
@@ -44,7 +44,10 @@ def _within(value: float, limit: float | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Failures of one kind. `message`: that of the first."""
+    """Count the failures of one kind.
+
+    message: the message of the first one.
+    """
 
     kind: str
     count: int
@@ -53,7 +56,10 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Requests within the limits. `share`: of those not interrupted, failed ones included."""
+    """Count the requests within the limits.
+
+    share: of all requests that were not interrupted, failed ones included.
+    """
 
     limits: Limits
     requests: int
@@ -63,7 +69,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost per million tokens, in the unit of `price_per_hour`; None without tokens."""
+    """State the cost per million tokens, in the unit of `price_per_hour`; None without tokens."""
 
     price_per_hour: float
     per_million_output: float | None
@@ -72,11 +78,11 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLoad:
-    """Load of the client itself.
+    """State the load of the client itself.
 
-    lag: how late its event loop was.
-    late: how long after their time requests were sent (open loop).
-    bottleneck: the figures are not the server's alone.
+    lag: delay of its event loop, in seconds.
+    late: seconds between a request's due time and its sending (open loop).
+    bottleneck: True if the client slowed the measurement down.
     """
 
     cpu_share: float
@@ -88,13 +94,13 @@ class ClientLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Results of a run. All times are in seconds; latencies are those of complete replies only.
+    """Hold the results of a run. Times are in seconds; latencies are of complete replies only.
 
-    counted: "usage" if output tokens are the server's usage; "events" if it reported no usage for
-        some replies.
-    itl: between arrivals.
-    itl_per_token: the same, divided among the tokens of each arrival.
-    stages: where the time of a reply went, as Motet reports it; empty for other servers.
+    counted: "usage" if output tokens are the server's usage; "events" if it reported none for some
+        replies.
+    itl: between two reads with tokens.
+    itl_per_token: the same, divided among the tokens of each read.
+    stages: seconds of a reply by stage, as Motet reports them; empty for other servers.
     """
 
     seconds: float
@@ -125,7 +131,10 @@ class Summary:
 def summarize(
     measured: Measured, limits: Limits, price_per_hour: float | None = None, *, paced: bool
 ) -> Summary:
-    """Return the summary. `paced`: requests had arrival times, so lateness is the client's."""
+    """Return the summary of a run.
+
+    paced: requests had arrival times, so that the client can send them late.
+    """
     records = measured.records
     done = [record for record in records if record.ok]
     seconds = max(measured.seconds, 1e-9)
@@ -168,11 +177,13 @@ def _failures(records: list[Record]) -> list[Failure]:
         if not record.ok and record.error != "interrupted":
             kinds.setdefault(record.error, []).append(record.message)
     ordered = sorted(kinds.items(), key=lambda item: -len(item[1]))
-    return [Failure(kind=kind, count=len(said), message=said[0]) for kind, said in ordered]
+    return [
+        Failure(kind=kind, count=len(messages), message=messages[0]) for kind, messages in ordered
+    ]
 
 
 def _stages(done: list[Record]) -> dict[str, Spread]:
-    """Return the engine's queue, prefill and decode, the rest, and the share of forward passes."""
+    """Return seconds in the engine's queue, prefill and decode, outside of it, and in its model."""
     known = [record for record in done if record.plumbing is not None]
     if not known:
         return {}

@@ -1,4 +1,4 @@
-"""Print a summary of a run."""
+"""Print the summary of a run as tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _STAGES = {
     "queue": "queue in the engine",
     "prefill": "prefill",
     "decode": "decode",
-    "plumbing": "plumbing (the rest)",
-    "model": "share of forward passes",
+    "plumbing": "outside the engine (plumbing)",
+    "model": "of it, forward passes",
 }
 
 
@@ -109,28 +109,28 @@ def _failures(summary: Summary) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("failed", justify="right")
     table.add_column("kind")
-    table.add_column("the first said", overflow="fold")
+    table.add_column("first message", overflow="fold")
     for failure in summary.failures:
         table.add_row(str(failure.count), escape(failure.kind), escape(failure.message))
     return table
 
 
 def warnings(summary: Summary) -> list[str]:
-    """Return what a reader must know before trusting the figures."""
+    """Return warnings that limit how far the figures can be trusted."""
     found = []
     client = summary.client
     if client.bottleneck:
         found.append(
-            f"warning: the client was a bottleneck: it took {client.cpu_share:.0%} of a core, its loop lagged"
-            f" {client.lag.p99 * 1000:.0f} ms and requests left {client.late.p99 * 1000:.0f} ms late (p99);"
-            " give it a core of its own, or less load"
+            f"warning: the client was a bottleneck: it used {client.cpu_share:.0%} of a core, its event loop"
+            f" lagged {client.lag.p99 * 1000:.0f} ms and requests were sent"
+            f" {client.late.p99 * 1000:.0f} ms late (p99); give it a core of its own, or less load"
         )
     if summary.counted == "events" and summary.completed:
         found.append(
-            "note: the server told no usage for some replies; their events are counted as tokens"
+            "note: the server reported no usage for some replies; their events are counted as tokens"
         )
     if summary.interrupted:
-        found.append("note: interrupted; these are the figures until then")
+        found.append("note: interrupted; the figures cover the time until then")
     return found
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 from motet_kernels.spans import upload
 
 _VECTOR = 16  # bytes that a thread moves at once, if all rows are multiples of this
@@ -45,18 +45,18 @@ def _move_blocks(
         rows = address.to(tl.pointer_type(tl.uint8)) + inside
         data = data_ptr + outside
     at = tl.program_id(1).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    seen = at < units
+    mask = at < units
     if KIND == "read":
-        tl.store(data + at, tl.load(rows + at, mask=seen), mask=seen)
+        tl.store(data + at, tl.load(rows + at, mask=mask), mask=mask)
     elif KIND == "write":
-        tl.store(rows + at, tl.load(data + at, mask=seen), mask=seen)
+        tl.store(rows + at, tl.load(data + at, mask=mask), mask=mask)
     else:
         tl.static_assert(KIND == "copy")
         target = tl.load(blocks_ptr + tl.num_programs(0) // L + number)
         there = (target - block) * size // UNIT
         if UNIT > 1:
             there = tl.multiple_of(there, 4)
-        tl.store(rows + there + at, tl.load(rows + at, mask=seen), mask=seen)
+        tl.store(rows + there + at, tl.load(rows + at, mask=mask), mask=mask)
 
 
 _MOVE = GpuKernel(
@@ -107,7 +107,7 @@ def _programs(rows: int, units: int, constants: Constants) -> tuple[int, int]:
     return rows, triton.cdiv(units, constants["CHUNK"])
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield blocks of 16 tokens of 32 layers with 8 heads of 128, and unaligned storages.
 
     The blocks are bfloat16; rows of 90 bytes cannot be moved in vectors.
@@ -115,6 +115,8 @@ def samples() -> Iterator[Sample]:
     for row, name in ((2 * 8 * 16 * 128 * 2, "65,536 bytes"), (90, "90 bytes")):
         storages = Storages([torch.zeros(2, row, dtype=torch.uint8) for _ in range(2)])
         content_X = torch.zeros(2 * row, dtype=torch.uint8)
-        yield Sample(f"copied, {name}", partial(storages.copy, [0], [1]))
-        yield Sample(f"read, {name}", partial(storages.read, [0, 1]))
-        yield Sample(f"written, {name}", partial(storages.write, [0, 1], [content_X, content_X]))
+        yield LaunchSample(f"copied, {name}", partial(storages.copy, [0], [1]))
+        yield LaunchSample(f"read, {name}", partial(storages.read, [0, 1]))
+        yield LaunchSample(
+            f"written, {name}", partial(storages.write, [0, 1], [content_X, content_X])
+        )

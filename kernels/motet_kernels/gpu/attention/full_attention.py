@@ -1,7 +1,7 @@
 """Compute attention within packed rows: to all tokens, to earlier tokens, or to nearby ones.
 
 A program takes a tile of lines of one row and key head and iterates over the keys that they attend
-to (`attention_walk.py`).
+to (`online_softmax.py`).
 
 Shapes: as `motet_kernels.attention.full_attention`, and L lines of a tile, G heads that share a key.
 """
@@ -16,19 +16,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.attention.attention_walk import (
+from motet_kernels.gpu.attention.online_softmax import (
     ANY,
-    Parts,
+    DimParts,
+    attend_keys,
     factors,
+    initial_state,
     load_part,
     multiplies_wide,
-    nothing_seen,
     size_for,
     sizes,
     store_part,
-    walk,
 )
-from motet_kernels.gpu.launch import Sample
+from motet_kernels.gpu.launch import LaunchSample
 from motet_kernels.spans import Spans
 
 
@@ -68,11 +68,11 @@ def _packed_attention(
     )
     start, count, first = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), tl.load(tile_ptr + 3)
     line_L = first + tl.arange(0, L)
-    there_L, place_L, head_L = line_L < count * G, line_L // G, kv_head * G + line_L % G
+    mask_L, place_L, head_L = line_L < count * G, line_L // G, kv_head * G + line_L % G
     token_L = (start + place_L).to(tl.int64)
     query_L = query_ptr + token_L * stride_qn + head_L.to(tl.int64) * stride_qh
-    query_LD = load_part(query_L, there_L, 0, D, DIM, WIDE)
-    query_LE = load_part(query_L, there_L, D, E, DIM, WIDE) if E else query_LD
+    query_LD = load_part(query_L, mask_L, 0, D, DIM, WIDE)
+    query_LE = load_part(query_L, mask_L, D, E, DIM, WIDE) if E else query_LD
 
     top, last = first // G, (tl.minimum(first + L, count * G) - 1) // G
     lo, hi, whole, first_L = 0, count, count, place_L - window + 1
@@ -90,12 +90,12 @@ def _packed_attention(
         stride_vn,
         VALUE_DIM,
     )
-    sight = first_L, last_L, lo, hi, scale, softcap
+    visibility = first_L, last_L, lo, hi, scale, softcap
     begin = lo // KEYS * KEYS
-    state = nothing_seen(L, KEYS, V, U)
+    state = initial_state(L, KEYS, V, U)
     if not WINDOW:
         whole = whole // KEYS * KEYS
-        state = walk(
+        state = attend_keys(
             *(
                 state,
                 query_LD,
@@ -103,7 +103,7 @@ def _packed_attention(
                 keys,
                 values,
                 (tiles_ptr, 0),
-                sight,
+                visibility,
                 begin,
                 whole,
                 False,
@@ -112,14 +112,26 @@ def _packed_attention(
             *(False, False, False, WIDE, None, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
         )
         begin = whole
-    _, sum_L, out_LV, out_LU, _ = walk(
-        *(state, query_LD, query_LE, keys, values, (tiles_ptr, 0), sight, begin, hi, True, WINDOW),
+    _, sum_L, out_LV, out_LU, _ = attend_keys(
+        *(
+            state,
+            query_LD,
+            query_LE,
+            keys,
+            values,
+            (tiles_ptr, 0),
+            visibility,
+            begin,
+            hi,
+            True,
+            WINDOW,
+        ),
         *(False, False, False, WIDE, None, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
     )
     to_L = out_ptr + (token_L * num_heads + head_L) * VALUE_DIM
-    store_part(to_L, out_LV / sum_L[:, None], there_L, 0, V, VALUE_DIM)
+    store_part(to_L, out_LV / sum_L[:, None], mask_L, 0, V, VALUE_DIM)
     if U:
-        store_part(to_L, out_LU / sum_L[:, None], there_L, V, U, VALUE_DIM)
+        store_part(to_L, out_LU / sum_L[:, None], mask_L, V, U, VALUE_DIM)
 
 
 _SIZES = sizes(
@@ -146,7 +158,7 @@ def packed_attention(
     (num_tokens, num_heads, dim), (_, kv_heads, value_dim) = query_NHD.shape, value_NKV.shape
     wide = multiplies_wide(query_NHD, key_NKD, value_NKV)
     size = size_for(dim, _WIDE_SIZES if wide else _SIZES)
-    group, key_parts, value_parts = num_heads // kv_heads, Parts.of(dim), Parts.of(value_dim)
+    group, key_parts, value_parts = num_heads // kv_heads, DimParts.of(dim), DimParts.of(value_dim)
     tiles = spans.tiles(group, 0, size.lines)
     out_NHV = query_NHD.new_empty(num_tokens, num_heads, value_dim)
     size.kernel(
@@ -174,7 +186,7 @@ def packed_attention(
     return out_NHV
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     for label, heads, kv_heads, dim, dtype, causal, window in (
@@ -197,4 +209,4 @@ def samples() -> Iterator[Sample]:
             causal=causal,
             window=window,
         )
-        yield Sample(f"{label}, {dtype}", call, mma=dtype != fp32)
+        yield LaunchSample(f"{label}, {dtype}", call, mma=dtype != fp32)

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from motet_kernels.attention.kv_format import row_size
-from motet_kernels.gpu.codes import WORD, encoded, largest_of, pages, scale_at, steps_of
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.codes import WORD_BYTES, encoded, largest_of, pages, scale_at, scale_of
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -24,20 +24,20 @@ def _put(
     rows_ptr, rows_stride_n, rows_stride_k, cache_ptr, cache_stride_p, cache_stride_k, cache_stride_s,
     token, head, block, place, K, D, BLOCK: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    word: tl.constexpr = 1 if CODES is None else WORD
+    word: tl.constexpr = 1 if CODES is None else WORD_BYTES
     at = tl.arange(0, BLOCK)[None, :]
-    seen = (head < K) & (at < D)
+    mask = (head < K) & (at < D)
     rows = tl.load(
-        rows_ptr + token * rows_stride_n + head * rows_stride_k + at, mask=seen, other=0.0
+        rows_ptr + token * rows_stride_n + head * rows_stride_k + at, mask=mask, other=0.0
     ).to(tl.float32)
     cache = (
         cache_ptr + (block * cache_stride_p + head * cache_stride_k + place * cache_stride_s) * word
     )
     if CODES is None:
-        tl.store(cache + at, rows.to(cache_ptr.dtype.element_ty), mask=seen)
+        tl.store(cache + at, rows.to(cache_ptr.dtype.element_ty), mask=mask)
     else:
-        scale, inverse = steps_of(largest_of(rows), CODES == "float8")
-        tl.store(cache + at, encoded(rows, scale, inverse, CODES == "float8"), mask=seen)
+        scale, inverse = scale_of(largest_of(rows), CODES == "float8")
+        tl.store(cache + at, encoded(rows, scale, inverse, CODES == "float8"), mask=mask)
         tl.store(scale_at(cache, D), scale, mask=head < K)
 
 
@@ -109,7 +109,7 @@ def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
     return tokens, triton.cdiv(heads, constants["HEADS"])
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield heads of 64 and 128, latents (MLA), and steps in another type than the cache.
 
     The cache may have 8 bits.
@@ -128,4 +128,4 @@ def samples() -> Iterator[Sample]:
         cache_PKSD = torch.zeros(4, heads, 16, row_size(dim, cache), dtype=cache)
         label = f"{heads} heads of {dim}, {dtype} to {cache}"
         value, values = (None, None) if dim == 576 else (rows_NKD, cache_PKSD)
-        yield Sample(label, partial(store_kv, rows_NKD, value, cache_PKSD, values, slots_N))
+        yield LaunchSample(label, partial(store_kv, rows_NKD, value, cache_PKSD, values, slots_N))

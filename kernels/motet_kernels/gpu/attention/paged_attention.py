@@ -24,9 +24,9 @@ from torch import Tensor
 
 from motet_kernels.attention.kv_format import is_part, row_size, value_dim_of
 from motet_kernels.attention.paged_batch import PagedBatch
-from motet_kernels.gpu.attention.attention_walk import (
+from motet_kernels.gpu.attention.online_softmax import (
     ANY,
-    Parts,
+    DimParts,
     factors,
     multiplies_wide,
     size_for,
@@ -34,7 +34,7 @@ from motet_kernels.gpu.attention.attention_walk import (
 )
 from motet_kernels.gpu.attention.paged_tiles import attend_tiles, merge_segments
 from motet_kernels.gpu.codes import pages
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 from motet_kernels.spans import Tiles
 
 SEGMENT = 512  # keys of a segment
@@ -78,9 +78,9 @@ def paged_attention(
     keys, key_strides, codes = pages("key_PKSD", key_PKSD)
     part = is_part(value_PKSV, key_PKSD)
     values, value_strides, _ = pages("value_PKSV", key_PKSD if part else value_PKSV)
-    key_parts, wide = Parts.of(dim), multiplies_wide(query_NHD, *([] if codes else [key_PKSD]))
+    key_parts, wide = DimParts.of(dim), multiplies_wide(query_NHD, *([] if codes else [key_PKSD]))
     shared = part and value_dim <= key_parts.main
-    value_parts = Parts(key_parts.main, 0) if shared else Parts.of(value_dim)
+    value_parts = DimParts(key_parts.main, 0) if shared else DimParts.of(value_dim)
     size = size_for(dim, _WIDE_SIZES if wide else _CODED_SIZES if codes else _SIZES)
     short, long = min(max(16, triton.next_power_of_2(group)), size.lines), size.lines
     tiles = batch.spans.tiles(group, short, long)
@@ -155,12 +155,12 @@ def _segments(limit: int, window: int | None, tiles: Tiles, group: int) -> int:
     """Return the most segments that a short tile touches, with tables of up to `limit` keys."""
     most = -(-limit // SEGMENT)
     if window is not None:
-        seen = window + tiles.short_lines // group + 1
-        most = min(most, -(-seen // SEGMENT) + 1)
+        mask = window + tiles.short_lines // group + 1
+        most = min(most, -(-mask // SEGMENT) + 1)
     return max(most, 1)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler.
 
     Each is (label, heads, key heads, slots, dims, types, queries, options).
@@ -245,4 +245,4 @@ def samples() -> Iterator[Sample]:
         query = torch.zeros(sum(queries), heads, dims[0], dtype=dtype)
         name = f"{label}, {dtype}{'' if cache == dtype else f' on {cache}'}"
         call = partial(paged_attention, query, key, value, batch, scale=0.1, **options)
-        yield Sample(name, call, mma=dtype != torch.float32)
+        yield LaunchSample(name, call, mma=dtype != torch.float32)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from motet_kernels.gpu.attention.attention_walk import (
+from motet_kernels.gpu.attention.online_softmax import (
     LOG2_E,
+    attend_keys,
+    initial_state,
     load_part,
-    nothing_seen,
     store_part,
-    walk,
 )
-from motet_kernels.gpu.codes import WORD
+from motet_kernels.gpu.codes import WORD_BYTES
 
 _VARIES = ["num_long", "segments", "stride_table", "num_entries", "num_blocks", "window"]
 
@@ -43,7 +43,7 @@ def _tile(
     first = tl.load(tiles_ptr + number * 4 + 3)
     length = tl.load(lengths_ptr + row)
     line_L = first + tl.arange(0, L)
-    there_L = line_L < queries * G
+    mask_L = line_L < queries * G
     last = tl.minimum(first + L, queries * G) - 1
     lo, hi, top = 0, length, length - 1
     last_L = tl.full([L], 0, tl.int32) + top
@@ -53,15 +53,15 @@ def _tile(
         hi = length - queries + last // G + 1
     if WINDOW:
         lo = tl.maximum(top - window + 1, 0)
-    return row, start + line_L // G, line_L % G, there_L, last_L - window + 1, last_L, lo, hi, top
+    return row, start + line_L // G, line_L % G, mask_L, last_L - window + 1, last_L, lo, hi, top
 
 
 @triton.jit
-def _finish(state, sinks_ptr, at_L, there_L, broken, SINKS: tl.constexpr):
+def _finish(state, sinks_ptr, at_L, mask_L, broken, SINKS: tl.constexpr):
     """Return the results of a walk with the sinks' share, and NaN where a table was invalid."""
     max_L, sum_L, out_LV, out_LU, bad_T = state
     if SINKS:
-        sink_L = tl.load(sinks_ptr + at_L, mask=there_L, other=0.0) * LOG2_E
+        sink_L = tl.load(sinks_ptr + at_L, mask=mask_L, other=0.0) * LOG2_E
         top_L = tl.maximum(max_L, sink_L)
         decay_L = tl.exp2(max_L - top_L)
         sum_L = sum_L * decay_L + tl.exp2(sink_L - top_L)
@@ -73,12 +73,10 @@ def _finish(state, sinks_ptr, at_L, there_L, broken, SINKS: tl.constexpr):
 
 
 @triton.jit
-def _write(
-    out_LV, out_LU, to_L, there_L, VALUE_DIM: tl.constexpr, V: tl.constexpr, U: tl.constexpr
-):
-    store_part(to_L, out_LV, there_L, 0, V, VALUE_DIM)
+def _write(out_LV, out_LU, to_L, mask_L, VALUE_DIM: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
+    store_part(to_L, out_LV, mask_L, 0, V, VALUE_DIM)
     if U:
-        store_part(to_L, out_LU, there_L, V, U, VALUE_DIM)
+        store_part(to_L, out_LU, mask_L, V, U, VALUE_DIM)
 
 
 @triton.jit
@@ -124,7 +122,7 @@ def _attend(
     tables_ptr, stride_table, num_entries, num_blocks = pages
     tiles_ptr, lengths_ptr, sinks_ptr, window, scale, softcap = given
     out_ptr, parts_ptr, sums_ptr = made
-    row, token_L, head_L, there_L, first_L, last_L, lo, hi, top = _tile(
+    row, token_L, head_L, mask_L, first_L, last_L, lo, hi, top = _tile(
         tiles_ptr, tile, lengths_ptr, window, L, G, CAUSAL, WINDOW
     )
     broken = hi > num_entries * SLOTS
@@ -138,14 +136,14 @@ def _attend(
     ):  # the first segment writes NaN where the table is too short for any key
         at_L = kv_head * G + head_L
         query_L = query_ptr + token_L.to(tl.int64) * stride_qn + at_L.to(tl.int64) * stride_qh
-        query_LD = load_part(query_L, there_L, 0, D, DIM, WIDE)
-        query_LE = load_part(query_L, there_L, D, E, DIM, WIDE) if E else query_LD
+        query_LD = load_part(query_L, mask_L, 0, D, DIM, WIDE)
+        query_LE = load_part(query_L, mask_L, D, E, DIM, WIDE) if E else query_LD
         table = tables_ptr + row.to(tl.int64) * stride_table, num_blocks
-        sight = first_L, last_L, lo, hi, scale, softcap
-        state = nothing_seen(L, KEYS, V, U)
+        visibility = first_L, last_L, lo, hi, scale, softcap
+        state = initial_state(L, KEYS, V, U)
         if not (SPLIT or WINDOW):
             whole = tl.minimum(top + 1, hi) // KEYS * KEYS
-            state = walk(
+            state = attend_keys(
                 *(
                     state,
                     query_LD,
@@ -153,7 +151,7 @@ def _attend(
                     keys,
                     values,
                     table,
-                    sight,
+                    visibility,
                     begin,
                     whole,
                     False,
@@ -162,20 +160,20 @@ def _attend(
                 *(SOFTCAP, True, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
             begin = whole
-        state = walk(
-            *(state, query_LD, query_LE, keys, values, table, sight, begin, end, True, WINDOW),
+        state = attend_keys(
+            *(state, query_LD, query_LE, keys, values, table, visibility, begin, end, True, WINDOW),
             *(SOFTCAP, True, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
         )
         if SPLIT and (hi - 1) // SPLIT > lo // SPLIT:
-            max_L, sum_L, out_LV, out_LU = _finish(state, sinks_ptr, at_L, there_L, broken, False)
+            max_L, sum_L, out_LV, out_LU = _finish(state, sinks_ptr, at_L, mask_L, broken, False)
             part_L = part * L + tl.arange(0, L)
-            tl.store(sums_ptr + part_L * 2, max_L, mask=there_L)
-            tl.store(sums_ptr + part_L * 2 + 1, sum_L, mask=there_L)
-            _write(out_LV, out_LU, parts_ptr + part_L * VALUE_DIM, there_L, VALUE_DIM, V, U)
+            tl.store(sums_ptr + part_L * 2, max_L, mask=mask_L)
+            tl.store(sums_ptr + part_L * 2 + 1, sum_L, mask=mask_L)
+            _write(out_LV, out_LU, parts_ptr + part_L * VALUE_DIM, mask_L, VALUE_DIM, V, U)
         else:
-            max_L, sum_L, out_LV, out_LU = _finish(state, sinks_ptr, at_L, there_L, broken, SINKS)
+            max_L, sum_L, out_LV, out_LU = _finish(state, sinks_ptr, at_L, mask_L, broken, SINKS)
             to_L = out_ptr + (token_L.to(tl.int64) * num_heads + at_L) * VALUE_DIM
-            _write(out_LV / sum_L[:, None], out_LU / sum_L[:, None], to_L, there_L, VALUE_DIM, V, U)
+            _write(out_LV / sum_L[:, None], out_LU / sum_L[:, None], to_L, mask_L, VALUE_DIM, V, U)
 
 
 @triton.jit(do_not_specialize=_VARIES)
@@ -234,7 +232,7 @@ def attend_tiles(
 
     Strides of a coded cache are in words.
     """
-    word: tl.constexpr = 1 if CODES is None else WORD
+    word: tl.constexpr = 1 if CODES is None else WORD_BYTES
     program, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     query = query_ptr, stride_qn, stride_qh
     keys = key_ptr + kv_head.to(tl.int64) * stride_kk * word, stride_kp * word, stride_ks * word
@@ -337,11 +335,11 @@ def merge_segments(
     """
     tile, line, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(2)
-    _, token_L, head_L, there_L, _, _, lo, hi, _ = _tile(
+    _, token_L, head_L, mask_L, _, _, lo, hi, _ = _tile(
         tiles_ptr, num_long + tile, lengths_ptr, window, SHORT, G, CAUSAL, WINDOW
     )
     mine_L = tl.arange(0, SHORT) == line
-    there = tl.max((mine_L & there_L).to(tl.int32), 0) > 0
+    there = tl.max((mine_L & mask_L).to(tl.int32), 0) > 0
     token = tl.sum(tl.where(mine_L, token_L, 0), 0)
     head = tl.sum(tl.where(mine_L, head_L, 0), 0) + kv_head * G
     hi = tl.minimum(hi, num_entries * SLOTS)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from motet_kernels.attention.head_norm import HeadNorm
 from motet_kernels.attention.kv_format import dim_of, row_size
-from motet_kernels.gpu.codes import WORD, encoded, largest_of, pages, scale_at, steps_of
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.codes import WORD_BYTES, encoded, largest_of, pages, scale_at, scale_of
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -31,8 +31,8 @@ def _columns(START: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _part(x_ptr, heads, columns, seen):
-    return tl.load(x_ptr + heads + columns, mask=seen, other=0.0).to(tl.float32)
+def _part(x_ptr, heads, columns, mask):
+    return tl.load(x_ptr + heads + columns, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def _rotate(
     D: tl.constexpr, R: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
     NORMED: tl.constexpr, STORES: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
-    word: tl.constexpr = 1 if CODES is None else WORD
+    word: tl.constexpr = 1 if CODES is None else WORD_BYTES
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     x_ptr += token * stride_n
@@ -98,13 +98,13 @@ def _rotate(
         if REST > 0:
             squares += tl.sum(rest * rest, 1, keep_dims=True)
         scale = tl.rsqrt(squares / D + eps)
-        turned = head < H + K
+        rotated = head < H + K
         a = _scaled(first, scale, q_weight_ptr, k_weight_ptr, is_query, first_at, in_half, offset)
         b = _scaled(second, scale, q_weight_ptr, k_weight_ptr, is_query, second_at, in_half, offset)
-        first, second = tl.where(turned, a, first), tl.where(turned, b, second)
+        first, second = tl.where(rotated, a, first), tl.where(rotated, b, second)
         if REST > 0:
             c = _scaled(rest, scale, q_weight_ptr, k_weight_ptr, is_query, rest_at, in_rest, offset)
-            rest = tl.where(turned, c, rest)
+            rest = tl.where(rotated, c, rest)
 
     cos_a, sin_a = (
         _part(cos_ptr, token * R, first_at, in_half),
@@ -122,7 +122,7 @@ def _rotate(
         largest = tl.maximum(largest_of(a), largest_of(b))
         if REST > 0:
             largest = tl.maximum(largest, largest_of(rest))
-        step, inverse = steps_of(largest, CODES == "float8")
+        step, inverse = scale_of(largest, CODES == "float8")
         tl.store(scale_at(key, D), step, mask=is_key)
         tl.store(scale_at(value, D), step, mask=is_value)
     _put(
@@ -297,7 +297,7 @@ def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
     return tokens, triton.cdiv(heads, constants["HEADS"])
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield query, key and value matrices of Llama, Qwen3, Phi (partly rotary) and Gemma."""
     slots_N = torch.zeros(2, dtype=torch.int64)
     for name, heads, keys, dim, rotary, normed, dtype in (
@@ -312,7 +312,7 @@ def samples() -> Iterator[Sample]:
         table, weight = torch.zeros(2, rotary), torch.zeros(dim)
         norm = HeadNorm(weight, weight, 1e-6) if normed else None
         label = f"{name}, {dtype}"
-        yield Sample(
+        yield LaunchSample(
             label,
             partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm),
         )
@@ -322,4 +322,4 @@ def samples() -> Iterator[Sample]:
             cache = torch.zeros(4, keys, 16, row_size(dim, kind), dtype=kind)
             stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)
             what = "stored" if kind == dtype else f"stored in {kind}"
-            yield Sample(f"{label}, {what}", partial(rotate_store_kv, *stored))
+            yield LaunchSample(f"{label}, {what}", partial(rotate_store_kv, *stored))

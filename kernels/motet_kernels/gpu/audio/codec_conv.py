@@ -22,26 +22,26 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from motet_kernels.audio.packed_conv import KINDS, Activation, Context, PackedConv
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 
-FEW = 16  # rows of a tile of the smallest size that matrix units take
+MIN_ROWS = 16  # rows of a tile of the smallest size that matrix units take
 _ELU, _LEAKY = tl.constexpr(KINDS.index("elu")), tl.constexpr(KINDS.index("leaky_relu"))
 
 
 @triton.jit
-def _before(kept_ptr, rows_ptr, B, S, stride_s, stream, seen):
+def _before(kept_ptr, rows_ptr, B, S, stride_s, stream, mask):
     """Return pointers to the context of each row's stream, and whether it has one."""
-    place = tl.load(rows_ptr + stream, mask=seen & (stream < B), other=-1)
+    place = tl.load(rows_ptr + stream, mask=mask & (stream < B), other=-1)
     return kept_ptr + place.to(tl.int64) * stride_s, (place >= 0) & (place < S)
 
 
 @triton.jit
-def _steps(x_ptr, at, kept_ptr, known, step, N, R, C, stride_n, channels, seen):
+def _steps(x_ptr, at, kept_ptr, known, step, N, R, C, stride_n, channels, mask):
     """Return `[rows, channels]` of x, or of the context, at a step of each row's stream.
 
     Steps that are in neither are zeros.
     """
-    inside = seen & (step >= 0) & (step < N)
+    inside = mask & (step >= 0) & (step < N)
     there = channels[None, :] < C
     x = tl.load(
         x_ptr + (at + step.to(tl.int64) * stride_n)[:, None] + channels[None, :],
@@ -49,7 +49,7 @@ def _steps(x_ptr, at, kept_ptr, known, step, N, R, C, stride_n, channels, seen):
         other=0.0,
     )
     if kept_ptr is not None:
-        earlier = seen & known & (step < 0) & (step >= -R)
+        earlier = mask & known & (step < 0) & (step >= -R)
         kept = tl.load(
             kept_ptr[:, None] + ((R + step) * C)[:, None] + channels[None, :],
             mask=earlier[:, None] & there,
@@ -71,7 +71,7 @@ def _activated(x, slope, KIND: tl.constexpr):
 
 
 @triton.jit
-def _remember(
+def _store_context(
     x_ptr,
     kept_ptr,
     rows_ptr,
@@ -95,11 +95,11 @@ def _remember(
     for first in range(tl.program_id(0) * BLOCK_M, B * R, tl.num_programs(0) * BLOCK_M):
         row = first + tl.arange(0, BLOCK_M)
         stream, index = row // R, row % R
-        seen = row < B * R
-        before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, seen)
-        place = tl.load(rows_ptr + B + stream, mask=seen, other=-1)
+        mask = row < B * R
+        before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, mask)
+        place = tl.load(rows_ptr + B + stream, mask=mask, other=-1)
         target = kept_ptr + place.to(tl.int64) * stride_s + index * C
-        there = seen & (place >= 0) & (place < S)
+        there = mask & (place >= 0) & (place < S)
         for low in range(0, C, BLOCK_C):
             channels = low + tl.arange(0, BLOCK_C)
             step = N - R + index
@@ -114,7 +114,7 @@ def _remember(
                 C,
                 stride_n,
                 channels,
-                seen,
+                mask,
             )
             tl.store(
                 target[:, None] + channels[None, :],
@@ -124,8 +124,8 @@ def _remember(
 
 
 @triton.jit
-def _finish(out_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, seen, W):
-    there = seen[:, None] & (outputs < W)[None, :]
+def _finish(out_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, mask, W):
+    there = mask[:, None] & (outputs < W)[None, :]
     if bias_ptr is not None:
         out_MO += tl.load(bias_ptr + outputs, mask=outputs < W, other=0.0).to(tl.float32)[None, :]
     if residual_ptr is not None:
@@ -143,18 +143,18 @@ def _convolve(
     KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     if kept_ptr is not None and tl.program_id(1) * BLOCK_O >= W:
-        _remember(
+        _store_context(
             x_ptr, kept_ptr, rows_ptr, B, N, C, R, S, stride_b, stride_n, stride_s, BLOCK_M, BLOCK_C
         )
     else:
         row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
         outputs = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
         stream, step = row // M, row % M
-        seen = row < B * M
+        mask = row < B * M
         at = stream.to(tl.int64) * stride_b
         before, known = None, None
         if kept_ptr is not None:
-            before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, seen)
+            before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, mask)
         parts = tl.cdiv(C, BLOCK_C)
         sums_MO = tl.zeros([BLOCK_M, BLOCK_O], tl.float32)
         for part in range(K * parts):
@@ -171,7 +171,7 @@ def _convolve(
                 C,
                 stride_n,
                 channels,
-                seen,
+                mask,
             )
             inner = (tap * C + channels).to(tl.int64)
             taps_CO = tl.load(
@@ -184,11 +184,11 @@ def _convolve(
         residual_at = (
             stream.to(tl.int64) * residual_stride_b + step.to(tl.int64) * residual_stride_n
         )
-        _finish(sums_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, seen, W)
+        _finish(sums_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, mask, W)
 
 
 @triton.jit
-def _convolve_alone(
+def _convolve_depthwise(
     x_ptr, kept_ptr, rows_ptr, taps_ptr, bias_ptr, residual_ptr, out_ptr,
     B, N, M, C, W, K, R, S, left, dilation, stride_b, stride_n, stride_s, residual_stride_b, residual_stride_n, slope,
     KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_O: tl.constexpr,
@@ -196,7 +196,7 @@ def _convolve_alone(
     parts = tl.cdiv(C, BLOCK_O)
     phase = tl.program_id(1) // parts  # which of the U output steps of an input step
     if kept_ptr is not None and phase * C >= W:
-        _remember(
+        _store_context(
             x_ptr, kept_ptr, rows_ptr, B, N, C, R, S, stride_b, stride_n, stride_s, BLOCK_M, BLOCK_O
         )
     else:
@@ -204,11 +204,11 @@ def _convolve_alone(
         channels = tl.program_id(1) % parts * BLOCK_O + tl.arange(0, BLOCK_O)
         outputs = tl.where(channels < C, phase * C + channels, W)
         stream, step = row // M, row % M
-        seen = row < B * M
+        mask = row < B * M
         at = stream.to(tl.int64) * stride_b
         before, known = None, None
         if kept_ptr is not None:
-            before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, seen)
+            before, known = _before(kept_ptr, rows_ptr, B, S, stride_s, stream, mask)
         sums_MO = tl.zeros([BLOCK_M, BLOCK_O], tl.float32)
         for tap in range(K):
             x = _steps(
@@ -222,7 +222,7 @@ def _convolve_alone(
                 C,
                 stride_n,
                 channels,
-                seen,
+                mask,
             )
             weight = tl.load(taps_ptr + tap * W + outputs, mask=outputs < W, other=0.0).to(
                 tl.float32
@@ -231,7 +231,7 @@ def _convolve_alone(
         residual_at = (
             stream.to(tl.int64) * residual_stride_b + step.to(tl.int64) * residual_stride_n
         )
-        _finish(sums_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, seen, W)
+        _finish(sums_MO, bias_ptr, residual_ptr, residual_at, out_ptr, row, outputs, mask, W)
 
 
 def _tile(rows: int, outputs: int, channels: int, *, warps: int = 4, stages: int) -> Config:
@@ -246,9 +246,9 @@ def _tile(rows: int, outputs: int, channels: int, *, warps: int = 4, stages: int
 # channels.
 _FEW = GpuKernel(
     _convolve,
-    _tile(FEW, 32, 64, stages=4),
-    _tile(FEW, 64, 64, stages=3),
-    _tile(FEW, 32, 128, stages=3),
+    _tile(MIN_ROWS, 32, 64, stages=4),
+    _tile(MIN_ROWS, 64, 64, stages=3),
+    _tile(MIN_ROWS, 32, 128, stages=3),
 )
 _MANY = GpuKernel(
     _convolve,
@@ -259,12 +259,12 @@ _MANY = GpuKernel(
 _NARROW = GpuKernel(_convolve, _tile(128, 16, 32, stages=3), _tile(64, 16, 64, stages=3))
 # Matrix units do not multiply float32: threads hold their factors in registers, hence small tiles.
 _FEW_WIDE = GpuKernel(
-    _convolve, _tile(FEW, 64, 16, stages=3), _tile(FEW, 32, 16, warps=2, stages=3)
+    _convolve, _tile(MIN_ROWS, 64, 16, stages=3), _tile(MIN_ROWS, 32, 16, warps=2, stages=3)
 )
 _MANY_WIDE = GpuKernel(_convolve, _tile(64, 32, 16, stages=3), _tile(32, 32, 16, stages=3))
 _NARROW_WIDE = GpuKernel(_convolve, _tile(64, 16, 16, stages=3), _tile(32, 16, 32, stages=3))
-_ALONE = GpuKernel(
-    _convolve_alone,
+_DEPTHWISE = GpuKernel(
+    _convolve_depthwise,
     *(
         Config(warps=4, constants={"BLOCK_M": rows, "BLOCK_O": outputs})
         for rows, outputs in ((8, 128), (4, 256))
@@ -310,10 +310,10 @@ def convolve(
 
 
 def _kernel(conv: PackedConv, rows: int, dtype: torch.dtype) -> GpuKernel:
-    if conv.alone:
-        return _ALONE
+    if conv.depthwise:
+        return _DEPTHWISE
     wide = dtype == torch.float32
-    if rows <= FEW:
+    if rows <= MIN_ROWS:
         return _FEW_WIDE if wide else _FEW
     if conv.taps.shape[-1] <= 16:
         return _NARROW_WIDE if wide else _NARROW
@@ -327,13 +327,13 @@ def _programs(
 
     A depthwise convolution has tiles for each of the U steps.
     """
-    phases, outputs = (conv.stride, conv.channels) if conv.alone else (1, conv.taps.shape[-1])
+    phases, outputs = (conv.stride, conv.channels) if conv.depthwise else (1, conv.taps.shape[-1])
     return triton.cdiv(rows, constants["BLOCK_M"]), phases * triton.cdiv(
         outputs, constants["BLOCK_O"]
     ) + remembers
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield Mimi's decoder for a frame of four sentences, its upsampling, and HiFi-GAN blocks."""
     elu, leaky = Activation("elu", 1.0), Activation("leaky_relu", 0.1)
     causal = {
@@ -370,8 +370,8 @@ def samples() -> Iterator[Sample]:
                 else None
             )
             residual = x_BNC.new_zeros(4, steps, conv.outputs) if "residual" in label else None
-            mma = not conv.alone and dtype != torch.float32
-            yield Sample(
+            mma = not conv.depthwise and dtype != torch.float32
+            yield LaunchSample(
                 f"{label}, {dtype}",
                 partial(convolve, x_BNC, conv, activation, residual, context),
                 mma=mma,

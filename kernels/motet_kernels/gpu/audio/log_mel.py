@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from motet_kernels.audio.mel_tables import FLOOR, MelTables
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -106,8 +106,10 @@ def log_mel(samples_BN: Tensor, tables: MelTables) -> Tensor:
     return out_BMT
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     for bands in (80, 128):
         tables = MelTables.of(torch.hann_window(400), torch.zeros(201, bands), 160)
-        yield Sample(f"30 s, {bands} bands", partial(log_mel, torch.zeros(1, 480_000), tables))
+        yield LaunchSample(
+            f"30 s, {bands} bands", partial(log_mel, torch.zeros(1, 480_000), tables)
+        )

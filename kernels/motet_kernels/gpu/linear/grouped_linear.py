@@ -20,15 +20,15 @@ import triton.language as tl
 from torch import Tensor
 
 from motet_kernels.gpu.codes import decoded
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
-from motet_kernels.gpu.linear.linear import FEW, finish
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
+from motet_kernels.gpu.linear.linear import MIN_ROWS, finish
 from motet_kernels.linear.levels import LEVELS
 
 _BYTES = tl.constexpr(64)  # bytes of a row of codes that a program takes at a time
 
 
 class Groups(Protocol):
-    """The attributes of `motet_kernels.linear.grouped_linear.GroupedLinear` that a launch reads."""
+    """Require the attributes of `motet_kernels.linear.grouped_linear.GroupedLinear` that are read."""
 
     @property
     def packed(self) -> Tensor: ...
@@ -58,10 +58,10 @@ class Groups(Protocol):
 def _weights(levels_NK, scale_ptr, shift_ptr, n, k, N, K, groups, offset, GROUP: tl.constexpr):
     """Return the weights that levels of inputs `k` represent; zero from K on."""
     at = n.to(tl.int64)[:, None] * groups + (k // GROUP)[None, :]
-    seen = (n[:, None] < N) & (k < K)[None, :]
-    weights = tl.load(scale_ptr + at, mask=seen, other=0.0).to(tl.float32) * (levels_NK - offset)
+    mask = (n[:, None] < N) & (k < K)[None, :]
+    weights = tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32) * (levels_NK - offset)
     if shift_ptr is not None:
-        weights += tl.load(shift_ptr + at, mask=seen, other=0.0).to(tl.float32)
+        weights += tl.load(shift_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return weights
 
 
@@ -76,8 +76,8 @@ def _levels(codes_NK, level_ptr):
 @triton.jit
 def _rows(x_ptr, m, k, M, K, stride_m):
     """Load `[k, m]` of the input."""
-    seen = (m[None, :] < M) & (k[:, None] < K)
-    return tl.load(x_ptr + m.to(tl.int64)[None, :] * stride_m + k[:, None], mask=seen, other=0.0)
+    mask = (m[None, :] < M) & (k[:, None] < K)
+    return tl.load(x_ptr + m.to(tl.int64)[None, :] * stride_m + k[:, None], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -110,8 +110,8 @@ def _grouped_linear(
     codes = code_ptr + n.to(tl.int64)[:, None] * row_bytes + j[None, :]
     sums_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for first in range(0, row_bytes, _BYTES):
-        seen = (n[:, None] < N) & (first + j < row_bytes)[None, :]
-        bytes_NK = tl.load(codes + first, mask=seen, other=0)
+        mask = (n[:, None] < N) & (first + j < row_bytes)[None, :]
+        bytes_NK = tl.load(codes + first, mask=mask, other=0)
         if NIBBLES:
             low = first * 2 + j // 16 * 32 + j % 16
             low_KM, high_KM = (
@@ -147,9 +147,9 @@ def _grouped_linear(
 _FEW = GpuKernel(
     _grouped_linear,
     Config(
-        warps=4, stages=2, constants={"BLOCK_N": 32, "BLOCK_M": FEW}
+        warps=4, stages=2, constants={"BLOCK_N": 32, "BLOCK_M": MIN_ROWS}
     ),  # scales and shifts take part in the pipeline, too
-    Config(warps=8, stages=2, constants={"BLOCK_N": 64, "BLOCK_M": FEW}),
+    Config(warps=8, stages=2, constants={"BLOCK_N": 64, "BLOCK_M": MIN_ROWS}),
 )
 _MANY = GpuKernel(
     _grouped_linear,
@@ -162,7 +162,7 @@ def grouped_linear(x_MK: Tensor, linear: Groups, residual_MN: Tensor | None) -> 
     """Return the product `[M, N]` in x's type; inputs are in the order of the codes."""
     rows, features = len(x_MK), linear.out_features
     out_MN = x_MK.new_empty(rows, features)
-    kernel = _FEW if rows <= FEW else _MANY
+    kernel = _FEW if rows <= MIN_ROWS else _MANY
     kernel(
         partial(_tiles, rows, features),
         *(
@@ -197,7 +197,7 @@ def _tiles(rows: int, features: int, constants: Constants) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Zeros:
-    """Groups of zeros for the compiler, of 128 output and 4,096 input features."""
+    """Provide groups of zeros for the compiler, of 128 output and 4,096 input features."""
 
     codes: str
     group: int
@@ -233,7 +233,7 @@ class _Zeros:
         return 8.0 if self.codes == "int4" and not self.shifted else 0.0
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield GPTQ and AWQ in groups of 128, Q4_K in groups of 32, MXFP4, nf4, int8, float8, float32 rows.
 
     int8 comes in groups of 32 and, like float8, with a scale per output.
@@ -254,4 +254,6 @@ def samples() -> Iterator[Sample]:
         linear = _Zeros(codes, group, shifted, scales)
         x_MK = torch.zeros(rows, 4096, dtype=dtype)
         name = f"{codes}:{group}{', shifted' if shifted else ''}, {rows} x 4,096, {dtype}"
-        yield Sample(name, partial(grouped_linear, x_MK, linear, None), mma=dtype != torch.float32)
+        yield LaunchSample(
+            name, partial(grouped_linear, x_MK, linear, None), mma=dtype != torch.float32
+        )

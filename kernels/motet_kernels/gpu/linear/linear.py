@@ -24,14 +24,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 from motet_kernels.gpu.linear.quantization import quantize_rows
 from motet_kernels.linear.quantization import GROUP
 from motet_kernels.linear.row_layout import BLOCK
 
-FEW = 16  # rows of a tile of the smallest size that matrix units take
-PLACES = 264  # programs that keep a large GPU busy: two for each multiprocessor of an H100
-LEAST_BLOCKS = 4  # minimum blocks of a split
+MIN_ROWS = 16  # rows of a tile of the smallest size that matrix units take
+RESIDENT_PROGRAMS = (
+    264  # programs that keep a large GPU busy: two for each multiprocessor of an H100
+)
+MIN_SPLIT_BLOCKS = 4  # minimum blocks of a split
 
 _BLOCK, _HALF = tl.constexpr(BLOCK), tl.constexpr(BLOCK // 2)
 
@@ -39,15 +41,15 @@ _BLOCK, _HALF = tl.constexpr(BLOCK), tl.constexpr(BLOCK // 2)
 # ------------------------------------------------------------------------------------------------------------- products
 @triton.jit
 def finish(out_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride):
-    seen = (n[:, None] < N) & (m[None, :] < M)
+    mask = (n[:, None] < N) & (m[None, :] < M)
     wide_m = m[None, :].to(tl.int64)
     if bias_ptr is not None:
         out_NM += tl.load(bias_ptr + n, mask=n < N, other=0.0)[:, None]
     if residual_ptr is not None:
         out_NM += tl.load(
-            residual_ptr + wide_m * residual_stride + n[:, None], mask=seen, other=0.0
+            residual_ptr + wide_m * residual_stride + n[:, None], mask=mask, other=0.0
         ).to(tl.float32)
-    tl.store(out_ptr + wide_m * N + n[:, None], out_NM, mask=seen)
+    tl.store(out_ptr + wide_m * N + n[:, None], out_NM, mask=mask)
 
 
 @triton.jit
@@ -199,9 +201,9 @@ def _tile(
 _MERGE = GpuKernel(_merge, Config(warps=4), Config(warps=2))
 _INT8_FEW = GpuKernel(
     _int8_linear,
-    _tile(64, FEW, inputs=128, warps=4, stages=4),
-    _tile(32, FEW, inputs=128, warps=4, stages=5),
-    _tile(128, FEW, inputs=128, warps=4, stages=3),
+    _tile(64, MIN_ROWS, inputs=128, warps=4, stages=4),
+    _tile(32, MIN_ROWS, inputs=128, warps=4, stages=5),
+    _tile(128, MIN_ROWS, inputs=128, warps=4, stages=3),
 )
 _INT8_MANY = GpuKernel(
     _int8_linear,
@@ -211,8 +213,8 @@ _INT8_MANY = GpuKernel(
 )
 _INT4_FEW = GpuKernel(
     _int4_linear,
-    _tile(64, FEW, warps=4, stages=4),
-    _tile(128, FEW, warps=8, stages=3),
+    _tile(64, MIN_ROWS, warps=4, stages=4),
+    _tile(128, MIN_ROWS, warps=8, stages=3),
 )
 _INT4_MANY = GpuKernel(
     _int4_linear,
@@ -245,7 +247,7 @@ def _int8_product(
     out_MN: Tensor,
 ) -> Tensor:
     rows, (features, padded) = len(q_MK), weight_NK.shape
-    kernel = _INT8_FEW if rows <= FEW else _INT8_MANY
+    kernel = _INT8_FEW if rows <= MIN_ROWS else _INT8_MANY
 
     def launch(split: _Split, *ends: Tensor | None) -> None:
         sizes = (rows, features, padded, split.blocks * BLOCK, _stride(ends[1]))
@@ -270,7 +272,7 @@ def int4_linear(
     """
     (rows, inputs), (features, bytes_per_row) = x_MK.shape, weight_NB.shape
     narrow_MK = x_MK.bfloat16() if x_MK.dtype == torch.float32 else x_MK
-    kernel = _INT4_FEW if rows <= FEW else _INT4_MANY
+    kernel = _INT4_FEW if rows <= MIN_ROWS else _INT4_MANY
     blocks = bytes_per_row * 2 // BLOCK
 
     def launch(split: _Split, *ends: Tensor | None) -> None:
@@ -299,7 +301,7 @@ class _Split:
     def __init__(self, rows: int, features: int, blocks: int):
         self._rows, self._features = rows, features
         tiles = max(1, triton.cdiv(rows, 64) * triton.cdiv(features, 64))
-        wanted = max(1, min(PLACES // tiles, blocks // LEAST_BLOCKS))
+        wanted = max(1, min(RESIDENT_PROGRAMS // tiles, blocks // MIN_SPLIT_BLOCKS))
         self.blocks = triton.cdiv(blocks, wanted)
         self.count = triton.cdiv(blocks, self.blocks)
 
@@ -346,7 +348,7 @@ def _stride(x_MK: Tensor | None) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield one row and a prompt, with a small and with a large matrix, for the compiler."""
     for rows, features, inputs, dtype in (
         (1, 4096, 4096, torch.bfloat16),
@@ -370,9 +372,9 @@ def samples() -> Iterator[Sample]:
             torch.zeros(features, padded, dtype=torch.int8),
         )
         given = (q_MK, torch.zeros(rows), weight_NK, torch.zeros(features), *ends, residual_MN)
-        yield Sample(f"int8, {label}", partial(_int8_product, *given), mma=whole)
+        yield LaunchSample(f"int8, {label}", partial(_int8_product, *given), mma=whole)
         weight_NB = torch.zeros(features, padded // 2, dtype=torch.uint8)
         scale_NG = torch.zeros(features, padded // GROUP, dtype=torch.bfloat16)
-        yield Sample(
+        yield LaunchSample(
             f"int4, {label}", partial(int4_linear, x_MK, weight_NB, scale_NG, *ends), mma=whole
         )

@@ -20,15 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 from motet_kernels.linear.segments import GPU_TILE
 
 
 class Factors(Protocol):
-    """The attributes of `motet_kernels.linear.lora.LoraFactors` that a launch reads."""
+    """Require the attributes of `motet_kernels.linear.lora.LoraFactors` that a launch reads."""
 
     @property
-    def room(self) -> int: ...
+    def max_rank(self) -> int: ...
     @property
     def down(self) -> Tensor: ...
     @property
@@ -43,12 +43,12 @@ def _tile(tiles_ptr, order_ptr, TILE: tl.constexpr):
     tile = tiles_ptr + tl.program_id(0) * 3
     first, count = tl.load(tile + 1), tl.load(tile + 2)
     place = first + tl.arange(0, TILE)
-    seen = tl.arange(0, TILE) < count
+    mask = tl.arange(0, TILE) < count
     return (
         tl.load(tile).to(tl.int64),
         place.to(tl.int64),
-        tl.load(order_ptr + place, mask=seen, other=0),
-        seen,
+        tl.load(order_ptr + place, mask=mask, other=0),
+        mask,
     )
 
 
@@ -57,14 +57,14 @@ def _shrink(
     x_ptr, x_stride, tiles_ptr, order_ptr, down_ptr, scales_ptr, hidden_ptr, K,
     TILE: tl.constexpr, RANK: tl.constexpr, NARROW: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    slot, place, row, seen = _tile(tiles_ptr, order_ptr, TILE)
+    slot, place, row, mask = _tile(tiles_ptr, order_ptr, TILE)
     k, r = tl.arange(0, BLOCK_K), tl.arange(0, RANK)
     rows = x_ptr + row.to(tl.int64)[:, None] * x_stride
     factors = down_ptr + (slot * RANK + r)[None, :] * K
     sums_TR = tl.zeros((TILE, RANK), tl.float32)
     for first in range(0, K, BLOCK_K):
         at = first + k
-        x_TK = tl.load(rows + at[None, :], mask=seen[:, None] & (at < K)[None, :], other=0.0)
+        x_TK = tl.load(rows + at[None, :], mask=mask[:, None] & (at < K)[None, :], other=0.0)
         down_KR = tl.load(factors + at[:, None], mask=(at < K)[:, None], other=0.0)
         if NARROW:
             sums_TR = tl.dot(x_TK, down_KR.to(x_TK.dtype), sums_TR)
@@ -73,7 +73,7 @@ def _shrink(
                 x_TK.to(tl.float32), down_KR.to(tl.float32), sums_TR, input_precision="ieee"
             )
     sums_TR *= tl.load(scales_ptr + slot)
-    tl.store(hidden_ptr + place[:, None] * RANK + r[None, :], sums_TR, mask=seen[:, None])
+    tl.store(hidden_ptr + place[:, None] * RANK + r[None, :], sums_TR, mask=mask[:, None])
 
 
 @triton.jit
@@ -81,10 +81,10 @@ def _expand(
     hidden_ptr, tiles_ptr, order_ptr, up_ptr, out_ptr, out_stride, N,
     TILE: tl.constexpr, RANK: tl.constexpr, NARROW: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    slot, place, row, seen = _tile(tiles_ptr, order_ptr, TILE)
+    slot, place, row, mask = _tile(tiles_ptr, order_ptr, TILE)
     n, r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
     hidden_TR = tl.load(
-        hidden_ptr + place[:, None] * RANK + r[None, :], mask=seen[:, None], other=0.0
+        hidden_ptr + place[:, None] * RANK + r[None, :], mask=mask[:, None], other=0.0
     )
     up_RN = tl.load(
         up_ptr + (slot * N + n)[None, :] * RANK + r[:, None], mask=(n < N)[None, :], other=0.0
@@ -94,7 +94,7 @@ def _expand(
     else:
         added_TN = tl.dot(hidden_TR, up_RN.to(tl.float32), input_precision="ieee")
     out = out_ptr + row.to(tl.int64)[:, None] * out_stride + n[None, :]
-    there = seen[:, None] & (n < N)[None, :]
+    there = mask[:, None] & (n < N)[None, :]
     added_TN += tl.load(out, mask=there, other=0.0).to(tl.float32)
     tl.store(out, added_TN.to(out_ptr.dtype.element_ty), mask=there)
 
@@ -124,8 +124,8 @@ def add_lora(
 ) -> None:
     """Add to `out_MN` in place; rows of both tensors are dense, at any stride."""
     narrow = x_MK.dtype.itemsize == 2 and factors.up.dtype.itemsize == 2
-    constants = {"TILE": GPU_TILE, "RANK": factors.room, "NARROW": narrow}
-    hidden_MR = torch.empty(len(x_MK), factors.room, device=x_MK.device)
+    constants = {"TILE": GPU_TILE, "RANK": factors.max_rank, "NARROW": narrow}
+    hidden_MR = torch.empty(len(x_MK), factors.max_rank, device=x_MK.device)
     tiles, features = len(tiles_T3), out_MN.shape[1]
     _SHRINK(
         (tiles,), x_MK, x_MK.stride(0), tiles_T3, order_M, factors.down, factors.scales_S, hidden_MR, x_MK.shape[1],
@@ -138,7 +138,7 @@ def add_lora(
     )  # fmt: skip
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield decode of many adapters and a prompt of one, at the sizes of large models."""
     for rank, inputs, features, dtype in (
         (16, 4096, 4096, torch.bfloat16),
@@ -146,7 +146,7 @@ def samples() -> Iterator[Sample]:
         (16, 4096, 4096, torch.float16),
         (16, 1000, 1000, torch.float32),
     ):
-        yield Sample(
+        yield LaunchSample(
             f"rank {rank}, {inputs:,} to {features:,}, {dtype}",
             partial(_call, rank, inputs, features, dtype),
             mma=dtype != torch.float32,
@@ -154,10 +154,10 @@ def samples() -> Iterator[Sample]:
 
 
 class _Shapes:
-    """Hold factors of zeros for the compiler."""
+    """Provide factors of zeros for the compiler."""
 
     def __init__(self, rank: int, inputs: int, features: int, dtype: torch.dtype):
-        self.room = rank
+        self.max_rank = rank
         self.down, self.up = (
             torch.zeros(4, rank, inputs, dtype=dtype),
             torch.zeros(4, features, rank, dtype=dtype),

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from motet_kernels.gpu.codes import LARGEST, ROUNDS
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -62,12 +62,12 @@ def quantize_rows(x_MK: Tensor, padded: int) -> tuple[Tensor, Tensor]:
     return q_MK, scale_M
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         label = f"rows of 4,096, {dtype}"
-        yield Sample(label, partial(quantize_rows, torch.zeros(2, 4096, dtype=dtype), 4096))
-    yield Sample(
+        yield LaunchSample(label, partial(quantize_rows, torch.zeros(2, 4096, dtype=dtype), 4096))
+    yield LaunchSample(
         "rows of 1,000, bfloat16",
         partial(quantize_rows, torch.zeros(2, 1000, dtype=torch.bfloat16), 1024),
     )

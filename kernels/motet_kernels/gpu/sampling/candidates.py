@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 from motet_kernels.gpu.sampling.draws import (
     gumbel,
     not_finite,
@@ -37,13 +37,13 @@ from motet_kernels.gpu.sampling.draws import (
 from motet_kernels.sampling.choice import Choice
 
 GROUPS = 2048  # groups of tokens, whose maxima bound the most likely logits
-LIKELY = 512  # tokens to look for where top-k does not limit them to fewer
-ROOM = 4096  # capacity for gathered tokens of a row
+MIN_CANDIDATES = 512  # tokens to look for where top-k does not limit them to fewer
+CAPACITY = 4096  # capacity for gathered tokens of a row
 
 
 # ------------------------------------------------------------------------------------------------------ ordered floats
 @triton.jit
-def ordered(x):
+def to_ordered_bits(x):
     """Map float32 to an integer of the same order; its own inverse except for the type."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -51,14 +51,14 @@ def ordered(x):
 
 @triton.jit
 def value(key):
-    """Map an integer of `ordered` back to its float32."""
+    """Map an integer of `to_ordered_bits` back to its float32."""
     key = key.to(tl.int32)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 # -------------------------------------------------------------------------------------------------------- two passes
 @triton.jit
-def survey(x_ptr, V, GROUPS: tl.constexpr):
+def group_maxima(x_ptr, V, GROUPS: tl.constexpr):
     """Return the maxima of groups of logits; NaN propagates."""
     top = tl.full([GROUPS], float("-inf"), tl.float32)
     for start in range(0, V, GROUPS):
@@ -69,9 +69,12 @@ def survey(x_ptr, V, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def bound(top, count):
+def kth_largest(top, count):
     """Return the count-th largest of the maxima; -inf if there are fewer."""
-    low, high = ordered(tl.min(top, 0)).to(tl.int64), ordered(tl.max(top, 0)).to(tl.int64)
+    low, high = (
+        to_ordered_bits(tl.min(top, 0)).to(tl.int64),
+        to_ordered_bits(tl.max(top, 0)).to(tl.int64),
+    )
     while low < high:
         middle = low + (high - low + 1) // 2
         if tl.sum((top >= value(middle)).to(tl.int32), 0) >= count:
@@ -91,7 +94,7 @@ def gather(
     values_ptr,
     tokens_ptr,
     GROUPS: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
     """Write the scaled logits of at least `least` and their tokens, in token order, up to ROOM.
 
@@ -103,11 +106,11 @@ def gather(
         at = start + tl.arange(0, GROUPS)
         x = scaled(tl.load(x_ptr + at, mask=at < V, other=float("-inf")), temperature)
         mass += tl.exp(x - most)
-        likely = (x >= least) & (at < V)
-        found = tl.sum(likely.to(tl.int32), 0)
+        min_candidates = (x >= least) & (at < V)
+        found = tl.sum(min_candidates.to(tl.int32), 0)
         if found > 0:
-            place = count + tl.cumsum(likely.to(tl.int32), 0) - 1
-            fits = likely & (place < ROOM)
+            place = count + tl.cumsum(min_candidates.to(tl.int32), 0) - 1
+            fits = min_candidates & (place < CAPACITY)
             tl.store(values_ptr + place, x, mask=fits)
             tl.store(tokens_ptr + place, at, mask=fits)
         count += found
@@ -137,34 +140,34 @@ def threshold(
     count,
     most,
     low,
-    goal,
+    target,
     MASS: tl.constexpr,
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the largest logit such that all logits at or above it reach `goal`.
+    """Return the largest logit such that all logits at or above it reach `target`.
 
     The goal is a number of tokens or, with MASS, a mass. The logits at or above `low` reach it.
     """
-    low, high = ordered(low).to(tl.int64), ordered(most).to(tl.int64)
+    low, high = to_ordered_bits(low).to(tl.int64), to_ordered_bits(most).to(tl.int64)
     while low < high:
         step = (high - low + 3) // 4
         first, second = low + step, tl.minimum(low + 2 * step, high)
         third = tl.minimum(low + 3 * step, high)
-        made1 = tl.zeros([BLOCK], tl.float32)
-        made2 = tl.zeros([BLOCK], tl.float32)
-        made3 = tl.zeros([BLOCK], tl.float32)
+        reached1 = tl.zeros([BLOCK], tl.float32)
+        reached2 = tl.zeros([BLOCK], tl.float32)
+        reached3 = tl.zeros([BLOCK], tl.float32)
         for start in range(0, count, BLOCK):
             x, _ = read(x_ptr, temperature, values_ptr, tokens_ptr, start, count, ALL, BLOCK)
             weight = tl.exp(x - most) if MASS else tl.full([BLOCK], 1.0, tl.float32)
-            made1 += tl.where(x >= value(first), weight, 0.0)
-            made2 += tl.where(x >= value(second), weight, 0.0)
-            made3 += tl.where(x >= value(third), weight, 0.0)
-        if tl.sum(made3, 0) >= goal:
+            reached1 += tl.where(x >= value(first), weight, 0.0)
+            reached2 += tl.where(x >= value(second), weight, 0.0)
+            reached3 += tl.where(x >= value(third), weight, 0.0)
+        if tl.sum(reached3, 0) >= target:
             low = third
-        elif tl.sum(made2, 0) >= goal:
+        elif tl.sum(reached2, 0) >= target:
             low, high = second, third - 1
-        elif tl.sum(made1, 0) >= goal:
+        elif tl.sum(reached1, 0) >= target:
             low, high = first, second - 1
         else:
             high = first - 1
@@ -172,7 +175,7 @@ def threshold(
 
 
 @triton.jit
-def above(
+def count_above(
     x_ptr,
     temperature,
     values_ptr,
@@ -217,18 +220,20 @@ def choose(
         limit = threshold(
             x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, top_k, False, ALL, BLOCK
         )
-        number, mass = above(
+        number, mass = count_above(
             x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, ALL, BLOCK
         )
         ties = top_k - number
         mass += ties * tl.exp(limit - most)
     if top_p < 1:
-        goal = top_p * mass
+        target = top_p * mass
         cut = threshold(
-            x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, goal, True, ALL, BLOCK
+            x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, target, True, ALL, BLOCK
         )
-        _, before = above(x_ptr, temperature, values_ptr, tokens_ptr, count, most, cut, ALL, BLOCK)
-        room = tl.maximum(tl.ceil((goal - before) / tl.exp(cut - most)), 1.0)
+        _, before = count_above(
+            x_ptr, temperature, values_ptr, tokens_ptr, count, most, cut, ALL, BLOCK
+        )
+        room = tl.maximum(tl.ceil((target - before) / tl.exp(cut - most)), 1.0)
         ties = tl.where(cut > limit, room, tl.minimum(room, ties))
         limit = cut
     best, token = float("-inf"), 0
@@ -261,9 +266,9 @@ def _draw_filtered(
     tokens_ptr,
     out_ptr,
     V,
-    likely,
+    min_candidates,
     GROUPS: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index)
@@ -277,33 +282,33 @@ def _draw_filtered(
         tl.load(top_p_ptr + index),
         tl.load(min_p_ptr + index),
     )
-    values_ptr += index * ROOM
-    tokens_ptr += index * ROOM
-    top = survey(x_ptr, V, GROUPS)
+    values_ptr += index * CAPACITY
+    tokens_ptr += index * CAPACITY
+    top = group_maxima(x_ptr, V, GROUPS)
     most = scaled(tl.max(top, 0), temperature)
     token = tl.full([], -1, tl.int32)
     if (most > float("-inf")) & (not_finite(top) == 0):
         top_k = tl.where(top_k < V, top_k, 0)
-        few = (top_k > 0) & (top_k <= likely)
-        least = scaled(bound(top, tl.where(few, top_k, likely)), temperature)
+        few = (top_k > 0) & (top_k <= min_candidates)
+        least = scaled(kth_largest(top, tl.where(few, top_k, min_candidates)), temperature)
         count, mass = gather(
-            x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS, ROOM
+            x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS, CAPACITY
         )
-        there = tl.minimum(count, ROOM)
-        _, made = above(
+        there = tl.minimum(count, CAPACITY)
+        _, made = count_above(
             x_ptr, temperature, values_ptr, tokens_ptr, there, most, least, False, GROUPS
         )
         nucleus = ((top_p < 1) & (made >= top_p * mass)) | (tl.exp(least - most) < min_p)
         enough = (count == V) | tl.where(top_k > 0, count >= top_k, nucleus)
-        if enough & (count <= ROOM):
+        if enough & (count <= CAPACITY):
             token = choose(
                 x_ptr, temperature, values_ptr, tokens_ptr, count, most, least, mass, top_k, top_p, min_p, stream,
                 False, GROUPS,
             )  # fmt: skip
         else:
-            nothing = tl.full([], float("-inf"), tl.float32)
+            empty = tl.full([], float("-inf"), tl.float32)
             token = choose(
-                x_ptr, temperature, values_ptr, tokens_ptr, V, most, nothing, mass, top_k, top_p, min_p, stream,
+                x_ptr, temperature, values_ptr, tokens_ptr, V, most, empty, mass, top_k, top_p, min_p, stream,
                 True, GROUPS,
             )  # fmt: skip
     tl.store(out_ptr + row, token.to(tl.int64))
@@ -327,21 +332,23 @@ def draw_filtered(
         np.array(min_p, np.float32),
         streams(choices),
     )
-    given = *columns, *scratch(logits_RV, len(rows)), ids_R, logits_RV.shape[1], LIKELY
-    _FILTERED((len(rows),), logits_RV, logits_RV.stride(0), *given, GROUPS=GROUPS, ROOM=ROOM)
+    given = *columns, *scratch(logits_RV, len(rows)), ids_R, logits_RV.shape[1], MIN_CANDIDATES
+    _FILTERED(
+        (len(rows),), logits_RV, logits_RV.stride(0), *given, GROUPS=GROUPS, CAPACITY=CAPACITY
+    )
 
 
 def scratch(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return buffers for gathered tokens: scaled logits and ids, `[count, ROOM]` each."""
-    values = torch.empty(count, ROOM, dtype=torch.float32, device=logits_RV.device)
-    return values, torch.empty(count, ROOM, dtype=torch.int32, device=logits_RV.device)
+    """Return buffers for gathered tokens: scaled logits and ids, `[count, CAPACITY]` each."""
+    values = torch.empty(count, CAPACITY, dtype=torch.float32, device=logits_RV.device)
+    return values, torch.empty(count, CAPACITY, dtype=torch.int32, device=logits_RV.device)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
         choices = [Choice(0.7, 50, 0.9), Choice(1.0, min_p=0.1)]
         label = f"2 × {vocab:,}, {dtype}"
-        yield Sample(label, partial(draw_filtered, logits_RV, [0, 1], choices, ids_R))
+        yield LaunchSample(label, partial(draw_filtered, logits_RV, [0, 1], choices, ids_R))

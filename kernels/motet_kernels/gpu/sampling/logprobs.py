@@ -17,15 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 from motet_kernels.gpu.sampling import candidates
-from motet_kernels.gpu.sampling.candidates import bound, gather, read, survey
+from motet_kernels.gpu.sampling.candidates import gather, group_maxima, kth_largest, read
 from motet_kernels.gpu.sampling.draws import not_finite, upload_columns
 from motet_kernels.sampling.choice import Logprobs
 
 
 @triton.jit
-def following(
+def next_most_likely(
     x_ptr,
     temperature,
     values_ptr,
@@ -65,30 +65,30 @@ def _logprobs(
     V,
     alternatives,
     GROUPS: tl.constexpr,
-    ROOM: tl.constexpr,
+    CAPACITY: tl.constexpr,
 ):
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index)
     x_ptr = logits_ptr + row.to(tl.int64) * stride_r
-    values_ptr += index * ROOM
-    tokens_ptr += index * ROOM
-    top = survey(x_ptr, V, GROUPS)
+    values_ptr += index * CAPACITY
+    tokens_ptr += index * CAPACITY
+    top = group_maxima(x_ptr, V, GROUPS)
     most, least = tl.max(top, 0), tl.full([], float("inf"), tl.float32)
     if (most > float("-inf")) & (not_finite(top) == 0):
         if alternatives > 0:
-            least = bound(top, alternatives)
-        count, mass = gather(x_ptr, V, 1.0, least, most, values_ptr, tokens_ptr, GROUPS, ROOM)
+            least = kth_largest(top, alternatives)
+        count, mass = gather(x_ptr, V, 1.0, least, most, values_ptr, tokens_ptr, GROUPS, CAPACITY)
         total = most + tl.log(mass)
         token = tl.maximum(tl.load(ids_ptr + row), 0)
         tl.store(chosen_ptr + index, tl.load(x_ptr + token).to(tl.float32) - total)
         last, last_token = tl.full([], float("inf"), tl.float32), tl.full([], -1, tl.int32)
         for place in range(alternatives):
-            if count <= ROOM:
-                last, last_token = following(
+            if count <= CAPACITY:
+                last, last_token = next_most_likely(
                     x_ptr, 1.0, values_ptr, tokens_ptr, count, last, last_token, False, GROUPS
                 )
             else:
-                last, last_token = following(
+                last, last_token = next_most_likely(
                     x_ptr, 1.0, values_ptr, tokens_ptr, V, last, last_token, True, GROUPS
                 )
             tl.store(best_ptr + index * alternatives + place, last - total)
@@ -114,15 +114,15 @@ def logprobs(logits_RV: Tensor, rows: Sequence[int], ids_R: Tensor, most: int) -
         logits_RV.stride(0),
         *given,
         GROUPS=candidates.GROUPS,
-        ROOM=candidates.ROOM,
+        CAPACITY=candidates.CAPACITY,
     )
     return found
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
         label = f"2 × {vocab:,}, {dtype}"
-        yield Sample(label, partial(logprobs, logits_RV, [0, 1], ids_R, 5))
+        yield LaunchSample(label, partial(logprobs, logits_RV, [0, 1], ids_R, 5))

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 from motet_kernels.gpu.sampling.candidates import draw_filtered
 from motet_kernels.gpu.sampling.draws import (
     gumbel,
@@ -52,13 +52,13 @@ def _edit(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    seen = at < E
-    rows = tl.load(rows_ptr + at, mask=seen, other=0).to(tl.int64)
-    place = logits_ptr + rows * stride_r + tl.load(tokens_ptr + at, mask=seen, other=0)
-    factor = tl.load(factor_ptr + at, mask=seen, other=1.0)
-    x = tl.load(place, mask=seen, other=0.0) + tl.load(bias_ptr + at, mask=seen, other=0.0)
+    mask = at < E
+    rows = tl.load(rows_ptr + at, mask=mask, other=0).to(tl.int64)
+    place = logits_ptr + rows * stride_r + tl.load(tokens_ptr + at, mask=mask, other=0)
+    factor = tl.load(factor_ptr + at, mask=mask, other=1.0)
+    x = tl.load(place, mask=mask, other=0.0) + tl.load(bias_ptr + at, mask=mask, other=0.0)
     x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
-    tl.store(place, x - tl.load(less_ptr + at, mask=seen, other=0.0), mask=seen)
+    tl.store(place, x - tl.load(less_ptr + at, mask=mask, other=0.0), mask=mask)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _forbid(logits_ptr, stride_r, bits_ptr, out_ptr, V, W, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _race(
+def _gumbel_max(
     logits_ptr,
     stride_r,
     rows_ptr,
@@ -95,23 +95,23 @@ def _race(
     begin = split * share
     end = tl.minimum(begin + share, V)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
-    best, bar = float("-inf"), float("-inf")
+    best, threshold = float("-inf"), float("-inf")
     token = begin
     for start in range(begin, end, BLOCK):
         at = start + tl.arange(0, BLOCK)
         x = tl.load(x_ptr + at, mask=at < end, other=float("-inf")).to(tl.float32)
         top = tl.maximum(top, x, propagate_nan=tl.PropagateNan.ALL)
         if greedy:
-            hopeful = tl.max(x, 0) > best
+            may_win = tl.max(x, 0) > best
         else:
-            near = 1.0 - uniform(stream, at) < tl.exp(x * inverse - bar)
-            hopeful = tl.max(near.to(tl.int32), 0) > 0
-        if hopeful:
+            near = 1.0 - uniform(stream, at) < tl.exp(x * inverse - threshold)
+            may_win = tl.max(near.to(tl.int32), 0) > 0
+        if may_win:
             score = x if greedy else scaled(x, temperature) + gumbel(uniform(stream, at))
             found = tl.max(score, 0)
             if found > best:
                 best = found
-                bar = best - (
+                threshold = best - (
                     1e-4 + 1e-6 * tl.abs(best)
                 )  # margin above the rounding errors of `inverse` and `exp`
                 token = tl.min(tl.where(score == found, at, V), 0)
@@ -136,8 +136,8 @@ _EDIT = GpuKernel(_edit, Config(warps=4, constants={"BLOCK": 256}))
 _FORBID = GpuKernel(
     _forbid, *(Config(warps=4, constants={"BLOCK": block}) for block in (1024, 2048, 512))
 )
-_RACE = GpuKernel(
-    _race,
+_GUMBEL_MAX = GpuKernel(
+    _gumbel_max,
     *(
         Config(warps=warps, constants={"BLOCK": block})
         for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096))
@@ -171,13 +171,15 @@ def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
     ids_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     plain = [row for row, choice in enumerate(choices) if not choice.filters]
     filtered = [row for row, choice in enumerate(choices) if choice.filters]
-    for rows, drawn in ((plain, race), (filtered, draw_filtered)):
+    for rows, drawn in ((plain, gumbel_max), (filtered, draw_filtered)):
         if rows:
             drawn(logits_RV, rows, [choices[row] for row in rows], ids_R)
     return ids_R
 
 
-def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor) -> None:
+def gumbel_max(
+    logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor
+) -> None:
     """Draw from all tokens of `rows`, or take the most likely ones, into `ids_R[rows]`."""
     vocab, count = logits_RV.shape[1], len(rows)
     rows_N, temperatures_N, streams_N = upload_columns(
@@ -191,21 +193,21 @@ def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_
     scores_NS = torch.empty(count, splits, dtype=torch.float32, device=logits_RV.device)
     tokens_NS = torch.empty(count, splits, dtype=torch.int32, device=logits_RV.device)
     given = logits_RV, logits_RV.stride(0), rows_N, temperatures_N, streams_N
-    _RACE((count, splits), *given, scores_NS, tokens_NS, vocab, share, splits, GREEDY_BELOW)
+    _GUMBEL_MAX((count, splits), *given, scores_NS, tokens_NS, vocab, share, splits, GREEDY_BELOW)
     block = triton.next_power_of_2(splits)
     _MERGE((count,), scores_NS, tokens_NS, rows_N, ids_R, splits, vocab, BLOCK=block)
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV = torch.zeros(2, vocab, dtype=dtype)
         choices = [Choice(1.0), Choice(0.0)]
         label = f"2 × {vocab:,}, {dtype}"
-        yield Sample(label, partial(draw, logits_RV, choices))
+        yield LaunchSample(label, partial(draw, logits_RV, choices))
         bits_RW = torch.zeros(2, vocab // 32 + 1, dtype=torch.int32)
-        yield Sample(label, partial(forbid, logits_RV, bits_RW))
+        yield LaunchSample(label, partial(forbid, logits_RV, bits_RW))
     column = np.zeros(3, np.float32)
     edits = Edits(np.zeros(3, np.int32), np.arange(3, dtype=np.int32), column, column + 1, column)
-    yield Sample(f"3 of 2 × {vocab:,}", partial(edit, torch.zeros(2, vocab), edits))
+    yield LaunchSample(f"3 of 2 × {vocab:,}", partial(edit, torch.zeros(2, vocab), edits))

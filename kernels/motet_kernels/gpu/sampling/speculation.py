@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.gpu.launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, LaunchSample
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def agreement(ids_R: Tensor, drafts_BK: Tensor, starts_B: Tensor) -> Tensor:
     return out_B
 
 
-def samples() -> Iterator[Sample]:
+def samples() -> Iterator[LaunchSample]:
     """Yield drafts of 32 requests, of the usual length and of the longest."""
     for longest in (5, 32):
         ids_R = torch.zeros(32 * (1 + longest), dtype=torch.int64)
@@ -47,4 +47,4 @@ def samples() -> Iterator[Sample]:
             torch.zeros(32, longest, dtype=torch.int64),
             torch.zeros(32, dtype=torch.int64),
         )
-        yield Sample(f"32 × {longest}", partial(agreement, ids_R, drafts_BK, starts_B))
+        yield LaunchSample(f"32 × {longest}", partial(agreement, ids_R, drafts_BK, starts_B))

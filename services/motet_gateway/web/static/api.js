@@ -1,4 +1,4 @@
-// The HTTP calls that the page makes. Errors of any kind become ApiError with a message for people.
+// Makes the page's HTTP calls. Every failure becomes an ApiError with a message for the user.
 
 export class ApiError extends Error {
   constructor(message, status = 0) {
@@ -27,10 +27,10 @@ async function request(path, options) {
 
 const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
 
-// All models: `id`, `kind`, and `images` and `tools` of those that can be talked to.
+// Returns all models: `id`, `kind`, and of chat models `images` and `tools`.
 export const listModels = (key) => list("v1/models", key);
 
-// Names of the voices of the model that speaks; none without one.
+// Returns the voices of the speech synthesis model; none without one.
 export async function listVoices(key) {
   const voices = await list("v1/audio/voices", key);
   return voices.filter((voice) => voice.model === voices[0].model).map((voice) => voice.id);
@@ -38,23 +38,23 @@ export async function listVoices(key) {
 
 const metrics = async (path, key) => (await request(`metrics/${path}`, { headers: headers(key) })).json();
 
-// The stack as it is now. `query`: `window`, `first` and `between` in seconds, as the gateway's README says.
+// Returns the state of the stack. `query`: `window`, `first` and `between` in seconds; see the gateway's README.
 export const readStack = (key, query) => metrics(`stack?${new URLSearchParams(query)}`, key);
 
-// The last replies, the newest first.
+// Returns the latest replies, newest first.
 export const readReplies = async (key) => (await metrics("replies?count=100", key)).replies;
 
-// What limits the stack: the doctor's findings, those that cost most first.
+// Returns the doctor's findings, the most costly first.
 export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
 
-// What the server lacks for spoken conversations: any of "asr", "vad" and "tts".
+// Returns the roles that the server lacks for spoken conversations: "asr", "vad", "tts".
 export async function missingForSpeech() {
   const response = await fetch("health/ready").catch(() => null);
   const body = await response?.json().catch(() => null);
   return body?.speech?.missing ?? ["asr", "vad", "tts"];
 }
 
-// Yields the chunks of a chat completion as they arrive; `signal` aborts, which also cancels on the server.
+// Yields the chunks of a chat completion; aborting `signal` also cancels it on the server.
 export async function* streamChat(body, key, signal) {
   const options = { stream: true, stream_options: { include_usage: true } };
   const response = await request("v1/chat/completions", {
@@ -72,7 +72,7 @@ export async function* streamChat(body, key, signal) {
   throw new ApiError("The connection broke before the reply was complete.");
 }
 
-// Yields the events of a picture that is drawn: estimates and steps as they come, at last the picture.
+// Yields the events of an image generation: estimates and steps, then the picture.
 export async function* streamPicture(body, key, signal) {
   const response = await request("v1/images/generations", {
     method: "POST",

@@ -1,12 +1,12 @@
-// Pictures that go with the next message: chosen, pasted or dropped, shown small, and sent as data URIs.
+// Attaches chosen, pasted or dropped pictures to the next message, as data URIs.
 
 const $ = (id) => document.getElementById(id);
-const SIDE = 1536; // px: larger pictures are sent smaller, no model here sees more
+const MAX_SIDE = 1536; // px; larger pictures are downscaled, since models use no more
 
 export class Attachments {
   #urls = [];
-  #problem; // shows one
-  #allowed = false;
+  #problem; // shows an error message
+  #enabled = false;
 
   constructor(problem) {
     this.#problem = problem;
@@ -16,74 +16,74 @@ export class Attachments {
       this.#read(picker.files);
       picker.value = "";
     });
-    document.addEventListener("paste", (event) => this.#offered(event, event.clipboardData));
-    document.addEventListener("drop", (event) => this.#offered(event, event.dataTransfer));
+    document.addEventListener("paste", (event) => this.#receive(event, event.clipboardData));
+    document.addEventListener("drop", (event) => this.#receive(event, event.dataTransfer));
     for (const kind of ["dragover", "dragleave", "drop"]) {
       document.addEventListener(kind, (event) => this.#dragged(event, kind === "dragover"));
     }
   }
 
-  // Whether the model reads pictures.
-  allow(allowed) {
-    this.#allowed = allowed;
-    $("attach").hidden = !allowed;
-    if (!allowed) this.put([]);
+  // Enables attachments if the model accepts pictures.
+  enable(enabled) {
+    this.#enabled = enabled;
+    $("attach").hidden = !enabled;
+    if (!enabled) this.set([]);
   }
 
-  get allowed() {
-    return this.#allowed;
+  get enabled() {
+    return this.#enabled;
   }
 
-  get any() {
+  get hasPictures() {
     return this.#urls.length > 0;
   }
 
-  // The pictures, which are no longer attached then.
-  take() {
+  // Returns the pictures and detaches them.
+  takeAll() {
     const urls = this.#urls;
-    this.put([]);
+    this.set([]);
     return urls;
   }
 
-  put(urls) {
+  set(urls) {
     this.#urls = urls;
     $("attachments").replaceChildren(...urls.map((url, index) => this.#thumbnail(url, index)));
     $("attachments").hidden = !urls.length;
   }
 
   add(url) {
-    this.put([...this.#urls, url]);
+    this.set([...this.#urls, url]);
   }
 
   #thumbnail(url, index) {
     const button = document.createElement("button");
     button.type = "button";
     button.className = "thumbnail";
-    button.title = "Take this picture away";
-    button.append(picture(url, `Picture ${index + 1}, take it away`));
-    button.addEventListener("click", () => this.put(this.#urls.filter((_, other) => other !== index)));
+    button.title = "Remove this picture";
+    button.append(picture(url, `Picture ${index + 1}, remove`));
+    button.addEventListener("click", () => this.set(this.#urls.filter((_, other) => other !== index)));
     return button;
   }
 
   #dragged(event, over) {
     const files = event.dataTransfer?.types.includes("Files");
-    if (files) event.preventDefault(); // or the browser leaves the page for the file
-    document.body.classList.toggle("dropping", Boolean(over && files && this.#allowed));
+    if (files) event.preventDefault(); // else the browser opens the file instead of the page
+    document.body.classList.toggle("dropping", Boolean(over && files && this.#enabled));
   }
 
-  #offered(event, data) {
+  #receive(event, data) {
     if (!data?.files.length) return;
     event.preventDefault();
     this.#read(data.files);
   }
 
   async #read(files) {
-    if (!this.#allowed) return this.#problem("This model reads no pictures: choose another one.");
+    if (!this.#enabled) return this.#problem("This model does not accept pictures: choose another one.");
     for (const file of [...files]) {
       try {
-        this.add(await shrunk(file));
+        this.add(await downscaled(file));
       } catch {
-        this.#problem(`${file.name} is no picture that this browser can read.`);
+        this.#problem(`${file.name} is not a picture that this browser can read.`);
       }
     }
   }
@@ -95,10 +95,10 @@ export function picture(url, alt) {
   return image;
 }
 
-// The file as a data URI: itself where it is small, else drawn smaller.
-async function shrunk(file) {
+// Returns the file as a data URI, downscaled if it is large.
+async function downscaled(file) {
   const bitmap = await createImageBitmap(file);
-  const scale = Math.min(1, SIDE / Math.max(bitmap.width, bitmap.height));
+  const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
   if (scale === 1 && file.size < 1 << 20) return await dataUri(file);
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [Math.round(bitmap.width * scale), Math.round(bitmap.height * scale)];

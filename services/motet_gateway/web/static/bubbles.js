@@ -1,9 +1,9 @@
-// The conversation as it is seen: one article per message. Text and pictures; nothing a model says becomes markup.
+// Shows the conversation: one article per message, with text and pictures. Model output never becomes markup.
 
 const log = document.getElementById("log");
 const welcome = document.getElementById("welcome");
 
-// The paragraph of a new message at the end, below its pictures. `role`: user or assistant.
+// Appends a message and returns its paragraph, below its pictures. `role`: user or assistant.
 export function bubble(role, ...pictures) {
   welcome.hidden = true;
   const article = document.createElement("article");
@@ -16,7 +16,7 @@ export function bubble(role, ...pictures) {
   return text;
 }
 
-// Makes a change to what is shown; whoever looks at the end goes on looking at the end.
+// Applies a change and keeps the end in view if it was.
 export function show(change) {
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   change();
@@ -36,7 +36,7 @@ export function setBusy(busy) {
   log.setAttribute("aria-busy", String(busy));
 }
 
-// Screen readers are quiet while the conversation is heard anyway.
+// Keeps screen readers quiet during a spoken conversation.
 export function setSpoken(spoken) {
   log.setAttribute("aria-live", spoken ? "off" : "polite");
 }

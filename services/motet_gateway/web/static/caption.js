@@ -1,23 +1,23 @@
-// The words of a reply: those that are ahead of the sound are faint until they have been heard.
+// Shows the words of a reply; those whose audio has not been played yet are faint.
 
 import { show } from "./bubbles.js";
 
 export class Caption {
-  #heard = document.createElement("span");
+  #played = document.createElement("span");
   #ahead = document.createElement("span");
-  #pieces = []; // {text, until: samples of the reply by which it has been said}
+  #pieces = []; // {text, until: samples of the reply after which it has been spoken}
 
   constructor(target) {
     this.#ahead.className = "ahead";
-    target.replaceChildren(this.#heard, this.#ahead);
+    target.replaceChildren(this.#played, this.#ahead);
   }
 
   get text() {
-    return this.#heard.textContent + this.#ahead.textContent;
+    return this.#played.textContent + this.#ahead.textContent;
   }
 
-  get heard() {
-    return this.#heard.textContent;
+  get played() {
+    return this.#played.textContent;
   }
 
   add(text, until) {
@@ -25,17 +25,17 @@ export class Caption {
     this.#draw();
   }
 
-  // Everything said within the first `played` samples has been heard.
-  hear(played) {
+  // Marks the words of the first `played` samples as played.
+  markPlayed(played) {
     if (!(this.#pieces[0]?.until <= played)) return;
-    while (this.#pieces[0]?.until <= played) this.#heard.append(this.#pieces.shift().text);
+    while (this.#pieces[0]?.until <= played) this.#played.append(this.#pieces.shift().text);
     this.#draw();
   }
 
-  // The text as it stays.
+  // Sets the final text.
   settle(text) {
     this.#pieces = [];
-    this.#heard.textContent = text;
+    this.#played.textContent = text;
     this.#draw();
   }
 

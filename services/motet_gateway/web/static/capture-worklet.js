@@ -1,4 +1,4 @@
-// On the audio thread: what the microphone hears, as packets of 16-bit PCM at the rate of the protocol.
+// Runs on the audio thread: sends the microphone's audio as packets of 16-bit PCM at the protocol's rate.
 
 import { Resampler } from "./resampler.js";
 
@@ -14,7 +14,7 @@ class Capture extends AudioWorkletProcessor {
   }
 
   process([[input]]) {
-    // No input while the device is silent to the browser; time goes on.
+    // Without input from the device, silence keeps the time.
     for (const sample of this.#resampler.push(input ?? new Float32Array(128))) {
       this.#packet[this.#filled++] = Math.max(-32768, Math.min(32767, Math.round(sample * 32767)));
       if (this.#filled === this.#packet.length) this.#send();

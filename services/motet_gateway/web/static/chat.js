@@ -1,20 +1,20 @@
-// The page: one conversation, written or spoken. What is typed goes the way of the other, if that is being spoken.
+// Runs the chat view: one conversation, typed or spoken. Typed text joins a spoken conversation that is open.
 
 import { streamChat } from "./api.js";
 import { Attachments, picture } from "./attachments.js";
 import { bubble, clear, remove, setBusy, show } from "./bubbles.js";
 import { Drawing, Drawings, TOOL } from "./drawing.js";
-import { offerIdeas } from "./ideas.js";
+import { showSuggestions } from "./suggestions.js";
 import { askForKey, loadLists, onKeyChange, onModelChange, settings } from "./settings.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
 const message = $("message");
 
-let history = []; // {role, content, images, drawn}; without content where nothing was understood or heard
-let running = null; // the AbortController of the reply that streams
-let replied = Promise.resolve(); // when it has ended
-const talk = new Talk(quietHistory, showError);
+let history = []; // {role, content, images, drawn}; content is empty if nothing was recognized or played
+let running = null; // AbortController of the streaming reply
+let replied = Promise.resolve(); // resolves when it has ended
+const talk = new Talk(settledHistory, showError);
 const attachments = new Attachments(showError);
 
 onKeyChange(loadModels);
@@ -25,7 +25,7 @@ $("composer").addEventListener("submit", (event) => {
   send();
 });
 $("stop").addEventListener("click", () => running?.abort());
-$("new").addEventListener("click", startOver);
+$("new").addEventListener("click", newChat);
 message.addEventListener("input", fit);
 message.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -33,7 +33,7 @@ message.addEventListener("keydown", (event) => {
     send();
   }
 });
-offerIdeas((idea) => {
+showSuggestions((idea) => {
   message.value = idea;
   send();
 });
@@ -51,26 +51,26 @@ async function loadModels(tries = 60) {
   }
 }
 
-// What the chosen model and this server can do besides text.
+// Shows the controls that the chosen model and this server support.
 function showAbilities() {
-  const { painter, seesImages } = settings();
-  attachments.allow(seesImages);
-  $("draw").hidden = !painter;
+  const { imageModel, acceptsImages } = settings();
+  attachments.enable(acceptsImages);
+  $("draw").hidden = !imageModel;
 }
 
 async function send() {
   const text = message.value.trim();
   if (!text || running) return;
-  if (talk.on && attachments.any) return showError("Pictures do not go with speech: end the spoken conversation first.");
-  const images = attachments.take();
+  if (talk.on && attachments.hasPictures) return showError("Pictures cannot be sent in a spoken conversation: end it first.");
+  const images = attachments.takeAll();
   const question = ask(text, images);
   history.push({ role: "user", content: text, images });
-  if (talk.on) talk.say(text);
+  if (talk.on) talk.sendText(text);
   else await (replied = reply(question));
   message.focus();
 }
 
-// Shows what the user says, and empties the line that it was written in.
+// Shows the user's message and empties the input.
 function ask(text, images = []) {
   message.value = "";
   fit();
@@ -80,19 +80,19 @@ function ask(text, images = []) {
   return question;
 }
 
-// Draws what is written. The picture is no part of the conversation until it is asked about.
+// Generates a picture from the input. It is not part of the conversation until it is attached to a message.
 async function draw() {
   const prompt = message.value.trim();
   if (running) return;
-  if (!prompt) return showError("Write what to draw.");
-  const { painter, key, seed } = settings();
+  if (!prompt) return showError("Enter a description of the picture first.");
+  const { imageModel, key, seed } = settings();
   const question = ask(prompt);
   running = new AbortController();
   showBusy(true);
   try {
     const drawing = new Drawing(prompt);
-    const url = await drawing.run(painter, key, seed, running.signal, (line) => ($("stats").textContent = line));
-    if (attachments.allowed) drawing.offer("Ask about it", () => attachments.add(url));
+    const url = await drawing.run(imageModel, key, seed, running.signal, (line) => ($("stats").textContent = line));
+    if (attachments.enabled) drawing.addButton("Ask about it", () => attachments.add(url));
   } catch (error) {
     remove(question);
     if (!message.value) message.value = prompt;
@@ -104,8 +104,8 @@ async function draw() {
   }
 }
 
-// The messages so far, once none is being written any more.
-async function quietHistory() {
+// Returns the messages after ending the streaming reply.
+async function settledHistory() {
   running?.abort();
   await replied;
   return history;
@@ -117,7 +117,7 @@ async function reply(question) {
   const target = bubble("assistant");
   const drawings = new Drawings(target);
   const meter = new Meter();
-  const mine = history; // "New chat" may start another one meanwhile
+  const conversation = history; // "New chat" may replace it meanwhile
   let text = "";
   const refresh = throttle(() => {
     show(() => (target.textContent = text));
@@ -126,9 +126,9 @@ async function reply(question) {
   try {
     for await (const chunk of streamChat(body(), settings().key, running.signal)) {
       const delta = chunk.choices[0]?.delta ?? {};
-      meter.saw(delta.content, chunk.usage);
-      meter.note = drawings.saw(delta);
-      meter.drew ||= Boolean(delta.images);
+      meter.add(delta.content, chunk.usage);
+      meter.note = drawings.apply(delta);
+      meter.hasPictures ||= Boolean(delta.images);
       text += delta.content ?? "";
       refresh();
     }
@@ -137,16 +137,16 @@ async function reply(question) {
     else showError(error.message);
   } finally {
     refresh.now();
-    drawings.end();
-    const { done: drawn } = drawings;
-    if (text || drawn.length) mine.push({ role: "assistant", content: text, drawn });
-    else if (mine === history) discard(target, question);
+    drawings.discardUnfinished();
+    const { pictures: drawn } = drawings;
+    if (text || drawn.length) conversation.push({ role: "assistant", content: text, drawn });
+    else if (conversation === history) discard(target, question);
     running = null;
     showBusy(false);
   }
 }
 
-// Nothing was said: take the question back, so that it can be sent again.
+// Removes an unanswered question and restores it to the input.
 function discard(answer, question) {
   remove(answer);
   remove(question);
@@ -155,43 +155,43 @@ function discard(answer, question) {
     message.value = content;
     fit();
   }
-  if (!attachments.any) attachments.put(images);
+  if (!attachments.hasPictures) attachments.set(images);
 }
 
 function body() {
-  const { model, system, temperature, seed, most, painter, seesImages, takesTools } = settings();
-  const said = history.filter(({ content, drawn }) => content || drawn?.length);
+  const { model, system, temperature, seed, maxTokens, imageModel, acceptsImages, supportsTools } = settings();
+  const messages = history.filter(({ content, drawn }) => content || drawn?.length);
   return {
     model,
     messages: [
       ...(system ? [{ role: "system", content: system }] : []),
-      ...said.map((entry) => asMessage(entry, seesImages)),
+      ...messages.map((entry) => asMessage(entry, acceptsImages)),
     ],
     temperature,
     seed,
-    ...(most ? { max_completion_tokens: most } : {}),
-    ...(painter && takesTools ? { tools: [{ ...TOOL, model: painter }] } : {}),
+    ...(maxTokens ? { max_completion_tokens: maxTokens } : {}),
+    ...(imageModel && supportsTools ? { tools: [{ ...TOOL, model: imageModel }] } : {}),
   };
 }
 
-// As the API takes it; a model that reads no pictures gets the words alone.
-function asMessage({ role, content, images = [], drawn = [] }, seesImages) {
+// Converts a message for the API; a model that does not accept pictures gets the text only.
+function asMessage({ role, content, images = [], drawn = [] }, acceptsImages) {
   if (drawn.length) return { role, content, images: drawn };
-  if (!images.length || !seesImages) return { role, content };
+  if (!images.length || !acceptsImages) return { role, content };
   const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
   return { role, content: [...parts, { type: "text", text: content }] };
 }
 
-// Time to first token, and tokens per second after it.
+// Measures the time to first token and the tokens per second after it.
 class Meter {
-  began = performance.now();
+  started = performance.now();
   first = null;
   last = null;
   tokens = 0;
   note = "";
-  drew = false; // which takes time that is none of the tokens'
+  hasPictures = false; // image generation takes time that would distort tokens/s
 
-  saw(piece, usage) {
+  add(piece, usage) {
     if (piece) {
       this.last = performance.now();
       this.first ??= this.last;
@@ -203,16 +203,16 @@ class Meter {
   toString() {
     if (this.first === null) return this.note || "waiting…";
     const seconds = (this.last - this.first) / 1000;
-    const speed = this.tokens > 1 && seconds > 0 && !this.drew ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
-    const parts = [`first token ${Math.round(this.first - this.began)} ms`, speed, `${this.tokens} tokens`, this.note];
+    const speed = this.tokens > 1 && seconds > 0 && !this.hasPictures ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const parts = [`first token ${Math.round(this.first - this.started)} ms`, speed, `${this.tokens} tokens`, this.note];
     return parts.filter(Boolean).join(" · ");
   }
 }
 
-function startOver() {
+function newChat() {
   running?.abort();
   talk.end();
-  attachments.put([]);
+  attachments.set([]);
   history = [];
   clear();
   showError("");

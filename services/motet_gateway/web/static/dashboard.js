@@ -1,11 +1,11 @@
-// The stack as it is now: looks at it every second or two while it is shown, and has each part draw what was seen.
+// Polls the state of the stack while its view is shown, and updates the view's parts.
 
 import { readDoctor, readReplies, readStack } from "./api.js";
-import { write } from "./elements.js";
+import { setText } from "./elements.js";
 import { plural } from "./figures.js";
 import { Findings } from "./findings.js";
 import { Instances } from "./instances.js";
-import { Looks } from "./looks.js";
+import { StackHistory } from "./stack-history.js";
 import { Replies } from "./replies.js";
 import { askForKey, onKeyChange, settings } from "./settings.js";
 import { Tiles } from "./tiles.js";
@@ -15,26 +15,26 @@ const $ = (id) => document.getElementById(id);
 const EVERY = 1500; // ms
 const FIELDS = ["window", "first", "between", "price"];
 
-const looks = new Looks();
+const history = new StackHistory();
 const tiles = new Tiles($("tiles"));
 const instances = new Instances($("instances"));
-const findings = new Findings($("finding-list"), $("healthy"));
+const findings = new Findings($("finding-list"), $("no-findings"));
 const replies = new Replies($("reply-list"), $("no-replies"));
 
 let timer = 0;
-let round = 0; // answers of an earlier one come too late
-let last = []; // the replies that were seen last
+let generation = 0; // responses of an earlier generation are ignored
+let lastReplies = []; // from the latest poll
 const paused = () => $("pause").getAttribute("aria-pressed") === "true";
 
 onView(restart);
 onKeyChange(restart);
 document.addEventListener("visibilitychange", restart);
 $("pause").addEventListener("click", pause);
-$("give-key").addEventListener("click", askForKey);
+$("enter-key").addEventListener("click", askForKey);
 $("order").addEventListener("change", drawReplies);
 for (const name of FIELDS) {
   $(name).value = localStorage.getItem(`motet-${name}`) ?? $(name).value;
-  $(name).addEventListener("change", () => keep(name));
+  $(name).addEventListener("change", () => saveLimit(name));
 }
 
 function pause() {
@@ -42,7 +42,7 @@ function pause() {
   restart();
 }
 
-function keep(name) {
+function saveLimit(name) {
   if (!$(name).reportValidity()) return;
   localStorage.setItem(`motet-${name}`, $(name).value);
   restart();
@@ -50,20 +50,20 @@ function keep(name) {
 
 function restart() {
   clearTimeout(timer);
-  round += 1;
-  if (shown() === "stack" && !document.hidden && !paused()) look(round);
+  generation += 1;
+  if (shown() === "stack" && !document.hidden && !paused()) poll(generation);
 }
 
-async function look(mine) {
+async function poll(polled) {
   const { key } = settings();
   const { price, ...query } = limits();
   try {
-    const seen = await Promise.all([readStack(key, query), readReplies(key), readDoctor(key)]);
-    if (mine === round) draw(...seen);
+    const fetched = await Promise.all([readStack(key, query), readReplies(key), readDoctor(key)]);
+    if (polled === generation) draw(...fetched);
   } catch (error) {
-    if (mine === round) fail(error);
+    if (polled === generation) fail(error);
   }
-  if (mine === round) timer = setTimeout(() => look(mine), EVERY);
+  if (polled === generation) timer = setTimeout(() => poll(polled), EVERY);
 }
 
 function limits() {
@@ -76,40 +76,40 @@ function limits() {
   };
 }
 
-function draw(stack, seen, told) {
-  looks.add(stack);
-  last = seen;
+function draw(stack, fetched, doctorFindings) {
+  history.add(stack);
+  lastReplies = fetched;
   showProblem("");
-  $("seen").hidden = false;
-  write($("pulse"), pulse(stack.instances));
-  tiles.draw(looks, limits());
-  instances.draw(looks);
-  findings.draw(told);
+  $("stack-data").hidden = false;
+  setText($("stack-summary"), summary(stack.instances));
+  tiles.draw(history, limits());
+  instances.draw(history);
+  findings.draw(doctorFindings);
   drawReplies();
 }
 
 function drawReplies() {
-  replies.draw(last, $("order").value);
+  replies.draw(lastReplies, $("order").value);
 }
 
-// One line for all: screen readers hear it when it changes.
-function pulse(all) {
-  const odd = all.filter(({ state }) => state !== "ready");
-  if (!odd.length) return `${plural(all.length, "instance")}, all ready`;
-  const told = odd.map(({ role, state }) => `${role} ${state}`);
-  return `${plural(all.length, "instance")}; ${[...new Set(told)].join(", ")}`;
+// Summarizes the instances in one line, which screen readers announce when it changes.
+function summary(all) {
+  const notReady = all.filter(({ state }) => state !== "ready");
+  if (!notReady.length) return `${plural(all.length, "instance")}, all ready`;
+  const states = notReady.map(({ role, state }) => `${role} ${state}`);
+  return `${plural(all.length, "instance")}; ${[...new Set(states)].join(", ")}`;
 }
 
 function fail(error) {
-  const keyed = error.status === 401 || error.status === 403;
-  if (keyed) $("seen").hidden = true; // what another key was shown
-  if (keyed) looks.clear();
-  write($("pulse"), "");
-  showProblem(error.message, keyed);
+  const unauthorized = error.status === 401 || error.status === 403;
+  if (unauthorized) $("stack-data").hidden = true; // it was fetched with another key
+  if (unauthorized) history.clear();
+  setText($("stack-summary"), "");
+  showProblem(error.message, unauthorized);
 }
 
-function showProblem(text, keyed = false) {
-  write($("stack-problem"), text);
+function showProblem(text, unauthorized = false) {
+  setText($("stack-problem"), text);
   $("stack-problem").hidden = !text;
-  $("give-key").hidden = !keyed;
+  $("enter-key").hidden = !unauthorized;
 }

@@ -1,4 +1,4 @@
-// A picture that forms: its estimates one after another in a message of the model, then the picture itself.
+// Shows an image generation: its estimates, one after another, then the picture.
 
 import { streamPicture } from "./api.js";
 import { picture } from "./attachments.js";
@@ -6,12 +6,12 @@ import { bubble, remove, show } from "./bubbles.js";
 
 const ESTIMATES = 3;
 
-// What the server is to tell while a picture forms: given to it directly, or as a tool of the model.
-export const FORMING = { partial_images: ESTIMATES, progress: true };
-export const TOOL = { type: "image_generation", ...FORMING };
+// Options for partial images and progress, for a direct request or a tool of the model.
+export const STREAM_OPTIONS = { partial_images: ESTIMATES, progress: true };
+export const TOOL = { type: "image_generation", ...STREAM_OPTIONS };
 
-// The place of a picture in a message, above its words; `add` puts it there.
-class Canvas {
+// Holds the place of a picture in a message, above its text; `add` inserts it.
+class PicturePlace {
   #image = null;
   #add;
 
@@ -34,7 +34,7 @@ class Canvas {
 
 export class Drawing {
   #text = bubble("assistant");
-  #canvas = new Canvas((image) => this.#text.before(image));
+  #place = new PicturePlace((image) => this.#text.before(image));
   #began = performance.now();
   #prompt;
 
@@ -43,63 +43,63 @@ export class Drawing {
     this.#text.textContent = "Drawing…";
   }
 
-  // Draws it, with another `seed` each time if that is null; `told` is given each line about how far it is. The picture
-  // as a data URI. ApiError if there is none.
-  async run(model, key, seed, signal, told) {
-    const body = { model, prompt: this.#prompt, seed, ...FORMING };
+  // Generates the picture and returns it as a data URI. `seed`: null for a random one. `onProgress` gets progress lines.
+  // Throws ApiError.
+  async run(model, key, seed, signal, onProgress) {
+    const body = { model, prompt: this.#prompt, seed, ...STREAM_OPTIONS };
     try {
       for await (const event of streamPicture(body, key, signal)) {
-        if (event.type.endsWith(".progress")) told(stepLine(event));
-        else this.#canvas.show(`data:image/${event.output_format};base64,${event.b64_json}`, `${this.#prompt} (forming)`);
+        if (event.type.endsWith(".progress")) onProgress(stepLine(event));
+        else this.#place.show(`data:image/${event.output_format};base64,${event.b64_json}`, `${this.#prompt} (in progress)`);
       }
     } catch (error) {
       remove(this.#text);
       throw error;
     }
-    told(`picture in ${((performance.now() - this.#began) / 1000).toFixed(1)} s`);
+    onProgress(`picture in ${((performance.now() - this.#began) / 1000).toFixed(1)} s`);
     show(() => this.#text.remove());
-    this.#canvas.image.alt = this.#prompt;
-    return this.#canvas.image.src;
+    this.#place.image.alt = this.#prompt;
+    return this.#place.image.src;
   }
 
-  // A button below the picture.
-  offer(label, work) {
+  // Adds a button below the picture.
+  addButton(label, work) {
     const button = document.createElement("button");
-    [button.type, button.className, button.textContent] = ["button", "quiet", label];
+    [button.type, button.className, button.textContent] = ["button", "secondary", label];
     button.addEventListener("click", work);
-    show(() => this.#canvas.image.after(button));
+    show(() => this.#place.image.after(button));
   }
 }
 
-// The pictures that a model draws in a reply, in the message whose words are `text`.
+// Shows the pictures that a model generates in a reply, above the paragraph `text`.
 export class Drawings {
   #text;
-  #canvases = [];
-  done = []; // as the API tells and takes them
+  #places = [];
+  pictures = []; // in the API's form
 
   constructor(text) {
     this.#text = text;
   }
 
-  // What a delta of the reply says of pictures; a line about how far one is, if it says that.
-  saw({ images = [], partial_images: estimates = [], image_progress: progress }) {
-    for (const estimate of estimates) this.#at(estimate.index).show(estimate.image_url.url, "Picture (forming)");
+  // Applies the pictures of a delta; returns a progress line if it has progress.
+  apply({ images = [], partial_images: estimates = [], image_progress: progress }) {
+    for (const estimate of estimates) this.#at(estimate.index).show(estimate.image_url.url, "Picture (in progress)");
     for (const image of images) {
       this.#at(image.index).show(image.image_url.url, image.revised_prompt ?? "Picture");
-      this.done.push(image);
+      this.pictures.push(image);
     }
     return progress && progress.step < progress.steps ? stepLine(progress) : "";
   }
 
-  // Those that were not finished go.
-  end() {
-    for (const [index, canvas] of this.#canvases.entries()) {
-      if (!this.done.some((image) => image.index === index)) canvas?.image?.remove();
+  // Removes unfinished pictures.
+  discardUnfinished() {
+    for (const [index, place] of this.#places.entries()) {
+      if (!this.pictures.some((image) => image.index === index)) place?.image?.remove();
     }
   }
 
   #at(index) {
-    return (this.#canvases[index] ??= new Canvas((image) => this.#text.before(image)));
+    return (this.#places[index] ??= new PicturePlace((image) => this.#text.before(image)));
   }
 }
 

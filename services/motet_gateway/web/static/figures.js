@@ -1,4 +1,4 @@
-// How numbers are written.
+// Formats numbers.
 
 export const count = (value) => (value >= 1e4 ? value.toExponential(1) : String(Math.round(value * 10) / 10));
 export const rate = (value) => (value >= 100 ? Math.round(value).toString() : value.toFixed(value >= 10 ? 1 : 2));

@@ -1,29 +1,29 @@
-// What the doctor has found: what limits the stack now, and which knob to turn.
+// Shows the doctor's findings: bottlenecks and their remedies.
 
-import { arrange, element, write } from "./elements.js";
+import { arrange, element, setText } from "./elements.js";
 import { rate } from "./figures.js";
 
 export class Findings {
   #list;
-  #healthy;
-  #shown = new Map(); // by what was found, and where
+  #none;
+  #shown = new Map(); // by name and instances
 
-  constructor(list, healthy) {
-    [this.#list, this.#healthy] = [list, healthy];
+  constructor(list, none) {
+    [this.#list, this.#none] = [list, none];
   }
 
-  // `findings`: as /metrics/doctor tells them. One that stays is no news, though its numbers change.
+  // `findings`: of /metrics/doctor. A finding that remains keeps its element, though its numbers change.
   draw(findings) {
-    const kept = new Map();
+    const rows = new Map();
     for (const finding of findings) {
       const key = [finding.name, ...finding.where].join(" ");
       const shown = this.#shown.get(key) ?? new Finding();
       shown.draw(finding);
-      kept.set(key, shown);
+      rows.set(key, shown);
     }
-    this.#shown = kept;
-    arrange(this.#list, [...kept.values()].map(({ view }) => view));
-    this.#healthy.hidden = findings.length > 0;
+    this.#shown = rows;
+    arrange(this.#list, [...rows.values()].map(({ view }) => view));
+    this.#none.hidden = findings.length > 0;
   }
 }
 
@@ -37,15 +37,15 @@ class Finding {
     { class: "finding" },
     element("p", {}, this.#severity, " ", this.#what),
     this.#numbers,
-    element("p", {}, "Turn: ", this.#knob),
+    element("p", {}, "Remedy: ", this.#knob),
   );
 
   draw({ what, layer, layer_name: place, where, numbers, knob, severity }) {
-    const told = Object.entries(numbers).map(([name, value]) => `${name.replaceAll("_", " ")} ${rate(value)}`);
+    const figures = Object.entries(numbers).map(([name, value]) => `${name.replaceAll("_", " ")} ${rate(value)}`);
     this.view.dataset.severity = severity;
-    write(this.#severity, severity);
-    write(this.#what, what);
-    write(this.#numbers, [`${layer} ${place}`, where.join(", "), ...told].filter(Boolean).join(" · "));
-    write(this.#knob, knob);
+    setText(this.#severity, severity);
+    setText(this.#what, what);
+    setText(this.#numbers, [`${layer} ${place}`, where.join(", "), ...figures].filter(Boolean).join(" · "));
+    setText(this.#knob, knob);
   }
 }

@@ -1,11 +1,11 @@
-// Every instance of every service, service by service in the order in which a reply meets them.
+// Shows the instances of every service, in the order of a request's path.
 
-import { arrange, element, write } from "./elements.js";
+import { arrange, element, setText } from "./elements.js";
 import { count, percent, plural, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
 
 const ORDER = ["gateway", "tokenizer", "prefill", "decode", "vision", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "planner"];
-const MOST = 120; // instances shown of a service
+const MAX_CARDS = 120; // per service
 
 export class Instances {
   #view;
@@ -15,13 +15,13 @@ export class Instances {
     this.#view = view;
   }
 
-  draw(looks) {
-    const byRole = Map.groupBy(looks.now.instances, ({ role }) => role);
+  draw(history) {
+    const byRole = Map.groupBy(history.latest.instances, ({ role }) => role);
     const roles = [...byRole.keys()].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
     for (const role of this.#services.keys()) if (!byRole.has(role)) this.#services.delete(role);
     for (const role of roles) {
       if (!this.#services.has(role)) this.#services.set(role, new Service(role));
-      this.#services.get(role).draw(byRole.get(role), looks);
+      this.#services.get(role).draw(byRole.get(role), history);
     }
     arrange(this.#view, roles.map((role) => this.#services.get(role).view));
   }
@@ -31,7 +31,7 @@ const place = (role) => (ORDER.indexOf(role) + 1 || ORDER.length + 1);
 
 class Service {
   #title = element("h4");
-  #told = element("span", { class: "faint" });
+  #text = element("span", { class: "faint" });
   #list = element("ul", { class: "cards" });
   #cards = new Map(); // by instance
   view;
@@ -39,37 +39,37 @@ class Service {
   constructor(role) {
     this.#title.textContent = role;
     this.#title.id = `service-${role}`;
-    this.view = element("section", { class: "service", "aria-labelledby": this.#title.id }, element("header", {}, this.#title, this.#told), this.#list);
+    this.view = element("section", { class: "service", "aria-labelledby": this.#title.id }, element("header", {}, this.#title, this.#text), this.#list);
   }
 
-  draw(instances, looks) {
-    const shown = instances.slice(0, MOST);
-    const left = instances.length - shown.length;
-    write(this.#told, plural(instances.length, "instance") + (left ? `, ${left} of them not shown` : ""));
+  draw(instances, history) {
+    const shown = instances.slice(0, MAX_CARDS);
+    const hidden = instances.length - shown.length;
+    setText(this.#text, plural(instances.length, "instance") + (hidden ? `, ${hidden} of them not shown` : ""));
     const names = new Set(shown.map(({ instance }) => instance));
     for (const name of this.#cards.keys()) if (!names.has(name)) this.#cards.delete(name);
     for (const one of shown) {
       if (!this.#cards.has(one.instance)) this.#cards.set(one.instance, new Card(one));
-      this.#cards.get(one.instance).draw(one, looks);
+      this.#cards.get(one.instance).draw(one, history);
     }
     arrange(this.#list, shown.map(({ instance }) => this.#cards.get(instance).view));
   }
 }
 
-// What a card tells: a name, and the text of it; null where an instance tells nothing of the kind.
-const known = (value, text) => (value === undefined || value === null ? null : text(value));
+// Rows of a card: name and text; null for an instance without such a value.
+const orNull = (value, text) => (value === undefined || value === null ? null : text(value));
 const ROWS = [
-  ["running", ({ load }) => known(load.running ?? load.active, count)],
-  ["queued", ({ load }) => known(load.queued, count)],
-  ["batch", ({ load }) => known(load.batch, count)],
-  ["work", ({ instance, work }, looks) => known(looks.work(instance), (done) => `${rate(done)} ${work.unit}`)],
-  ["cores", ({ instance }, looks) => known(looks.cores(instance), rate)],
+  ["running", ({ load }) => orNull(load.running ?? load.active, count)],
+  ["queued", ({ load }) => orNull(load.queued, count)],
+  ["batch", ({ load }) => orNull(load.batch, count)],
+  ["work", ({ instance, work }, history) => orNull(history.workRate(instance), (done) => `${rate(done)} ${work.unit}`)],
+  ["cores", ({ instance }, history) => orNull(history.coresInUse(instance), rate)],
 ];
 
 class Card {
   #state = element("b", { class: "state" });
   #models = element("p", { class: "faint" });
-  #rows = new Map(); // by name: the text's element
+  #rows = new Map(); // elements by name
   #list = element("dl");
   #meter = new Meter("KV cache used");
   #curve = new Sparkline();
@@ -80,18 +80,18 @@ class Card {
     this.view = element("li", { class: "card" }, element("p", { class: "head" }, name, this.#state), this.#models, this.#meter.view, this.#list, this.#curve.view);
   }
 
-  draw(one, looks) {
+  draw(one, history) {
     this.#state.dataset.state = one.state;
-    write(this.#state, one.state);
-    write(this.#models, one.models.join(", "));
+    setText(this.#state, one.state);
+    setText(this.#models, one.models.join(", "));
     this.#models.hidden = !one.models.length;
     this.#meter.draw(one.load.kv_free === undefined ? null : 1 - one.load.kv_free);
-    for (const [name, read] of ROWS) this.#tell(name, read(one, looks));
-    const active = (look) => known(look.byName.get(one.instance), ({ load }) => load.running ?? load.active ?? null);
-    this.#curve.draw(looks.series(active));
+    for (const [name, read] of ROWS) this.#setRow(name, read(one, history));
+    const active = (sample) => orNull(sample.byName.get(one.instance), ({ load }) => load.running ?? load.active ?? null);
+    this.#curve.draw(history.series(active));
   }
 
-  #tell(name, text) {
+  #setRow(name, text) {
     let row = this.#rows.get(name);
     if (!row && text === null) return;
     if (!row) {
@@ -99,14 +99,14 @@ class Card {
       this.#rows.set(name, row);
       this.#list.append(element("div", {}, element("dt", {}, name), row));
     }
-    write(row, text ?? "–");
+    setText(row, text ?? "–");
   }
 }
 
-// How full something is.
+// Shows a share as a gauge.
 class Meter {
   #bar = element("i");
-  #told = element("span", { class: "faint" });
+  #text = element("span", { class: "faint" });
   #gauge;
   #name;
   view;
@@ -114,17 +114,17 @@ class Meter {
   constructor(name) {
     this.#name = name;
     this.#gauge = element("div", { class: "gauge", role: "meter", "aria-label": name, "aria-valuemin": "0", "aria-valuemax": "100" }, this.#bar);
-    this.view = element("div", { class: "meter", hidden: "" }, this.#gauge, this.#told);
+    this.view = element("div", { class: "meter", hidden: "" }, this.#gauge, this.#text);
   }
 
-  // `share`: 0 to 1, null where there is nothing of the kind.
+  // `share`: 0 to 1; null hides it.
   draw(share) {
     this.view.hidden = share === null;
     if (share === null) return;
     this.#bar.style.width = `${100 * share}%`;
     this.#bar.classList.toggle("full", share > 0.9);
     this.#gauge.setAttribute("aria-valuenow", Math.round(100 * share));
-    write(this.#told, `${percent(share)} of the KV cache`);
+    setText(this.#text, `${percent(share)} of the KV cache`);
     this.#gauge.setAttribute("aria-valuetext", `${percent(share)}`);
   }
 }

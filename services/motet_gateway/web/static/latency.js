@@ -1,30 +1,30 @@
-// How long a turn took from its end to the first sound of the reply, by stage.
+// Measures a turn from the end of speech to the first audio of the reply, by stage.
 
 import { element } from "./elements.js";
 
 const STAGES = {
-  ended: "pause", // the silence that shows that the user has finished
-  understood: "transcript",
-  written: "first text",
-  arrived: "first sound",
-  played: "playback",
+  speechEnded: "pause", // the silence that ends the turn
+  transcribed: "transcript",
+  textArrived: "first text",
+  audioArrived: "first sound",
+  audioPlayed: "playback",
 };
 
 export class Latency {
   #begin;
   #at = {};
 
-  // `begin`: when the user stopped speaking, or sent a text; ms, like all times here.
+  // `begin`: when the user stopped speaking or sent a text; ms, as all times.
   constructor(begin) {
     this.#begin = begin;
   }
 
-  // A stage is over; only the first time counts.
+  // Marks the end of a stage; only the first call counts.
   mark(stage, at = performance.now()) {
     this.#at[stage] ??= at;
   }
 
-  // {name, ms} of the stages that are over. One that ended while an earlier one still ran took no time of its own.
+  // Returns {name, ms} of the ended stages. A stage that ended before an earlier one counts as 0 ms.
   get stages() {
     let before = this.#begin;
     return Object.entries(STAGES)
@@ -38,19 +38,19 @@ export class Latency {
   }
 }
 
-// The figures, below a bar that shows their shares.
+// Shows the stages' times below a bar of their shares.
 export function latencyLine(latency) {
   const bar = element("div", { class: "bar", "aria-hidden": "true" });
   const figures = element("dl");
-  let whole = 0;
+  let total = 0;
   for (const { name, ms } of latency.stages) {
     const share = element("i");
     share.style.flexGrow = ms;
     bar.append(share);
     figures.append(figure(name, ms));
-    whole += ms;
+    total += ms;
   }
-  figures.append(figure("in all", whole));
+  figures.append(figure("total", total));
   return element("div", { class: "latency", role: "group", "aria-label": "Latency of this turn" }, bar, figures);
 }
 

@@ -1,4 +1,4 @@
-// On the audio thread: plays what the page sends it, {kind: push | end | stop, item, samples}.
+// Runs on the audio thread: plays the page's messages {kind: push | end | stop, item, samples}.
 
 import { JitterBuffer } from "./jitter-buffer.js";
 
@@ -9,7 +9,7 @@ class Player extends AudioWorkletProcessor {
     super();
     this.port.onmessage = ({ data: { kind, item, samples } }) => {
       this.#buffer[kind](item, samples);
-      if (kind === "stop") this.port.postMessage({ kind: "silent" }); // after what is told of items that it cut short
+      if (kind === "stop") this.port.postMessage({ kind: "silent" }); // after the reports of stopped items
     };
   }
 

@@ -1,4 +1,4 @@
-// The loudspeaker: plays the sound of items of a conversation as it arrives, and tells what was heard of each.
+// Plays the audio of conversation items as it arrives, and reports the played samples of each.
 
 import { RATE } from "./microphone.js";
 
@@ -7,7 +7,7 @@ export class Player {
   #node;
   analyser;
 
-  // `report` gets what a JitterBuffer reports.
+  // `report` gets the JitterBuffer's reports.
   static async open(report) {
     const player = new Player();
     const context = (player.#context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" }));
@@ -20,12 +20,12 @@ export class Player {
     return player;
   }
 
-  // Seconds from a sample's rendering to its being heard.
+  // Returns the seconds between rendering and output of a sample.
   get latency() {
     return this.#context.outputLatency || this.#context.baseLatency || 0;
   }
 
-  // More sound (Int16Array, which is given away) of an item.
+  // Appends audio of an item (Int16Array, transferred).
   push(item, samples) {
     this.#node.port.postMessage({ kind: "push", item, samples }, [samples.buffer]);
   }
@@ -34,7 +34,7 @@ export class Player {
     this.#node.port.postMessage({ kind: "end", item });
   }
 
-  // Silence at once; a report `stopped` tells what was heard of each item that was under way, then comes `silent`.
+  // Stops playback. A report `stopped` follows for each unfinished item, then `silent`.
   stop() {
     this.#node.port.postMessage({ kind: "stop" });
   }

@@ -1,4 +1,4 @@
-// One spoken message of the model: its sound on the way to the loudspeaker, its caption, its place in the history.
+// Tracks one spoken message of the model: played audio, caption, history entry.
 
 import { bubble, remove, show } from "./bubbles.js";
 import { Caption } from "./caption.js";
@@ -9,62 +9,62 @@ export class Reply {
   #caption = new Caption(this.#text);
   #latency;
   entry = { role: "assistant", content: "" };
-  samples = 0; // of sound that has come
-  silenced = false; // nothing more of it is to be heard
-  truncated = false; // the server knows that
-  whole = false; // the server has finished it
+  samples = 0; // of received audio
+  stopped = false; // playback was stopped
+  truncated = false; // the server has truncated it
+  finished = false; // the server has completed it
 
-  // `latency`: of the turn that it answers, if it is the first message that does.
+  // `latency`: of the answered turn, for its first message.
   constructor(latency) {
     this.#latency = latency;
-    latency?.mark("written");
+    latency?.mark("textArrived");
   }
 
-  sound(samples) {
-    this.#latency?.mark("arrived");
+  addAudio(samples) {
+    this.#latency?.mark("audioArrived");
     this.samples += samples;
   }
 
-  // Words whose sound has come.
-  say(text) {
-    if (!this.silenced) this.#caption.add(text, this.samples);
+  // Adds words whose audio has arrived.
+  addTranscript(text) {
+    if (!this.stopped) this.#caption.add(text, this.samples);
   }
 
-  // Words without sound.
-  write(text) {
+  // Adds words without audio.
+  addText(text) {
     this.#caption.add(text, 0);
-    this.#caption.hear(0);
+    this.#caption.markPlayed(0);
   }
 
-  // `at`: when its first sample is heard, ms.
+  // `at`: when its first sample is output, ms.
   started(at) {
-    this.#latency?.mark("played", at);
+    this.#latency?.mark("audioPlayed", at);
     this.#showLatency();
   }
 
-  // As many samples have been heard.
-  hear(samples) {
-    this.#caption.hear(samples);
+  // Marks as many samples as played.
+  markPlayed(samples) {
+    this.#caption.markPlayed(samples);
   }
 
-  // All of its sound has been heard.
+  // Marks all of its audio as played.
   end() {
-    this.#caption.hear(Infinity);
+    this.#caption.markPlayed(Infinity);
     this.entry.content = this.#caption.text;
   }
 
-  // The server has finished it; `text`: what it keeps of it. True if nothing more can become of it.
-  complete(text) {
-    this.whole = true;
+  // Completes it with the server's `text`. Returns true if no further event can change it.
+  finish(text) {
+    this.finished = true;
     if (!this.samples) this.#showLatency();
-    if (!this.silenced) this.entry.content = this.#caption.text;
-    else if (this.truncated || !this.samples) this.cut(text);
+    if (!this.stopped) this.entry.content = this.#caption.text;
+    else if (this.truncated || !this.samples) this.truncate(text);
     return this.truncated || !this.samples;
   }
 
-  // It ends here: only this was heard. Without `text`, as far as the page knows.
-  cut(text = this.#caption.heard) {
-    this.silenced = true;
+  // Truncates it to what was played: `text` from the server, or the page's estimate.
+  truncate(text = this.#caption.played) {
+    this.stopped = true;
     this.#caption.settle(text);
     this.entry.content = text;
     if (!text) remove(this.#text);

@@ -1,26 +1,26 @@
-// Sound from one rate to another, in pieces of any size: a windowed sinc, one row of taps per phase.
+// Resamples audio in pieces of any size, by a windowed sinc with one row of taps per phase.
 
-const CROSSINGS = 16; // of zero, on each side
-const PASSBAND = 0.92; // of the lower rate's half
+const ZERO_CROSSINGS = 16; // of the sinc, on each side
+const PASSBAND = 0.92; // share of the lower Nyquist frequency
 
 export class Resampler {
   #up;
   #down;
   #half; // taps on each side
   #phases = [];
-  #kept; // input that later output still needs; begins with silence
+  #kept; // input that later output needs; starts with silence
   #at = 0; // of the next output in `#kept`, in units of 1/up of an input sample
 
   constructor(from, to) {
     const common = divisor(from, to);
     [this.#up, this.#down] = [to / common, from / common];
-    this.#half = Math.ceil(CROSSINGS * Math.max(1, from / to));
+    this.#half = Math.ceil(ZERO_CROSSINGS * Math.max(1, from / to));
     this.#kept = new Float32Array(2 * this.#half - 1);
     const cutoff = PASSBAND * Math.min(1, to / from);
     for (let phase = 0; phase < this.#up; phase++) this.#phases.push(taps(phase / this.#up, this.#half, cutoff));
   }
 
-  // The output that `input` completes.
+  // Returns the output that `input` completes.
   push(input) {
     const samples = new Float32Array(this.#kept.length + input.length);
     samples.set(this.#kept);
@@ -39,7 +39,7 @@ export class Resampler {
   }
 }
 
-// `offset`: of the output behind an input sample, in samples. The taps sum to one.
+// `offset`: of the output after an input sample, in samples. The taps sum to one.
 function taps(offset, half, cutoff) {
   const row = new Float32Array(2 * half);
   for (let i = 0; i < row.length; i++) {

@@ -1,35 +1,35 @@
-// What the user has set: the model, how it answers, the voice, the key. The key stays in this tab.
+// Reads the user's settings: model, sampling, voice, key. The key is stored for this tab only.
 
 import { ApiError, listModels, listVoices } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 
-let chats = []; // the models that can be talked to
-let painters = []; // names of those that draw
+let chats = []; // chat models
+let imageModels = []; // names of image generation models
 
 $("key").value = sessionStorage.getItem("motet-key") ?? "";
 
 $("key").addEventListener("change", () => sessionStorage.setItem("motet-key", $("key").value));
 $("key").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
-  event.preventDefault(); // or it would open the menu again, which has the keyboard by then
+  event.preventDefault(); // else it would reopen the menu, which gets the focus
   closeMenu();
 });
 
 export function settings() {
-  const most = parseInt($("max-tokens").value, 10);
+  const maxTokens = parseInt($("max-tokens").value, 10);
   const temperature = parseFloat($("temperature").value);
   const seed = parseInt($("seed").value, 10);
   return {
     model: $("model").value,
-    painter: painters[0] ?? "",
-    seesImages: chats.some(({ id, images }) => id === $("model").value && images),
-    takesTools: chats.some(({ id, tools }) => id === $("model").value && tools),
+    imageModel: imageModels[0] ?? "",
+    acceptsImages: chats.some(({ id, images }) => id === $("model").value && images),
+    supportsTools: chats.some(({ id, tools }) => id === $("model").value && tools),
     key: $("key").value,
     system: $("system").value.trim(),
     temperature: Number.isFinite(temperature) ? temperature : 0,
     seed: seed >= 0 ? seed : null,
-    most: most > 0 ? most : null,
+    maxTokens: maxTokens > 0 ? maxTokens : null,
     voice: $("voice-name").value,
   };
 }
@@ -38,14 +38,14 @@ export function onKeyChange(work) {
   $("key").addEventListener("change", () => work());
 }
 
-// Fills the lists of models and voices. ApiError if no model can be talked to.
+// Fills the lists of models and voices. Throws ApiError without a chat model.
 export async function loadLists() {
   const [models, voices] = await Promise.all([listModels($("key").value), listVoices($("key").value)]);
   chats = models.filter(({ kind }) => kind === "chat");
-  painters = models.filter(({ kind }) => kind === "image").map(({ id }) => id);
+  imageModels = models.filter(({ kind }) => kind === "image").map(({ id }) => id);
   if (!chats.length) throw new ApiError("No model is ready yet.", 503);
   fill($("model"), chats.map(({ id }) => id));
-  fill($("voice-name"), voices, new Option("the model's own", ""));
+  fill($("voice-name"), voices, new Option("default", ""));
   $("voice-name").closest("label").hidden = !voices.length;
 }
 
@@ -58,13 +58,13 @@ export function askForKey() {
   $("key").focus();
 }
 
-// Leaving a field takes what was written there.
+// Moving the focus commits the field's value.
 function closeMenu() {
   $("settings").querySelector("summary").focus();
   $("settings").open = false;
 }
 
-// A conversation that is spoken keeps the model that it began with.
+// Locks the model during a spoken conversation.
 export function lockModel(locked) {
   $("model").disabled = locked;
 }

@@ -1,4 +1,4 @@
-// Alt and a letter: what an element's aria-keyshortcuts names does what a click on it does, where it is to be seen.
+// Handles Alt+letter shortcuts: clicks the visible element whose aria-keyshortcuts names the keys.
 
 import { element } from "./elements.js";
 
@@ -13,15 +13,15 @@ function all() {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") return close();
   if (!event.altKey || event.ctrlKey || event.metaKey) return;
-  const wanted = ({ keys }) => `Key${keys.at(-1)}` === event.code;
-  const found = all().find((one) => wanted(one) && one.target.checkVisibility());
-  if (!found) return;
+  const matches = ({ keys }) => `Key${keys.at(-1)}` === event.code;
+  const match = all().find((one) => matches(one) && one.target.checkVisibility());
+  if (!match) return;
   event.preventDefault();
-  if (found.target.matches(FIELDS)) found.target.focus();
-  else found.target.click();
+  if (match.target.matches(FIELDS)) match.target.focus();
+  else match.target.click();
 });
 
-// A menu that is open closes where somebody presses elsewhere, or at Escape, which takes the keyboard back to it.
+// An open menu closes on a press outside it, or on Escape, which returns the focus to it.
 document.addEventListener("pointerdown", ({ target }) => {
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(target)) menu.open = false;
 });

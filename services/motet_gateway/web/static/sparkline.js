@@ -1,22 +1,22 @@
-// A small curve of the last values: where it came from, not how much it is, which stands beside it in figures.
+// Draws a small curve of the latest values, without a scale; the number is beside it.
 
 import { svg } from "./elements.js";
 
 const WIDTH = 120;
 const HEIGHT = 28;
-const LEAST = 20; // values that fill the width
+const MIN_VALUES = 20; // number of values that fills the width
 
 export class Sparkline {
   #line = svg("polyline", { fill: "none" });
   #area = svg("polygon", { stroke: "none" });
   view = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true", class: "spark" }, this.#area, this.#line);
 
-  // The newest on the right; null where nothing is known.
+  // `values`: the newest last; null for unknown ones.
   draw(values) {
-    const most = Math.max(values.length, LEAST);
+    const slots = Math.max(values.length, MIN_VALUES);
     const highest = Math.max(...values.filter((value) => value !== null), 1e-9);
     const points = values
-      .map((value, index) => [WIDTH - ((values.length - 1 - index) / (most - 1)) * WIDTH, value])
+      .map((value, index) => [WIDTH - ((values.length - 1 - index) / (slots - 1)) * WIDTH, value])
       .filter(([, value]) => value !== null)
       .map(([x, value]) => `${x.toFixed(1)},${(HEIGHT - 2 - (value / highest) * (HEIGHT - 4)).toFixed(1)}`);
     this.#line.setAttribute("points", points.join(" "));

@@ -1,4 +1,4 @@
-// The microphone button and what belongs to it: starting, muting and ending a spoken conversation, and what is off.
+// Starts, mutes and ends spoken conversations, and shows why they are unavailable.
 
 import { ApiError, missingForSpeech } from "./api.js";
 import { setSpoken } from "./bubbles.js";
@@ -14,22 +14,22 @@ const STATES = {
   hearing: "You are speaking…",
   thinking: "Thinking…",
   speaking: "Speaking. Speak to interrupt.",
-  muted: "Muted. The model does not hear you.",
+  muted: "Muted. No audio is sent.",
 };
 
 export class Talk {
-  #history; // gives the messages so far (a promise)
-  #problem; // shows one
+  #history; // returns a promise of the messages
+  #problem; // shows an error message
   #voice = null;
   #waveform = null;
   #starting = false;
-  #off = ""; // why nobody can talk
+  #unavailable = ""; // the reason why, if voice is unavailable
 
   constructor(history, problem) {
     [this.#history, this.#problem] = [history, problem];
     $("talk").addEventListener("click", () => (this.#voice ? this.end() : this.#begin()));
     $("mute").addEventListener("click", () => this.#mute($("mute").getAttribute("aria-pressed") !== "true"));
-    $("hush").addEventListener("click", () => this.#voice?.interrupt());
+    $("stop-reply").addEventListener("click", () => this.#voice?.interrupt());
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.#voice?.interrupt();
     });
@@ -40,19 +40,19 @@ export class Talk {
     return this.#voice !== null;
   }
 
-  say(text) {
-    this.#voice.say(text);
+  sendText(text) {
+    this.#voice.sendText(text);
   }
 
-  // Finds out whether this server can hear, and again for a while if not: models take time to load.
+  // Checks the server's speech services, repeatedly while some are missing: models take time to load.
   async check(tries = 40) {
     const missing = (await missingForSpeech()).filter((role) => role in NEEDED);
     const parts = missing.map((role) => NEEDED[role]);
-    this.#off = parts.length ? `Talking is off: this server runs no ${parts.join(" and no ")}.` : "";
-    $("talk").setAttribute("aria-disabled", String(Boolean(this.#off)));
-    $("talk").title = this.#off;
-    $("talk-why").textContent = this.#off;
-    if (this.#off && tries > 0) setTimeout(() => this.check(tries - 1), 3000);
+    this.#unavailable = parts.length ? `Voice is unavailable: this server runs no ${parts.join(" and no ")}.` : "";
+    $("talk").setAttribute("aria-disabled", String(Boolean(this.#unavailable)));
+    $("talk").title = this.#unavailable;
+    $("talk-unavailable").textContent = this.#unavailable;
+    if (this.#unavailable && tries > 0) setTimeout(() => this.check(tries - 1), 3000);
   }
 
   end(reason = "") {
@@ -64,7 +64,7 @@ export class Talk {
   }
 
   async #begin() {
-    if (this.#off || this.#starting) return this.#problem(this.#off);
+    if (this.#unavailable || this.#starting) return this.#problem(this.#unavailable);
     this.#starting = true;
     this.#problem("");
     $("talk-label").textContent = "Wait…";
@@ -92,7 +92,7 @@ export class Talk {
   #show(state) {
     $("voice-state").textContent = STATES[state];
     $("voice-state").dataset.state = state;
-    $("hush").hidden = state !== "speaking" && state !== "thinking";
+    $("stop-reply").hidden = state !== "speaking" && state !== "thinking";
   }
 
   #draw() {

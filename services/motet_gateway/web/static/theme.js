@@ -1,4 +1,4 @@
-// Light or dark: as the user has chosen, or else as the system has it. No module: it runs before anything is drawn.
+// Applies the chosen theme, or else the system's. A classic script, so that it runs before the first paint.
 "use strict";
 {
   const show = (theme) => {

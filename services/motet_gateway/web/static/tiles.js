@@ -1,53 +1,53 @@
-// How the replies of the window were: a tile for each figure, with the way it has taken.
+// Shows the replies of the window: a tile per figure, with its history.
 
-import { element, write } from "./elements.js";
+import { element, setText } from "./elements.js";
 import { count, duration, money, percent, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
 
-const NOTHING = "–";
-const tail = (found) => (found ? `p95 ${duration(found.p95)} · p99 ${duration(found.p99)}` : "no reply in this time");
+const NO_VALUE = "–";
+const percentiles = (found) => (found ? `p95 ${duration(found.p95)} · p99 ${duration(found.p99)}` : "no reply in this window");
 
-// Each: name, value and note of the newest look, and the series of its curve.
+// Each: name, value and note of the latest state, and the series of its curve.
 const FIGURES = [
   {
     name: "Replies",
     value: ({ replies }) => `${replies.active} now`,
     note: ({ replies }) => `${rate(replies.replies_per_second)}/s · ${replies.failed} of ${replies.replies} failed`,
-    series: (looks) => looks.series(({ replies }) => replies.active),
+    series: (history) => history.series(({ replies }) => replies.active),
   },
   {
     name: "Tokens computed",
-    value: (now, { looks }) => `${rate(looks.workOf("decode").at(-1) ?? 0)}/s`,
+    value: (now, { history }) => `${rate(history.workRateOfRole("decode").at(-1) ?? 0)}/s`,
     note: ({ replies }) => `${rate(replies.tokens_per_second)}/s in replies`,
-    series: (looks) => looks.workOf("decode"),
+    series: (history) => history.workRateOfRole("decode"),
   },
   {
-    name: "First token",
-    value: ({ replies: { first_token_seconds: found } }) => (found ? duration(found.p50) : NOTHING),
-    note: ({ replies }) => tail(replies.first_token_seconds),
-    series: (looks) => looks.series(({ replies }) => replies.first_token_seconds?.p50 ?? null),
+    name: "Time to first token",
+    value: ({ replies: { first_token_seconds: found } }) => (found ? duration(found.p50) : NO_VALUE),
+    note: ({ replies }) => percentiles(replies.first_token_seconds),
+    series: (history) => history.series(({ replies }) => replies.first_token_seconds?.p50 ?? null),
   },
   {
-    name: "Between tokens",
-    value: ({ replies: { between_tokens_seconds: found } }) => (found ? duration(found.p50) : NOTHING),
-    note: ({ replies }) => tail(replies.between_tokens_seconds),
-    series: (looks) => looks.series(({ replies }) => replies.between_tokens_seconds?.p50 ?? null),
+    name: "Inter-token latency",
+    value: ({ replies: { between_tokens_seconds: found } }) => (found ? duration(found.p50) : NO_VALUE),
+    note: ({ replies }) => percentiles(replies.between_tokens_seconds),
+    series: (history) => history.series(({ replies }) => replies.between_tokens_seconds?.p50 ?? null),
   },
   {
-    name: "Good replies",
-    value: ({ replies }) => (replies.good === null ? NOTHING : percent(replies.good)),
-    note: (now, { first, between }) => `begin in ${first} s, go on in ${count(between * 1000)} ms`,
-    series: (looks) => looks.series(({ replies }) => replies.good),
+    name: "Goodput",
+    value: ({ replies }) => (replies.good === null ? NO_VALUE : percent(replies.good)),
+    note: (now, { first, between }) => `first token ≤ ${first} s, then ≤ ${count(between * 1000)} ms`,
+    series: (history) => history.series(({ replies }) => replies.good),
   },
   {
-    name: "A million tokens",
+    name: "Cost of a million tokens",
     value: ({ replies }, { price }) => costOf(price, replies.tokens_per_second),
-    note: (now, { price }) => (price === null ? "give a price under Limits" : `at ${price} per hour`),
-    series: (looks, { price }) => looks.series(({ replies }) => (price && replies.tokens_per_second ? price / replies.tokens_per_second : null)),
+    note: (now, { price }) => (price === null ? "set a price under Limits" : `at ${price} per hour`),
+    series: (history, { price }) => history.series(({ replies }) => (price && replies.tokens_per_second ? price / replies.tokens_per_second : null)),
   },
 ];
 
-const costOf = (price, perSecond) => (price === null || !perSecond ? NOTHING : money((price / 3600 / perSecond) * 1e6));
+const costOf = (price, perSecond) => (price === null || !perSecond ? NO_VALUE : money((price / 3600 / perSecond) * 1e6));
 
 export class Tiles {
   #tiles;
@@ -58,8 +58,8 @@ export class Tiles {
   }
 
   // `limits`: {first, between, price}
-  draw(looks, limits) {
-    for (const tile of this.#tiles) tile.draw(looks, limits);
+  draw(history, limits) {
+    for (const tile of this.#tiles) tile.draw(history, limits);
   }
 }
 
@@ -75,9 +75,9 @@ class Tile {
     this.view = element("li", { class: "tile" }, element("span", {}, figure.name), this.#value, this.#note, this.#curve.view);
   }
 
-  draw(looks, limits) {
-    write(this.#value, this.#figure.value(looks.now, { looks, ...limits }));
-    write(this.#note, this.#figure.note(looks.now, limits));
-    this.#curve.draw(this.#figure.series(looks, limits));
+  draw(history, limits) {
+    setText(this.#value, this.#figure.value(history.latest, { history, ...limits }));
+    setText(this.#note, this.#figure.note(history.latest, limits));
+    this.#curve.draw(this.#figure.series(history, limits));
   }
 }

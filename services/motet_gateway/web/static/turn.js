@@ -1,4 +1,4 @@
-// One spoken message of the user: its words as they are understood, and its place in the history.
+// Tracks one spoken message of the user: its transcript and history entry.
 
 import { bubble, remove, show } from "./bubbles.js";
 
@@ -6,12 +6,12 @@ export class Turn {
   #text = bubble("user");
   entry = { role: "user", content: "" };
 
-  hear(words) {
+  append(words) {
     this.#draw(this.entry.content + words);
   }
 
-  // The text as it stays. Without a word, it was no turn.
-  settle(text) {
+  // Sets the final transcript; an empty one removes the turn.
+  finish(text) {
     if (text) this.#draw(text);
     else this.drop();
   }

@@ -1,21 +1,21 @@
-// Which part of the page is shown: the one that the address names after its `#`, so that links and the way back work.
+// Shows the view that the address names after its `#`, so that links and the back button work.
 
 const $ = (id) => document.getElementById(id);
-const VIEWS = { chat: "Motet", stack: "Stack · Motet" }; // ids of sections, and the page's title then
-const FIRST = "chat";
+const VIEWS = { chat: "Motet", stack: "Stack · Motet" }; // page title by section id
+const DEFAULT_VIEW = "chat";
 
 const watchers = [];
 
-export const shown = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : FIRST);
+export const shown = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : DEFAULT_VIEW);
 
-// Calls `work` with the id of the view, now and each time that another one is shown.
+// Calls `work` with the id of the view, now and after each change.
 export function onView(work) {
   watchers.push(work);
   work(shown());
 }
 
-// Where the keyboard begins in a view.
-const beginning = () => $(shown()).querySelector("[data-begin]");
+// Returns the element that gets the focus when a view opens.
+const initialFocus = () => $(shown()).querySelector("[data-focus]");
 
 function show(moved) {
   const view = shown();
@@ -26,13 +26,13 @@ function show(moved) {
     if (link.hash === `#${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  if (moved) beginning().focus({ preventScroll: true });
+  if (moved) initialFocus().focus({ preventScroll: true });
   for (const work of watchers) work(view);
 }
 
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
-  beginning().focus();
+  initialFocus().focus();
 });
 addEventListener("hashchange", () => show(true));
 show(false);

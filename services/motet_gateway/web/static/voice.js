@@ -1,7 +1,7 @@
-// A spoken conversation: what the microphone hears goes to the server, what the server says is played and captioned.
+// Runs a spoken conversation: sends the microphone's audio, plays and captions the replies.
 //
-// Who has the floor is decided by the server: it tells of speech that interrupts, and keeps a cough to itself. Then the
-// loudspeaker falls silent at once, and the server is told what had been heard, so that both remember the same words.
+// The server decides what interrupts a reply and reports it. Playback then stops at once, and the page reports the played
+// length, so that both keep the same words in the history.
 
 import { ApiError } from "./api.js";
 import { Latency } from "./latency.js";
@@ -11,9 +11,9 @@ import { fromBase64, Realtime, toBase64 } from "./realtime.js";
 import { Reply } from "./reply.js";
 import { Turn } from "./turn.js";
 
-const HEARD = "conversation.item.input_audio_transcription";
+const TRANSCRIPTION = "conversation.item.input_audio_transcription";
 const MS = RATE / 1000; // samples
-const HUSH = 500; // ms that the loudspeaker has to tell what it had played
+const STOP_TIMEOUT = 500; // ms to wait for the player's report after a stop
 
 export class Voice {
   #history;
@@ -24,19 +24,19 @@ export class Voice {
   #detection; // the session's turn_detection
   #turns = new Map(); // by item
   #replies = new Map(); // by item
-  #early = []; // packets that were heard before the server could
+  #unsent = []; // packets recorded before the session was open
   #sent = 0; // samples
   #sentAt = 0; // ms
   #userSpeaks = false;
-  #waiting = null; // Latency of the last turn, until a response answers it
-  #waitingItem = null; // of that turn, if it was spoken
-  #response = null; // {id, latency} of the response that is under way
-  #playing = null; // item
-  #owed = false; // a text was sent that has no response yet
-  #hushes = []; // stops of the loudspeaker of which it has not told yet
+  #pendingLatency = null; // of the last turn, until a response answers it
+  #pendingItem = null; // its item id, if it was spoken
+  #response = null; // {id, latency} of the current response
+  #playing = null; // item id
+  #responseOwed = false; // a sent text has no response yet
+  #pendingStops = []; // stops that the player has not reported yet
   #muted = false;
 
-  // `settings`: as in settings.js; `history`: messages so far, which grows. ApiError or DeviceError if it cannot be.
+  // `settings`: of settings.js; `history`: the messages, which it appends to. Throws ApiError or DeviceError.
   static async open(settings, history, view) {
     const voice = new Voice();
     [voice.#history, voice.#view] = [history, view];
@@ -52,17 +52,17 @@ export class Voice {
   async #start(settings) {
     const lost = (reason) => this.#view.ended(reason);
     this.#player = await Player.open((report) => this.#reports[report.kind]?.(report));
-    this.#microphone = await Microphone.open({ heard: (packet) => this.#send(packet), lost });
-    const hear = (event) => this.#events[event.type]?.(event);
-    this.#socket = await Realtime.connect(settings.model, settings.key, { hear, closed: lost });
-    if (!this.#detection) throw new ApiError("The server detects no turns: its voice activity service (vad) is missing.");
+    this.#microphone = await Microphone.open({ onPacket: (packet) => this.#send(packet), onLost: lost });
+    const onEvent = (event) => this.#events[event.type]?.(event);
+    this.#socket = await Realtime.connect(settings.model, settings.key, { onEvent, onClose: lost });
+    if (!this.#detection) throw new ApiError("The server does not detect turns: its voice activity service (vad) is not running.");
     this.#configure(settings);
-    for (const packet of this.#early.splice(0)) this.#send(packet);
-    this.#tellState();
+    for (const packet of this.#unsent.splice(0)) this.#send(packet);
+    this.#updateState();
   }
 
-  #configure({ system, temperature, most, voice }) {
-    const session = { type: "realtime", instructions: system, temperature, max_output_tokens: most ?? "inf" };
+  #configure({ system, temperature, maxTokens, voice }) {
+    const session = { type: "realtime", instructions: system, temperature, max_output_tokens: maxTokens ?? "inf" };
     const audio = { input: { transcription: {} }, ...(voice && { output: { voice } }) };
     this.#socket.send("session.update", { session: { ...session, audio } });
     for (const { role, content } of this.#history) if (content) this.#create(role, content);
@@ -80,49 +80,49 @@ export class Voice {
 
   set muted(muted) {
     this.#microphone.muted = this.#muted = muted;
-    this.#tellState();
+    this.#updateState();
   }
 
-  // A text instead of speech; it is in the history already. What is being said makes room for it.
-  say(text) {
+  // Sends a text instead of speech; it is already in the history. It interrupts the current reply.
+  sendText(text) {
     this.interrupt();
     this.#create("user", text);
-    this.#wait(new Latency(performance.now()), null);
-    this.#owed = true;
-    this.#ask();
-    this.#tellState();
+    this.#expectResponse(new Latency(performance.now()), null);
+    this.#responseOwed = true;
+    this.#requestResponse();
+    this.#updateState();
   }
 
-  // Asks for a reply, once the one before has ended and the server knows what was heard of it.
-  #ask() {
-    if (!this.#owed || this.#response || this.#hushes.length) return;
-    this.#owed = false;
+  // Requests a response after the previous one has ended and its played length was reported.
+  #requestResponse() {
+    if (!this.#responseOwed || this.#response || this.#pendingStops.length) return;
+    this.#responseOwed = false;
     this.#socket.send("response.create");
   }
 
-  // Ends the reply.
+  // Interrupts the reply.
   interrupt() {
     if (this.#response) this.#socket.send("response.cancel", { response_id: this.#response.id });
-    this.#silence();
+    this.#stopPlayback();
   }
 
   close() {
-    this.#owed = false;
-    for (const reply of this.#replies.values()) reply.cut();
+    this.#responseOwed = false;
+    for (const reply of this.#replies.values()) reply.truncate();
     this.#socket?.close();
     this.#microphone?.close();
     this.#player?.close();
   }
 
   #send(packet) {
-    if (!this.#socket) return this.#early.push(packet);
+    if (!this.#socket) return this.#unsent.push(packet);
     this.#sent += packet.length;
     this.#sentAt = performance.now();
     this.#socket.send("input_audio_buffer.append", { audio: toBase64(packet) });
   }
 
-  // When a moment of the sound that was sent had been; `ms` as the server counts.
-  #heardAt(ms) {
+  // Converts a position in the sent audio, in the server's ms, to the page's clock.
+  #timeOf(ms) {
     return this.#sentAt - (this.#sent / MS - ms);
   }
 
@@ -130,41 +130,41 @@ export class Voice {
   #events = {
     "session.created": ({ session }) => (this.#detection = session.audio.input.turn_detection),
     error: ({ error }) => {
-      if (error.code !== "response_cancel_not_active") this.#view.problem(error.message); // it ended by itself just then
+      if (error.code !== "response_cancel_not_active") this.#view.problem(error.message); // it had just ended
     },
 
     "input_audio_buffer.speech_started": () => {
       this.#userSpeaks = true;
-      this.#silence();
-      this.#tellState();
+      this.#stopPlayback();
+      this.#updateState();
     },
     "input_audio_buffer.speech_stopped": ({ audio_end_ms, item_id }) => {
       this.#userSpeaks = false;
       const silence = this.#detection.silence_duration_ms ?? 0;
-      this.#wait(new Latency(this.#heardAt(audio_end_ms - silence)), item_id);
-      this.#waiting.mark("ended");
-      this.#tellState();
+      this.#expectResponse(new Latency(this.#timeOf(audio_end_ms - silence)), item_id);
+      this.#pendingLatency.mark("speechEnded");
+      this.#updateState();
     },
     "input_audio_buffer.committed": ({ item_id }) => this.#turn(item_id),
-    [`${HEARD}.delta`]: ({ item_id, delta }) => this.#turn(item_id).hear(delta),
-    [`${HEARD}.completed`]: ({ item_id, transcript }) => {
-      this.#turn(item_id).settle(transcript);
+    [`${TRANSCRIPTION}.delta`]: ({ item_id, delta }) => this.#turn(item_id).append(delta),
+    [`${TRANSCRIPTION}.completed`]: ({ item_id, transcript }) => {
+      this.#turn(item_id).finish(transcript);
       this.#turns.delete(item_id);
-      if (item_id !== this.#waitingItem) return;
-      if (transcript) this.#waiting?.mark("understood");
-      else this.#waiting = null;
-      this.#tellState();
+      if (item_id !== this.#pendingItem) return;
+      if (transcript) this.#pendingLatency?.mark("transcribed");
+      else this.#pendingLatency = null;
+      this.#updateState();
     },
-    [`${HEARD}.failed`]: ({ item_id, error }) => {
+    [`${TRANSCRIPTION}.failed`]: ({ item_id, error }) => {
       this.#turn(item_id).drop();
       this.#turns.delete(item_id);
-      this.#view.problem(`That was not understood: ${error.message}`);
+      this.#view.problem(`The transcription failed: ${error.message}`);
     },
 
     "response.created": ({ response }) => {
-      this.#response = { id: response.id, latency: this.#waiting };
-      this.#waiting = null;
-      this.#tellState();
+      this.#response = { id: response.id, latency: this.#pendingLatency };
+      this.#pendingLatency = null;
+      this.#updateState();
     },
     "response.output_item.added": ({ item }) => {
       if (item.type !== "message") return;
@@ -175,32 +175,32 @@ export class Voice {
     },
     "response.output_audio.delta": ({ item_id, delta }) => {
       const reply = this.#replies.get(item_id);
-      if (!reply || reply.silenced) return;
+      if (!reply || reply.stopped) return;
       const samples = fromBase64(delta);
-      reply.sound(samples.length);
+      reply.addAudio(samples.length);
       this.#player.push(item_id, samples);
     },
-    "response.output_audio_transcript.delta": ({ item_id, delta }) => this.#replies.get(item_id)?.say(delta),
+    "response.output_audio_transcript.delta": ({ item_id, delta }) => this.#replies.get(item_id)?.addTranscript(delta),
     "response.output_audio.done": ({ item_id }) => this.#player.end(item_id),
-    "response.output_text.delta": ({ item_id, delta }) => this.#replies.get(item_id)?.write(delta),
+    "response.output_text.delta": ({ item_id, delta }) => this.#replies.get(item_id)?.addText(delta),
     "response.output_item.done": ({ item }) => {
       const text = item.content?.[0]?.transcript ?? item.content?.[0]?.text ?? "";
-      if (this.#replies.get(item.id)?.complete(text)) this.#replies.delete(item.id);
+      if (this.#replies.get(item.id)?.finish(text)) this.#replies.delete(item.id);
     },
     "response.done": ({ response }) => this.#responseDone(response),
     "conversation.item.truncated": ({ item_id }) => {
       const reply = this.#replies.get(item_id);
-      if (reply?.whole) this.#socket.send("conversation.item.retrieve", { item_id });
+      if (reply?.finished) this.#socket.send("conversation.item.retrieve", { item_id });
       else if (reply) reply.truncated = true;
     },
     "conversation.item.retrieved": ({ item }) => {
-      this.#replies.get(item.id)?.cut(item.content[0].transcript);
+      this.#replies.get(item.id)?.truncate(item.content[0].transcript);
       this.#replies.delete(item.id);
     },
   };
 
-  #wait(latency, item) {
-    [this.#waiting, this.#waitingItem] = [latency, item];
+  #expectResponse(latency, item) {
+    [this.#pendingLatency, this.#pendingItem] = [latency, item];
   }
 
   #turn(itemId) {
@@ -216,9 +216,9 @@ export class Voice {
   #responseDone({ status, status_details: details }) {
     this.#response = null;
     if (status === "failed") this.#view.problem(details.error.message);
-    if (status === "cancelled") this.#silence();
-    this.#ask();
-    this.#tellState();
+    if (status === "cancelled") this.#stopPlayback();
+    this.#requestResponse();
+    this.#updateState();
   }
 
   // ---------------------------------------------------------------------------------------------------- the loudspeaker's
@@ -226,44 +226,44 @@ export class Voice {
     started: ({ item }) => {
       this.#playing = item;
       this.#replies.get(item)?.started(performance.now() + this.#player.latency * 1000);
-      this.#tellState();
+      this.#updateState();
     },
-    progress: ({ item, played }) => this.#replies.get(item)?.hear(this.#heardOf(played)),
+    progress: ({ item, played }) => this.#replies.get(item)?.markPlayed(this.#heardSamples(played)),
     ended: ({ item }) => {
       this.#playing = null;
       this.#replies.get(item)?.end();
       this.#replies.delete(item);
-      this.#tellState();
+      this.#updateState();
     },
     stopped: ({ item, played }) => {
       this.#playing = null;
-      const heard = Math.floor(this.#heardOf(played) / MS);
+      const heard = Math.floor(this.#heardSamples(played) / MS);
       this.#socket.send("conversation.item.truncate", { item_id: item, content_index: 0, audio_end_ms: heard });
-      this.#tellState();
+      this.#updateState();
     },
-    silent: () => this.#hushed(this.#hushes[0]),
+    silent: () => this.#playbackStopped(this.#pendingStops[0]),
   };
 
-  // Of the samples that were played, those that have come out.
-  #heardOf(played) {
+  // Returns how many of the rendered samples have been output.
+  #heardSamples(played) {
     return Math.max(0, played - Math.round(this.#player.latency * RATE));
   }
 
-  #silence() {
-    for (const reply of this.#replies.values()) reply.silenced = true;
-    const hush = {};
-    this.#hushes.push(hush);
-    setTimeout(() => this.#hushed(hush), HUSH);
+  #stopPlayback() {
+    for (const reply of this.#replies.values()) reply.stopped = true;
+    const stop = {};
+    this.#pendingStops.push(stop);
+    setTimeout(() => this.#playbackStopped(stop), STOP_TIMEOUT);
     this.#player.stop();
   }
 
-  #hushed(hush) {
-    this.#hushes = this.#hushes.filter((other) => other !== hush);
-    this.#ask();
+  #playbackStopped(stop) {
+    this.#pendingStops = this.#pendingStops.filter((other) => other !== stop);
+    this.#requestResponse();
   }
 
-  #tellState() {
-    const replying = this.#response || this.#waiting;
+  #updateState() {
+    const replying = this.#response || this.#pendingLatency;
     const state = this.#userSpeaks ? "hearing" : this.#playing ? "speaking" : replying ? "thinking" : "listening";
     this.#view.state(this.#muted && state === "listening" ? "muted" : state);
   }

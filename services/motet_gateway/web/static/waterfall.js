@@ -1,19 +1,19 @@
-// Where one reply spent its time: a line for each service and each of its stages, one below the other.
+// Shows where one reply spent its time: a row per service and stage.
 
 import { element } from "./elements.js";
 import { duration, plural } from "./figures.js";
 
-// `reply`: as /metrics/replies tells it.
+// `reply`: of /metrics/replies.
 export function waterfall(reply) {
   const total = Math.max(reply.total, 1e-9);
   const body = element("tbody", {}, ...reply.spans.map((span) => row(span.name, span.start, span.seconds, total)));
   if (reply.first !== null) body.append(row("first token", reply.first, null, total));
   const head = element("tr", {}, ...["Stage", "Time", `Of ${duration(total)}`].map((name) => element("th", { scope: "col" }, name)));
-  const caption = element("caption", {}, told(reply));
+  const caption = element("caption", {}, captionText(reply));
   return element("table", { class: "waterfall" }, caption, element("thead", {}, head), body);
 }
 
-// A bar, or without `seconds` a mark.
+// Returns a row with a bar, or a mark without `seconds`.
 function row(name, start, seconds, total) {
   const role = name.split(".")[0];
   const bar = element("i", { class: seconds === null ? "mark" : "bar" });
@@ -28,7 +28,7 @@ function row(name, start, seconds, total) {
   );
 }
 
-function told({ request, prompt_tokens: read, cached_tokens: cached, tokens, moves }) {
+function captionText({ request, prompt_tokens: read, cached_tokens: cached, tokens, moves }) {
   const parts = [request || "a realtime reply", `${plural(read, "token")} in (${cached} cached), ${tokens} out`];
   return [...parts, ...(moves ? [`moved ${moves}×`] : [])].join(" · ");
 }

@@ -1,4 +1,4 @@
-// The last seconds of sound, the newest on the right: what the user says and what is played.
+// Draws the latest seconds of audio, the newest on the right: the user's and the model's.
 
 const BAR = 4; // CSS pixels from one bar to the next
 const EVERY = 40; // ms
@@ -10,7 +10,7 @@ export class Waveform {
   #timer;
   #samples = new Float32Array(2048);
 
-  // `user`, `model`: the AnalyserNodes of what each of them says.
+  // `user`, `model`: the AnalyserNodes of their audio.
   constructor(canvas, { user, model }) {
     this.#canvas = canvas;
     this.#sources = [
@@ -31,7 +31,7 @@ export class Waveform {
     this.#draw();
   }
 
-  // 0 at -54 dB of full scale, 1 at full scale.
+  // Returns 0 at -54 dB of full scale, 1 at full scale.
   #level(analyser) {
     analyser.getFloatTimeDomainData(this.#samples);
     const power = this.#samples.reduce((sum, sample) => sum + sample * sample, 0) / this.#samples.length;

@@ -77,8 +77,8 @@ class GgufFile:
 
     def _find(self, name: str) -> TensorPlace | None:
         module, _, kind = name.rpartition(".")
-        theirs = self._names.get_name(module)
-        return None if theirs is None else self._tensors.get(f"{theirs}.{kind}")
+        gguf_name = self._names.get_name(module)
+        return None if gguf_name is None else self._tensors.get(f"{gguf_name}.{kind}")
 
     def has(self, module: str) -> bool:
         """Return True if the module's weight is quantized."""

@@ -1,0 +1,1 @@
+"""Write the files that deploy a stack on several machines, from compose.yaml: `motet deploy`."""

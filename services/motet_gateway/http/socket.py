@@ -1,0 +1,94 @@
+"""Represent one WebSocket connection; what its messages say is the endpoint's concern."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from motet_gateway.tenancy.auth import Caller
+
+from .asgi import ClientGone, Receive, Scope, Send, request_id
+from .problems import Problem
+from .websocket import BURST, Burst
+
+_SUBPROTOCOL = "realtime"  # of OpenAI's realtime protocol, chosen if the client offers it
+_LONGEST_REASON = 120  # characters of a close reason; a close frame holds 123 bytes
+_BAD_REQUEST = 4000
+# Close codes by the status of the error that ends a connection; registered ones where they exist.
+_CLOSE_CODES = {401: 3000, 403: 3000, 429: 1013, 503: 1013}
+_DRAINING = 1012
+
+
+class Socket:
+    """Represent one connection. Every method that sends raises ClientGone after the client left."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send):
+        self.scope = scope
+        self.receive = receive
+        self.request_id = request_id(scope)
+        self.caller: Caller | None = None
+        self.served = False  # True once an endpoint reports errors in its own messages
+        self._send = send
+        self._burst: Burst | None = scope.get("extensions", {}).get(BURST)
+        self._turn = asyncio.Lock()  # serializes writers where a write takes more than one step
+
+    async def open(self) -> None:
+        """Complete the upgrade. It always succeeds: browsers do not show a refused one's reason."""
+        await self.receive()
+        chosen = _SUBPROTOCOL if _SUBPROTOCOL in self.scope.get("subprotocols", ()) else None
+        headers = [(b"x-request-id", self.request_id.encode())]
+        await self._put({"type": "websocket.accept", "subprotocol": chosen, "headers": headers})
+
+    async def fail(self, problem: Problem) -> None:
+        """Report an error as an `error` event and close the connection."""
+        event = {
+            "type": "error",
+            "event_id": "event_" + secrets.token_hex(6),
+            "error": {**problem.as_dict(), "event_id": None},
+        }
+        text = msgspec.json.encode(event)
+        await self.write(lambda: (text,))
+        code = _CLOSE_CODES.get(problem.status, _BAD_REQUEST)
+        await self.close(_DRAINING if problem.code == "draining" else code, problem.message)
+
+    async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text of `take` as a message; `take` is called once the client reads."""
+        try:
+            if self._burst is not None:
+                await self._burst.send(take)
+            else:
+                await self._one_by_one(take)
+        except OSError:  # ASGI servers raise it when the peer has left
+            raise ClientGone from None
+
+    async def _one_by_one(self, take: Callable[[], Iterable[bytes]]) -> None:
+        async with self._turn:
+            for text in take():
+                await self._send({"type": "websocket.send", "text": text.decode()})
+
+    def ask(self, mark: int) -> None:
+        """Call `on_arrived` with `mark` once all sent data has arrived, if the server can tell."""
+        if self._burst is not None:
+            self._burst.ask(mark)
+
+    def on_arrived(self, tell: Callable[[int], None]) -> None:
+        if self._burst is not None:
+            self._burst.on_arrived = tell
+
+    async def close(self, code: int, reason: str = "") -> None:
+        """Close with a code if the client reads, else drop the connection at once."""
+        if self._burst is not None and self._burst.clogged:
+            self._burst.drop()
+        else:
+            reason = reason[:_LONGEST_REASON]
+            await self._put({"type": "websocket.close", "code": code, "reason": reason})
+
+    async def _put(self, message: dict[str, Any]) -> None:
+        try:
+            await self._send(message)
+        except OSError:
+            raise ClientGone from None

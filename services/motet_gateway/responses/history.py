@@ -1,0 +1,189 @@
+"""Put together the conversation that a response answers: stored responses, then its own input."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from motet_gateway.http.problems import NotFound
+from motet_shared.errors import BadRequest, ContextTooLong
+
+from . import items
+from .messages import Placed
+from .output.output import item_id
+from .schema import ResponseBody
+from .store import ResponseStore, StoredResponse
+
+MAX_CHAIN = 512  # responses before a new one
+_AT_A_TIME = 16  # responses that are read at a time
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})_i?\d+")
+_PREVIOUS = "previous_response_id"
+_ANSWERED = ("completed", "incomplete")
+_Items = list[items.Item]
+
+
+class PreviousResponseNotFound(NotFound):
+    code = "previous_response_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a response answers.
+
+    `own`: its own input items, as they are stored. `chain`: ids of the responses before it.
+    """
+
+    placed: list[Placed]
+    own: list[dict[str, Any]]
+    chain: list[str]
+
+
+async def conversation(
+    store: ResponseStore | None, owner: str, body: ResponseBody, response_id: str, most: int
+) -> Conversation:
+    """Return the conversation of a new response.
+
+    `most`: bytes that earlier responses may have together. Raises BadRequest for a previous
+    response that does not exist or has no answer, and for a reference to an item that does not
+    exist; ContextTooLong beyond `most`, unless the conversation may be truncated.
+    """
+    earlier = _Earlier(store, owner)
+    chain, before = [], _Items()
+    if body.previous_response_id is not None:
+        chain = await earlier.chain(body.previous_response_id)
+        before = await _items_of(earlier, chain, most, truncate=body.truncation == "auto")
+    own = [await _resolved(earlier, one) for one in _own(body)]
+    placed = [Placed(item, _PREVIOUS) for item in before] + own
+    return Conversation(
+        placed, [_stored(one.item, response_id, n) for n, one in enumerate(own)], chain
+    )
+
+
+async def stored_conversation(
+    store: ResponseStore, owner: str, record: StoredResponse, most: int, *, truncate: bool
+) -> list[Placed]:
+    """Return the conversation of a response that is stored already, as `conversation` had it."""
+    before = await _items_of(_Earlier(store, owner), record.chain, most, truncate=truncate)
+    own = msgspec.convert(await store.input_items(owner, record.id), _Items)
+    placed = [Placed(item, _PREVIOUS) for item in before]
+    return placed + [Placed(item, f"input[{index}]") for index, item in enumerate(own)]
+
+
+def _own(body: ResponseBody) -> list[Placed]:
+    if isinstance(body.input, str):
+        message = items.InputMessage(role="user", content=body.input)
+        return [Placed(message, "input")] if body.input else []
+    return [Placed(item, f"input[{index}]") for index, item in enumerate(body.input)]
+
+
+async def _resolved(earlier: _Earlier, placed: Placed) -> Placed:
+    """Return an item, or the one that it refers to."""
+    if not isinstance(placed.item, items.ItemReference):
+        return placed
+    item = await earlier.item(placed.item.id, f"{placed.param}.id")
+    return Placed(item, placed.param)
+
+
+def _stored(item: items.Item, response_id: str, number: int) -> dict[str, Any]:
+    """Return an input item as it is stored and listed: with an id, and content in parts."""
+    shape: dict[str, Any] = msgspec.to_builtins(item)
+    kind = shape["type"]
+    shape["id"] = item_id(response_id, kind, f"i{number}")
+    if kind != "reasoning":
+        shape.setdefault("status", "completed")
+    if isinstance(item, items.InputMessage):
+        if isinstance(item.content, str):
+            is_reply = item.role == "assistant"
+            part = {"type": "output_text" if is_reply else "input_text", "text": item.content}
+            shape["content"] = [{**part, "annotations": []} if is_reply else part]
+        for part in shape["content"]:
+            if part["type"] == "input_image":
+                part.setdefault("detail", "auto")
+    return shape
+
+
+# --------------------------------------------------------------------------------- stored responses
+async def _items_of(
+    earlier: _Earlier, chain: Sequence[str], most: int, *, truncate: bool
+) -> _Items:
+    """Return the items of a chain; the newest responses that have `most` bytes, if it may be cut."""
+    found: list[_Items] = []
+    size = 0
+    newest_first = list(reversed(chain))
+    for start in range(0, len(newest_first), _AT_A_TIME):
+        ids = newest_first[start : start + _AT_A_TIME]
+        for data in await asyncio.gather(*(earlier.both(one) for one in ids)):
+            size += sum(map(len, data))
+            if size > most:
+                if truncate:
+                    return [item for items_ in reversed(found) for item in items_]
+                raise ContextTooLong(
+                    f"`{_PREVIOUS}`: the conversation has more than {most} bytes (--max-body); "
+                    "begin a new one, or send `truncation: auto`",
+                    param=_PREVIOUS,
+                )
+            found.append([item for part in data for item in msgspec.json.decode(part, type=_Items)])
+    return [item for items_ in reversed(found) for item in items_]
+
+
+class _Earlier:
+    """Read stored responses of one tenant, each once."""
+
+    def __init__(self, store: ResponseStore | None, owner: str):
+        self._store, self._owner = store, owner
+        self._records: dict[str, StoredResponse] = {}
+
+    async def chain(self, response_id: str) -> list[str]:
+        """Return the ids of a conversation up to and with a response."""
+        last = await self._record(response_id)
+        if last.status not in _ANSWERED:
+            message = f"`{_PREVIOUS}`: response {response_id!r} is {last.status}; wait until it is completed"
+            raise BadRequest(message, param=_PREVIOUS)
+        return [*last.chain, response_id][-MAX_CHAIN:]
+
+    async def both(self, response_id: str) -> tuple[bytes, bytes]:
+        """Return the input and the output items of a response, encoded."""
+        record = await self._record(response_id)
+        if self._store is None:
+            raise _missing(response_id)
+        try:
+            given = await self._store.documents.get(self._owner, f"{response_id}.input")
+        except NotFound:
+            raise _missing(response_id) from None
+        return given, msgspec.json.encode(record.resource["output"])
+
+    async def item(self, name: str, param: str) -> items.Item:
+        """Return an item by its id. Raises BadRequest, with `param`, if there is none."""
+        found = _ITEM_ID.fullmatch(name)
+        error = BadRequest(f"`{param}` {name[:120]!r} does not exist; send the item", param=param)
+        if found is None:
+            raise error
+        try:
+            parts = await self.both(f"resp_{found[1]}")
+        except NotFound:
+            raise error from None
+        for shape in (one for part in parts for one in msgspec.json.decode(part)):
+            if shape.get("id") == name:
+                item: items.Item = msgspec.convert(shape, items.Item)
+                return item
+        raise error
+
+    async def _record(self, response_id: str) -> StoredResponse:
+        if response_id not in self._records:
+            if self._store is None:
+                raise _missing(response_id)
+            try:
+                self._records[response_id] = await self._store.get(self._owner, response_id)
+            except NotFound:
+                raise _missing(response_id) from None
+        return self._records[response_id]
+
+
+def _missing(response_id: str) -> PreviousResponseNotFound:
+    message = f"`{_PREVIOUS}`: response {response_id[:80]!r} does not exist; it may have expired"
+    return PreviousResponseNotFound(message, param=_PREVIOUS)

@@ -1,0 +1,215 @@
+"""List all routes of the gateway, each with who may call it, its handler, body and answer.
+
+The table feeds FastAPI's router, the one path of authentication and errors (`http/guard.py`), and
+the OpenAPI document. Starlette tries routes in this order, so the busiest come first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motet_gateway.audio.encoder import content_types
+from motet_gateway.audio.speech import SpeechBody, speech
+from motet_gateway.audio.transcriptions import transcriptions, translations
+from motet_gateway.http.route import SOCKET, Access, Route, Serving
+from motet_gateway.images import jobs_endpoints
+from motet_gateway.images.endpoints import edits, generations
+from motet_gateway.images.jobs_endpoints import JobBody
+from motet_gateway.images.schema import GenerationBody
+from motet_gateway.openai import models
+from motet_gateway.openai.chat import chat_completions, completions
+from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
+from motet_gateway.openai.schema import ChatBody, CompletionBody
+from motet_gateway.openapi import answers, responses
+from motet_gateway.openapi import operations as watching
+from motet_gateway.openapi.document import JSON, openapi, query_parameters
+from motet_gateway.openapi.forms import Schema, edit_form, transcription_form
+from motet_gateway.operations import health, stack
+from motet_gateway.operations.doctor import doctor
+from motet_gateway.realtime.endpoint import realtime
+from motet_gateway.responses import retrieval
+from motet_gateway.responses.endpoints import create_response
+from motet_gateway.responses.schema import ResponseBody
+from motet_gateway.web.page import page_routes
+
+TENANT, OPERATOR, PUBLIC = Access.TENANT, Access.OPERATOR, Access.PUBLIC
+STREAM, ENDPOINT = Serving.STREAM, Serving.ENDPOINT
+_EVENTS, _PLAIN, _VTT = "text/event-stream", "text/plain", "text/vtt"
+_TEXT: Schema = {"type": "string"}
+_BYTES: Schema = {"type": "string", "format": "binary"}
+_EVENT: Schema = {  # one event of a stream
+    "type": "object",
+    "properties": {"event": _TEXT, "data": {**_TEXT, "contentMediaType": JSON}},
+    "required": ["data"],
+}
+_TRANSCRIPTS = (answers.Transcription, answers.VerboseTranscription)
+_WRITTEN: dict[str, Any] = {_EVENTS: _EVENT, _PLAIN: _TEXT, _VTT: _TEXT}
+_DRAWN: dict[str, Any] = {JSON: answers.Images, _EVENTS: _EVENT}
+_UNREADY = ((503, watching.Health),)
+
+_TEXTS = (
+    Route(
+        "POST", "/v1/chat/completions", TENANT, chat_completions, STREAM,
+        summary="A reply to a conversation", tag="text",
+        body=ChatBody, answer={JSON: answers.ChatCompletion, _EVENTS: _EVENT},
+    ),
+    Route(
+        "POST", "/v1/completions", TENANT, completions, STREAM,
+        summary="A text that goes on", tag="text",
+        body=CompletionBody, answer={JSON: answers.Completion, _EVENTS: _EVENT},
+    ),
+    Route(
+        "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
+        summary="Vectors of texts", tag="text",
+        body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
+    ),
+)  # fmt: skip
+
+_STORED = (404, 503)
+_RESPONSES = (
+    Route(
+        "POST", "/v1/responses", TENANT, create_response, STREAM,
+        summary="A response to a conversation", tag="responses",
+        body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
+    ),
+    Route(
+        "DELETE", "/v1/responses", TENANT, retrieval.delete_responses, STREAM,
+        summary="No response of this key is kept any longer", tag="responses",
+        answer={JSON: responses.DeletedResponses}, errors=(503,),
+    ),
+    Route(
+        "GET", "/v1/responses/{response_id}", TENANT, retrieval.get_response, STREAM,
+        summary="A stored response", tag="responses", errors=(400, *_STORED),
+        parameters=query_parameters(retrieval.RetrieveQuery),
+        answer={JSON: responses.Response, _EVENTS: _EVENT},
+    ),
+    Route(
+        "DELETE", "/v1/responses/{response_id}", TENANT, retrieval.delete_response, STREAM,
+        summary="It is not kept any longer", tag="responses", errors=_STORED,
+        answer={JSON: responses.DeletedResponse},
+    ),
+    Route(
+        "POST", "/v1/responses/{response_id}/cancel", TENANT, retrieval.cancel_response, STREAM,
+        summary="Run it no more in the background", tag="responses", errors=(400, *_STORED),
+        answer={JSON: responses.Response},
+    ),
+    Route(
+        "GET", "/v1/responses/{response_id}/input_items", TENANT, retrieval.list_input_items,
+        STREAM, summary="What was given to it", tag="responses", errors=(400, *_STORED),
+        parameters=query_parameters(retrieval.ItemsQuery),
+        answer={JSON: responses.InputItems},
+    ),
+)  # fmt: skip
+
+_SOUNDS = (
+    Route(
+        "POST", "/v1/audio/speech", TENANT, speech, STREAM,
+        summary="A text, spoken", tag="sound",
+        body=SpeechBody, answer={kind: _BYTES for kind in content_types()} | {_EVENTS: _EVENT},
+    ),
+    Route(
+        "POST", "/v1/audio/transcriptions", TENANT, transcriptions, STREAM,
+        summary="What is said, written down", tag="sound",
+        body=transcription_form("transcribe"),
+        answer={JSON: (*_TRANSCRIPTS, answers.DiarizedTranscription), **_WRITTEN},
+    ),
+    Route(
+        "POST", "/v1/audio/translations", TENANT, translations, STREAM,
+        summary="What is said, in English", tag="sound",
+        body=transcription_form("translate"), answer={JSON: _TRANSCRIPTS, **_WRITTEN},
+    ),
+    Route(
+        "GET", "/v1/audio/voices", TENANT, models.list_voices, ENDPOINT,
+        summary="Voices of the models that speak", tag="sound", answer={JSON: answers.VoiceList},
+    ),
+    Route(SOCKET, "/v1/realtime", TENANT, realtime, Serving.SOCKET),
+)  # fmt: skip
+
+_MODELS = (
+    Route(
+        "GET", "/v1/models", TENANT, models.list_models, ENDPOINT,
+        summary="What can answer now", tag="models", answer={JSON: answers.ModelList},
+    ),
+    Route(
+        "GET", "/v1/models/{name:path}", TENANT, models.get_model, ENDPOINT,
+        summary="One of them", tag="models", answer={JSON: answers.Model}, errors=(404,),
+    ),
+)  # fmt: skip
+
+_IMAGES = (
+    Route(
+        "POST", "/v1/images/generations", TENANT, generations, STREAM,
+        summary="Pictures of a prompt", tag="images", body=GenerationBody, answer=_DRAWN,
+    ),
+    Route(
+        "POST", "/v1/images/edits", TENANT, edits, STREAM,
+        summary="A picture, changed", tag="images", body=edit_form(), answer=_DRAWN,
+    ),
+    Route(
+        "POST", "/v1/images/jobs", TENANT, jobs_endpoints.submit, STREAM,
+        summary="Pictures, drawn when there is room", tag="images",
+        body=JobBody, answer={JSON: answers.ImageJob}, status=202,
+    ),
+    Route(
+        "GET", "/v1/images/jobs/{job}", TENANT, jobs_endpoints.job_status, ENDPOINT,
+        summary="Where a job stands", tag="images",
+        answer={JSON: answers.ImageJob}, errors=(404, 503),
+    ),
+    Route(
+        "DELETE", "/v1/images/jobs/{job}", TENANT, jobs_endpoints.cancel_job, ENDPOINT,
+        summary="Draw it no more", tag="images",
+        answer={JSON: answers.ImageJob}, errors=(404, 503),
+    ),
+    Route(
+        "GET", "/images/{name}", PUBLIC, jobs_endpoints.stored_image, ENDPOINT,
+        summary="A picture that has a URL", tag="images",
+        answer={f"image/{kind}": _BYTES for kind in ("png", "jpeg", "webp")}, errors=(404, 503),
+    ),
+)  # fmt: skip
+
+_OPERATION = (
+    Route(
+        "GET", "/health/live", PUBLIC, health.live, ENDPOINT,
+        summary="Whether it lives", tag="operation", answer={JSON: watching.Live},
+    ),
+    Route(  # vLLM's path: load balancers and benchmarks use it
+        "GET", "/health", PUBLIC, health.ready, ENDPOINT,
+        summary="As /health/ready", tag="operation",
+        answer={JSON: watching.Health}, errors=(404,), others=_UNREADY,
+    ),
+    Route(
+        "GET", "/health/ready", PUBLIC, health.ready, ENDPOINT,
+        summary="Whether it can serve", tag="operation",
+        answer={JSON: watching.Health}, errors=(404,), others=_UNREADY,
+    ),
+    Route(  # vLLM's path and answer
+        "GET", "/version", PUBLIC, health.version, ENDPOINT,
+        summary="Motet's version", tag="operation", answer={JSON: watching.Version},
+    ),
+    Route(
+        "GET", "/metrics", OPERATOR, health.metrics, ENDPOINT,
+        summary="For Prometheus", tag="operation", answer={_PLAIN: _TEXT},
+    ),
+    Route(
+        "GET", "/metrics/stack", OPERATOR, stack.stack, ENDPOINT,
+        summary="Who is there", tag="operation", answer={JSON: watching.Stack}, errors=(400,),
+    ),
+    Route(
+        "GET", "/metrics/doctor", OPERATOR, doctor, ENDPOINT,
+        summary="What is short", tag="operation",
+        answer={JSON: watching.Diagnosis}, errors=(400,),
+    ),
+    Route(
+        "GET", "/metrics/replies", OPERATOR, stack.replies, ENDPOINT,
+        summary="The last replies", tag="operation",
+        answer={JSON: watching.Replies}, errors=(400,),
+    ),
+    Route(
+        "GET", "/openapi.json", PUBLIC, openapi, ENDPOINT,
+        summary="This document", tag="operation", answer={JSON: {"type": "object"}},
+    ),
+)  # fmt: skip
+
+ROUTES: tuple[Route, ...] = (
+    *_TEXTS, *_RESPONSES, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
+)  # fmt: skip

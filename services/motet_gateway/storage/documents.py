@@ -1,0 +1,165 @@
+"""Keep documents of tenants by name: small ones in a key-value bucket, large ones as objects.
+
+Each tenant has buckets of its own. So one cannot reach what belongs to another, what a tenant uses
+is known without reading it, and deleting it all is one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import nats.js.errors
+
+from motet_gateway.http.problems import NotFound
+
+from .jetstream import ERRORS, TIMEOUT, key_value, object_store, unavailable
+from .quota import READ_EVERY
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js.kv import KeyValue
+    from nats.js.object_store import ObjectStore
+
+SMALL = 256 << 10  # bytes of a document that is stored as the value of its key
+_INLINE, _OBJECT = b"\x00", b"\x01"  # first byte of a value: the document follows, or is an object
+
+
+class Documents(Protocol):
+    """Keep documents of tenants. Every method raises Unavailable if the store does not answer.
+
+    `owner` is the tenant's name, "" where no key is required. Names have letters, digits, `_`, `-`
+    and `.`.
+    """
+
+    async def put(self, owner: str, name: str, data: bytes) -> None:
+        """Store a document, in place of one of the same name."""
+
+    async def get(self, owner: str, name: str) -> bytes:
+        """Return a document. Raises NotFound if there is none, or it has expired."""
+
+    async def delete(self, owner: str, name: str) -> None:
+        """Delete a document, if there is one."""
+
+    async def delete_all(self, owner: str) -> None:
+        """Delete all documents of a tenant."""
+
+    async def used(self, owner: str) -> int:
+        """Return the bytes that a tenant's documents take."""
+
+
+@dataclass(slots=True)
+class _Buckets:
+    """The buckets of one tenant, and the bytes in them as they were last read."""
+
+    keys: KeyValue
+    objects: ObjectStore
+    bytes: int = 0
+    read_at: float = float("-inf")
+
+
+class JetStreamDocuments:
+    """Keep documents in JetStream, in files, for `ttl` seconds since they were stored.
+
+    Buckets are named `prefix`, or `prefix`_TENANT, and created when a tenant's first document is
+    stored.
+    """
+
+    def __init__(self, client: Client, prefix: str, ttl: float):
+        self._js = client.jetstream(timeout=TIMEOUT)
+        self._prefix, self._ttl = prefix, ttl
+        self._buckets: dict[str, _Buckets] = {}
+        self._creating = asyncio.Lock()
+
+    async def put(self, owner: str, name: str, data: bytes) -> None:
+        try:
+            buckets = await self._create(owner)
+            if len(data) <= SMALL:
+                await buckets.keys.put(name, _INLINE + data)
+            else:
+                await buckets.objects.put(name, data)
+                await buckets.keys.put(name, _OBJECT)
+        except ERRORS as error:
+            self._buckets.pop(owner, None)
+            raise unavailable("the response cannot be stored", error) from None
+        buckets.bytes += len(data)
+
+    async def get(self, owner: str, name: str) -> bytes:
+        try:
+            buckets = await self._open(owner)
+            value = (await buckets.keys.get(name)).value or b""
+            if value[:1] == _OBJECT:
+                return (await buckets.objects.get(name)).data or b""
+        except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
+            raise NotFound(f"{name[:80]!r} does not exist; it may have expired") from None
+        except ERRORS as error:
+            raise unavailable("the response cannot be read", error) from None
+        return value[1:]
+
+    async def delete(self, owner: str, name: str) -> None:
+        try:
+            buckets = await self._open(owner)
+            value = (await buckets.keys.get(name)).value or b""
+            # Unlike a bucket's own deletion, this leaves no mark behind.
+            await self._js.purge_stream(
+                f"KV_{self._bucket(owner)}", subject=f"$KV.{self._bucket(owner)}.{name}"
+            )
+            if value[:1] == _OBJECT:
+                await buckets.objects.delete(name)
+        except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
+            return
+        except ERRORS as error:
+            raise unavailable("the response cannot be deleted", error) from None
+        buckets.read_at = float("-inf")
+
+    async def delete_all(self, owner: str) -> None:
+        self._buckets.pop(owner, None)
+        try:
+            for stream in self._streams(owner):
+                with suppress(nats.js.errors.NotFoundError):
+                    await self._js.purge_stream(stream)
+        except ERRORS as error:
+            raise unavailable("the responses cannot be deleted", error) from None
+
+    async def used(self, owner: str) -> int:
+        try:
+            buckets = await self._open(owner)
+            if time.monotonic() - buckets.read_at >= READ_EVERY:
+                infos = [await self._js.stream_info(name) for name in self._streams(owner)]
+                buckets.bytes = sum(info.state.bytes for info in infos)
+                buckets.read_at = time.monotonic()
+        except nats.js.errors.NotFoundError:
+            return 0
+        except ERRORS as error:
+            raise unavailable("what this key has stored cannot be listed", error) from None
+        return buckets.bytes
+
+    # ------------------------------------------------------------------------------------- buckets
+    def _bucket(self, owner: str) -> str:
+        return f"{self._prefix}_{owner}" if owner else self._prefix
+
+    def _streams(self, owner: str) -> tuple[str, str]:
+        """Return the streams behind a tenant's buckets."""
+        bucket = self._bucket(owner)
+        return f"KV_{bucket}", f"OBJ_{bucket}"
+
+    async def _open(self, owner: str) -> _Buckets:
+        """Return a tenant's buckets. Raises NotFoundError if nothing was ever stored."""
+        if owner not in self._buckets:
+            bucket = self._bucket(owner)
+            found = await self._js.key_value(bucket), await self._js.object_store(bucket)
+            self._buckets[owner] = _Buckets(*found)
+        return self._buckets[owner]
+
+    async def _create(self, owner: str) -> _Buckets:
+        """Return a tenant's buckets, which are created if there are none yet."""
+        if owner not in self._buckets:
+            async with self._creating:
+                bucket = self._bucket(owner)
+                keys = await key_value(self._js, bucket, self._ttl)
+                objects = await object_store(self._js, bucket, self._ttl)
+                self._buckets.setdefault(owner, _Buckets(keys, objects))
+        return self._buckets[owner]

@@ -1,0 +1,69 @@
+"""Open JetStream: buckets that are created on first use, and the errors that it raises."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import KeyValueConfig, ObjectStoreConfig, StorageType
+
+from motet_shared.errors import Unavailable
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.transport import NatsTransport
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+    from nats.js.kv import KeyValue
+    from nats.js.object_store import ObjectStore
+
+TIMEOUT = 12.0  # seconds for an answer of JetStream, long enough for a pause of NATS
+ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError)
+
+
+async def connect(bus: Bus) -> Client | None:
+    """Return the client of a bus whose NATS server has JetStream, else None."""
+    if not isinstance(bus.frames, NatsTransport):
+        return None
+    client = bus.frames.client
+    try:
+        await client.jetstream(timeout=TIMEOUT).account_info()
+    except ERRORS:
+        return None
+    return client
+
+
+async def key_value(js: JetStreamContext, bucket: str, ttl: float) -> KeyValue:
+    """Create or reuse a bucket of keys, in files; an existing one keeps its settings.
+
+    `ttl` is in seconds.
+    """
+    config = KeyValueConfig(bucket=bucket, ttl=ttl, storage=StorageType.FILE)
+    with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
+        await js.create_key_value(config)
+    return await js.key_value(bucket)
+
+
+async def object_store(js: JetStreamContext, bucket: str, ttl: float) -> ObjectStore:
+    """Create or reuse a bucket of objects, like `key_value`."""
+    config = ObjectStoreConfig(bucket=bucket, ttl=ttl, storage=StorageType.FILE)
+    with suppress(nats.js.errors.BadRequestError):
+        await js.create_object_store(config=config, bucket=bucket)
+    return await js.object_store(bucket)
+
+
+def expiry(mtime: str | None, ttl: float) -> float:
+    """Return the Unix time in seconds at which an entry put at `mtime` (ISO 8601) expires."""
+    try:
+        return datetime.fromisoformat(mtime or "").timestamp() + ttl
+    except ValueError:
+        return time.time() + ttl
+
+
+def unavailable(what: str, error: BaseException) -> Unavailable:
+    """Return the error that says `what` JetStream failed to do, such as "the job cannot be read"."""
+    return Unavailable(f"{what}: {error or type(error).__name__}; try again")

@@ -1,0 +1,152 @@
+"""Give each job of a durable queue to one gateway, and to another one if that gateway dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import nats.js.errors
+from msgspec import Struct
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
+
+from .jetstream import ERRORS, TIMEOUT
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+
+log = logging.getLogger(__name__)
+
+_RETRY_DELAY = 2.0  # seconds before the next attempt
+_FETCH = 5.0  # seconds to wait for a job
+
+Run = Callable[[str, int], Awaitable[bool]]
+
+
+class _State(Struct):
+    """State of a stream; `deleted` holds the missing sequence numbers after `first_seq`."""
+
+    first_seq: int
+    deleted: list[int] = []
+
+
+class _Info(Struct):
+    state: _State
+
+
+class WorkQueue:
+    """Queue jobs by name, on disk.
+
+    `patience`: seconds without a sign of life of the gateway that runs a job, after which the job is
+    given to another one.
+    """
+
+    def __init__(self, client: Client, stream: str, subject: str, consumer: str, patience: float):
+        self._client, self._js = client, client.jetstream(timeout=TIMEOUT)
+        self._stream, self._subject, self._consumer = stream, subject, consumer
+        self.patience = patience
+
+    @classmethod
+    async def open(
+        cls,
+        client: Client,
+        stream: str,
+        subject: str,
+        *,
+        consumer: str,
+        ttl: float,
+        patience: float,
+    ) -> WorkQueue:
+        """Create or reuse the queue; an existing one keeps its settings. `ttl` is in seconds."""
+        config = StreamConfig(
+            name=stream,
+            subjects=[subject],
+            retention=RetentionPolicy.WORK_QUEUE,
+            storage=StorageType.FILE,
+            max_age=ttl,
+        )
+        queue = cls(client, stream, subject, consumer, patience)
+        with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
+            await queue._js.add_stream(config)
+        return queue
+
+    async def push(self, job: str) -> int:
+        """Append a job; return its sequence number.
+
+        Repeating it within JetStream's window of deduplication does not move the job.
+        """
+        ack = await self._js.publish(self._subject, job.encode(), headers={"Nats-Msg-Id": job})
+        return ack.seq
+
+    async def position(self, seq: int) -> int:
+        """Return how many jobs precede `seq` in the queue; withdrawn ones do not count."""
+        reply = await self._client.request(
+            f"$JS.API.STREAM.INFO.{self._stream}", b'{"deleted_details":true}', TIMEOUT
+        )
+        state = msgspec.json.decode(reply.data, type=_Info).state
+        first = max(await self._delivered() + 1, state.first_seq)
+        return max(seq - first - sum(first <= gone < seq for gone in state.deleted), 0)
+
+    async def withdraw(self, seq: int) -> None:
+        """Remove a job from the queue, if it is still there."""
+        with suppress(nats.js.errors.APIError):
+            await self._js.delete_msg(self._stream, seq)
+
+    async def _delivered(self) -> int:
+        """Return the sequence number of the last delivered job; 0 before the first."""
+        try:
+            info = await self._js.consumer_info(self._stream, self._consumer)
+        except nats.js.errors.NotFoundError:
+            return 0
+        return (info.delivered.stream_seq if info.delivered is not None else 0) or 0
+
+    # ------------------------------------------------------------------------------------- running
+    async def work(self, run: Run) -> None:
+        """Run one job after another, until cancelled.
+
+        `run` takes the job's name and how many times it was delivered, and returns True once the
+        job is over; with False it is delivered again after a moment. It is cancelled with this
+        task, and its job goes back to the queue.
+        """
+        queue = None
+        while True:
+            try:
+                queue = queue or await self._subscribe()
+                for message in await queue.fetch(1, timeout=_FETCH):
+                    await self._run(message, run)
+            except ERRORS as error:  # the queue is empty, or NATS is unreachable
+                if not isinstance(error, TimeoutError):
+                    log.warning("%s: %s", self._stream, error or type(error).__name__)
+                    queue = None
+                    await asyncio.sleep(_RETRY_DELAY)
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        config = ConsumerConfig(durable_name=self._consumer, ack_wait=self.patience, max_deliver=-1)
+        queue = await self._js.pull_subscribe(
+            self._subject, durable=self._consumer, stream=self._stream, config=config
+        )
+        # The setting of the gateway that created the consumer is the one that counts.
+        self.patience = (await queue.consumer_info()).config.ack_wait or self.patience
+        return queue
+
+    async def _run(self, message: Msg, run: Run) -> None:
+        alive = asyncio.create_task(self._report(message))
+        try:
+            over = await run(message.data.decode(), message.metadata.num_delivered)
+            await (message.ack() if over else message.nak(delay=_RETRY_DELAY))
+        except asyncio.CancelledError:
+            with suppress(*ERRORS):
+                await message.nak()
+            raise
+        finally:
+            alive.cancel()
+
+    async def _report(self, message: Msg) -> None:
+        while True:
+            await asyncio.sleep(self.patience / 3)
+            await message.in_progress()
