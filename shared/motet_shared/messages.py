@@ -208,7 +208,7 @@ class Chat(Request, tag="chat"):
     grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -221,7 +221,7 @@ class Chat(Request, tag="chat"):
 class Complete(Request, tag="complete"):
     """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
 
-    `Text` items come back; before them, `PromptPiece` items if its ids or scores are wanted.
+    `Text` items come back; before them, `PromptPiece` items if ids or scores are requested.
     """
 
     model: str
@@ -230,7 +230,7 @@ class Complete(Request, tag="complete"):
     grammar: Grammar | None = None
     echo: bool = False  # begin the text with the prompt
     suffix: str = ""  # text behind the gap that the completion fills
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = 16
     resume: Resume | None = None
@@ -541,14 +541,14 @@ class PromptScores(Struct, array_like=True, gc=False, tag="u"):
 
 
 class PromptPiece(Struct, array_like=True, omit_defaults=True, gc=False, tag="c"):
-    """A part of the prompt (tokenizer → gateway), before the first `Text`.
+    """Part of the prompt (tokenizer → gateway), before the first `Text`.
 
-    The parts of a prompt are the same in every attempt, so that a repeated one is known by `start`.
+    Without log-probabilities it is the whole prompt. Parts with log-probabilities begin at the same
+    positions in every attempt, so that a repeated one is known by `start`.
     """
 
     start: int  # position of its first token
     ids: list[int]
-    text: str = ""  # if the prompt is echoed with log-probabilities
     logprobs: list[PromptLogprob] | None = None
 
 
@@ -951,6 +951,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     kv_format: str = ""
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
+    problem: str = ""  # why an adapter cannot be served
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 

@@ -19,9 +19,9 @@ from motet_kernels.linear.group_weights import (
 )
 from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.levels import LEVELS
-from motet_kernels.linear.scales import dense
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.linear.pack import pack_groups
+from motet_kernels.linear.scales import dense
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
 from support.refusals import refuses
@@ -60,7 +60,7 @@ def weights(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     rows=st.sampled_from([0, 1, 2, 3, 7, 33]),
     features=st.sampled_from([1, 5, 32, 70]),
