@@ -15,6 +15,7 @@ from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.linear.pack import Packed, pack_groups
+from motet_kernels.linear.scales import Scales
 from motet_kernels.runtime.errors import KernelError
 from motet_llm.models.joined_linear import JoinedLinear, JoinedPart
 from motet_shared.errors import ConfigError
@@ -149,14 +150,15 @@ def of_steps(
 def checked(
     name: str,
     codes_NK: Tensor,
-    scale_NG: Tensor,
-    shift_NG: Tensor | None,
+    scale_NG: Scales,
+    shift_NG: Scales | None,
     group: int,
     order_K: Tensor | None = None,
+    levels: str | None = None,
 ) -> GroupWeights:
     """Return `GroupWeights` of the matrix `name`. Raises ConfigError if the kernels refuse them."""
     try:
-        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K)
+        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K, levels)
     except KernelError as error:
         raise ConfigError(
             f"{name}: {error}; give another checkpoint, or the original weights"
