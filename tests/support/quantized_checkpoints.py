@@ -262,13 +262,19 @@ def answer(engine: Engine) -> tuple[list[int], list[float]]:
     return ids, logprobs
 
 
-def check(quantized: Path, dense: Path, form: str, layers: int = 2) -> None:
+def check(
+    quantized: Path, dense: Path, form: str, layers: int = 2, precise: float = PRECISE
+) -> None:
     """Require the tokens and log-probabilities of transformers in float32.
 
-    With inputs of 8 bits another token may be chosen where two are equal within the bound.
+    With inputs of 8 bits, and with a wider bound `precise` for those of 16 (14 beside tables of
+    wide levels), another token may be chosen where two are equal within the bound.
     """
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).eval()
-    for inputs, bound, near in (("int8", ROUNDED, ROUNDED), ("int16", PRECISE, 0.0)):
+    for inputs, bound, near in (
+        ("int8", ROUNDED, ROUNDED),
+        ("int16", precise, precise if precise > PRECISE else 0.0),
+    ):
         engine = engine_of(quantized, code_inputs=inputs)
         ids, logprobs = answer(engine)
         with torch.inference_mode():
