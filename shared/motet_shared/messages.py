@@ -524,7 +524,11 @@ class Echo(Request, tag="echo"):
 
 # ---------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
-    """Tokens of one engine step (decode → tokenizer): one, or several with speculation."""
+    """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
+
+    logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
+    not sent.
+    """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None

@@ -104,7 +104,10 @@ class ModelRunner:
         self.rope = sequence_rope.install(self.model)
         START.mark("weights")
         matrices: dict[str, Matrix] = {}
-        self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
+        precise = config.code_inputs == "int16"
+        self.fused = optimize(
+            self.model, self._weights, self.dtype, self.device, matrices, precise=precise
+        )
         START.mark("packing")
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
