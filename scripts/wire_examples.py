@@ -124,4 +124,12 @@ EVENTS: list[Struct] = [
         host="node-1",
         pid=17,
     ),
+    wire.Heartbeat(
+        v=PROTOCOL,
+        role="operator",
+        instance="operator-5d1c2b3a",
+        state="ready",
+        seq=3,
+        offers=[wire.Offer(role="decode", model="large", stage="loading", share=0.4, seconds=3.0)],
+    ),
 ]

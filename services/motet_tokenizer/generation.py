@@ -263,6 +263,8 @@ class Generation:
                 for index, logprob in enumerate(logprobs[:shown])
                 if index not in hidden
             ]
+            # Of a scored prompt, decode sends the stop token's, too, which is no part of the text.
+            piece.logprobs += map(self._text_logprob, logprobs[len(ids) :])
         await self._call.send(piece)
 
     async def _forward_scores(self, parts: PromptParts, bodies: list[Body]) -> list[Body]:

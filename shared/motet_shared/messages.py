@@ -524,7 +524,11 @@ class Echo(Request, tag="echo"):
 
 # ---------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
-    """Tokens of one engine step (decode → tokenizer): one, or several with speculation."""
+    """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
+
+    logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
+    not sent.
+    """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
@@ -955,6 +959,21 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 
+class Offer(Struct, omit_defaults=True, kw_only=True):
+    """Model that a supervisor loads on demand: where it stands; requests for it wait.
+
+    stage: absent, queued (others are loaded first), clearing (another one leaves), loading, ready,
+    leaving or failed.
+    """
+
+    role: str
+    model: str
+    stage: str = "absent"
+    share: float = 0.0  # of its loading, 0 to 1, estimated
+    seconds: float = 0.0  # estimated, until it is ready
+    problem: str = ""  # why its last start failed
+
+
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     """State and load of an instance, sent every half second and on every change of state."""
 
@@ -965,6 +984,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     seq: int
     models: list[ModelCard] = []
     load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free
+    offers: list[Offer] = []  # of a supervisor
     host: str = ""
     pid: int = 0
     start: float = 0.0  # seconds from process start until ready; 0: not measured

@@ -20,6 +20,7 @@ from motet_gateway.images.chat_generation import (
     chat_with_images,
     collector_with_images,
 )
+from motet_gateway.operations.loading import check_wait
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens
 from motet_pipelines.chat.chat import Outcome, chat_with_prompt
@@ -46,6 +47,7 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
         await read_prompt(service, http, "messages", entries=MAX_ENTRIES), http.hints("chat")
     )
     body.model = service.admit(body.model)
+    check_wait(http, service.bus.directory, "decode", body.model)
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     size.check_count(len(body.messages), "messages")
     size.check_tools(wire_tools(body.tools or []))
@@ -106,6 +108,7 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     """Answer a plain completion request of one or several prompts, streamed or whole."""
     body = parse_completion(await read_prompt(service, http, "prompt"), http.hints("completions"))
     body.model = service.admit(body.model)
+    check_wait(http, service.bus.directory, "decode", body.model)
     requests = completion_requests(body, http.request_id, http.tenant.rights)
     PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant).check_completions(
         requests

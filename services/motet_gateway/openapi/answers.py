@@ -156,12 +156,21 @@ class Completion(Struct):
 
 
 # ------------------------------------------------------------------------------------------------------- models, voices
+class Loading(Struct):
+    """Where a model stands that is loaded on demand: `seconds` and `share` are estimates."""
+
+    stage: Literal["absent", "queued", "clearing", "loading", "ready", "leaving", "failed"]
+    share: float
+    seconds: float
+    problem: str = ""
+
+
 class Model(Struct):
-    """A model that is ready or starting.
+    """A model that is ready, starting, or loaded on demand.
 
     `context_length`, `images`, `tools` and `reasoning` are of chat models, `voices` of speech models. `parent`
     is the base model of an adapter. `status` is "starting" for an expected model that cannot be
-    used yet; requests for it wait.
+    used yet, and "unloaded" or "loading" for one that is loaded on demand; requests for these wait.
     """
 
     id: str
@@ -169,7 +178,9 @@ class Model(Struct):
     created: Unix
     owned_by: str
     kind: Literal["chat", "speech", "transcription", "embedding", "image"]
-    status: Literal["ready", "starting"]
+    status: Literal["ready", "starting", "unloaded", "loading", "failed"]
+    capabilities: list[str] = []
+    loading: Loading | None = None
     context_length: Count = 0
     images: bool = False
     tools: bool = False

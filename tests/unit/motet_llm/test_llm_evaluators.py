@@ -122,6 +122,19 @@ async def test_echo_with_log_probabilities(ask: Ask, reference: Any) -> None:
     assert choice["logprobs"]["text_offset"][:3] == [0, 1, 2]
 
 
+async def test_a_stop_token_has_an_entry_behind_the_prompt(ask: Ask, reference: Any) -> None:
+    """lm-eval leaves the last entry out, whatever it is."""
+    ids = list(PROMPT.encode())
+    row = logprobs_of(reference, ids)[-1]
+    options: dict[str, Any] = {"max_tokens": 1, "logprobs": 1, "temperature": 0}
+    stop = {"stop_token_ids": [int(row.argmax())]}
+    (choice,) = (await ask(prompt=PROMPT, echo=True, **options, **stop)).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "stop")
+    values = choice["logprobs"]["token_logprobs"]
+    assert len(values) == len(ids) + 1
+    assert values[-1] == pytest.approx(float(row.max()), abs=BOUND)
+
+
 async def test_a_prompt_alone_is_scored(ask: Ask, reference: Any) -> None:
     ids = list(PROMPT.encode())
     texts: dict[str, Any] = {"max_tokens": 0, "logprobs": 1, "echo": True}

@@ -212,6 +212,28 @@ def test_a_reply_of_one_token_ends_with_it(folder: Path) -> None:
     assert len(scored(outputs)) == 3
 
 
+def test_the_stop_token_of_a_scored_prompt_has_a_log_probability(folder: Path) -> None:
+    prompt, reference = [5, 6, 7, 8], reference_of("LlamaForCausalLM", folder)
+    with torch.inference_mode():
+        row = reference(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+    stop = int(row.argmax())
+    for scored_prompt, entries in ((1, 1), (-1, 0)):
+        engine = make_engine(folder)
+        sampling = Sampling(
+            max_tokens=4,
+            temperature=0,
+            logprobs=1,
+            prompt_logprobs=scored_prompt,
+            stop_token_ids=[stop],
+        )
+        engine.add("one", prompt, sampling)
+        last = run(engine)["one"][-1]
+        assert (last.ids, last.finish) == ([], "stop")
+        logprobs = last.logprobs or []
+        assert [one.id for one in logprobs] == [stop] * entries
+        assert all(one.logprob == pytest.approx(float(row[stop]), abs=BOUND) for one in logprobs)
+
+
 def test_with_drafts_and_compression_scores_are_the_same(folder: Path) -> None:
     prompt = [3 + at % 9 for at in range(60)]
     reference = reference_of("LlamaForCausalLM", folder)
