@@ -58,7 +58,9 @@ def test_formats_of_weights(config: object, form: str, bound: float, tmp_path: P
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_packed_experts_compute_with_their_weights(form: str) -> None:
     torch.manual_seed(0)
-    original = Qwen3MoeExperts(made.QWEN3_MOE).requires_grad_(False)
+    config = copy.deepcopy(made.QWEN3_MOE)
+    config._experts_implementation = "eager"  # others leave rows without an expert undefined
+    original = Qwen3MoeExperts(config).requires_grad_(False)
     for parameter in original.parameters():
         parameter.normal_(std=0.1)
     packed = pack_experts(copy.deepcopy(original), form, torch.device("cpu"))
@@ -69,7 +71,9 @@ def test_packed_experts_compute_with_their_weights(form: str) -> None:
     weights = torch.rand(21, 2)
     due = original(hidden.view(-1, 128), index, weights)
     found = packed(hidden, index, weights).view(-1, 128)
-    assert float((found - due).norm() / due.norm()) < 0.02
+    assert (
+        float((found - due).norm() / due.norm()) < 0.04
+    )  # inputs of both products are rounded to 8 bits
 
 
 def test_experts_of_16_bits_stay_so(tmp_path: Path) -> None:
