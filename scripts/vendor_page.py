@@ -68,7 +68,7 @@ def files_of(package: Package, folder: Path) -> dict[Path, bytes]:
 def _member(archive: tarfile.TarFile, path: str) -> bytes:
     file = archive.extractfile(f"package/{path}")
     if file is None:
-        raise FileNotFoundError(f"{archive.name}: {path} is not a file")
+        raise FileNotFoundError(f"{archive.name!r}: {path} is not a file")
     return file.read()
 
 

@@ -166,7 +166,7 @@ class Decode(EngineActor):
                 self._remote.on_handover(call, output.handover)
             if output.scores is not None:
                 call.push(output.scores)
-            if output.ids:
+            if output.ids or output.logprobs:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:
                 done.set_exception(output.error)

@@ -208,7 +208,7 @@ class Chat(Request, tag="chat"):
     grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -221,7 +221,7 @@ class Chat(Request, tag="chat"):
 class Complete(Request, tag="complete"):
     """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
 
-    `Text` items come back; before them, `PromptPiece` items if its ids or scores are wanted.
+    `Text` items come back; before them, `PromptPiece` items if ids or scores are requested.
     """
 
     model: str
@@ -230,7 +230,7 @@ class Complete(Request, tag="complete"):
     grammar: Grammar | None = None
     echo: bool = False  # begin the text with the prompt
     suffix: str = ""  # text behind the gap that the completion fills
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = 16
     resume: Resume | None = None
@@ -524,7 +524,11 @@ class Echo(Request, tag="echo"):
 
 # ---------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
-    """Tokens of one engine step (decode → tokenizer): one, or several with speculation."""
+    """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
+
+    logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
+    not sent.
+    """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
@@ -541,14 +545,14 @@ class PromptScores(Struct, array_like=True, gc=False, tag="u"):
 
 
 class PromptPiece(Struct, array_like=True, omit_defaults=True, gc=False, tag="c"):
-    """A part of the prompt (tokenizer → gateway), before the first `Text`.
+    """Part of the prompt (tokenizer → gateway), before the first `Text`.
 
-    The parts of a prompt are the same in every attempt, so that a repeated one is known by `start`.
+    Without log-probabilities it is the whole prompt. Parts with log-probabilities begin at the same
+    positions in every attempt, so that a repeated one is known by `start`.
     """
 
     start: int  # position of its first token
     ids: list[int]
-    text: str = ""  # if the prompt is echoed with log-probabilities
     logprobs: list[PromptLogprob] | None = None
 
 
@@ -951,7 +955,23 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     kv_format: str = ""
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
+    problem: str = ""  # why an adapter cannot be served
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
+
+
+class Offer(Struct, omit_defaults=True, kw_only=True):
+    """Model that a supervisor loads on demand: where it stands; requests for it wait.
+
+    stage: absent, queued (others are loaded first), clearing (another one leaves), loading, ready,
+    leaving or failed.
+    """
+
+    role: str
+    model: str
+    stage: str = "absent"
+    share: float = 0.0  # of its loading, 0 to 1, estimated
+    seconds: float = 0.0  # estimated, until it is ready
+    problem: str = ""  # why its last start failed
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -964,6 +984,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     seq: int
     models: list[ModelCard] = []
     load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free
+    offers: list[Offer] = []  # of a supervisor
     host: str = ""
     pid: int = 0
     start: float = 0.0  # seconds from process start until ready; 0: not measured

@@ -234,14 +234,14 @@ async def test_a_message_is_edited_regenerated_and_branched(chat: Chat) -> None:
 async def test_a_text_file_goes_with_the_message(chat: Chat) -> None:
     page = chat.page
     file = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"```\nshapes\n```"}
-    await page.locator("#attachment-file").set_input_files([file])  # type: ignore[list-item]
+    await page.locator("#attachment-file").set_input_files([file])  # type: ignore[arg-type]
     await expect(page.get_by_role("button", name="notes.txt, remove")).to_be_visible()
     await chat.ask("Summarize.")
     content = chat.tokenizer.requests[-1].messages[-1]["content"]
     assert content == "File notes.txt:\n````\n```\nshapes\n```\n````\n\nSummarize."
     await expect(page.locator("article.user > p")).to_have_text("Summarize.")
     broken = {"name": "noise.bin", "mimeType": "", "buffer": b"\xff\x00\xfe"}
-    await page.locator("#attachment-file").set_input_files([broken])  # type: ignore[list-item]
+    await page.locator("#attachment-file").set_input_files([broken])  # type: ignore[arg-type]
     await expect(page.get_by_role("alert")).to_contain_text("noise.bin")
 
 

@@ -24,7 +24,7 @@ SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # names of the gateway's Servi
 
 
 class Workload:
-    """One service of the compose file as manifests. given: values of its variables."""
+    """Render one service of the compose file as manifests. given: values of its variables."""
 
     def __init__(self, name: str, compose: Document, given: Mapping[str, str]):
         self.name, self._compose, self._given = name, compose, given

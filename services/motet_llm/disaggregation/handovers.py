@@ -33,7 +33,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Tell a prefill worker to compute all of `tokens` from `start` on.
+    """Request that a prefill worker computes all of `tokens` from `start` on.
 
     An empty `instance` ends the handover: no worker computes the prompt any more.
     """

@@ -225,8 +225,8 @@ class Engine:
         works = batch.works
         self._accounts.record(works, batch.mask, computed)
         failed = self._failed([work.request for work in works])
+        self.parts.scoring.take(computed.scores)  # a scored prompt may end with its first token
         outputs, accepted = self._token_update.apply(works, computed, failed)
-        self.parts.scoring.take(computed.scores)
         if self.speculation is not None:
             self.speculation.count(works, accepted)
         self._pending += map(self._end, outputs)

@@ -104,7 +104,10 @@ class ModelRunner:
         self.rope = sequence_rope.install(self.model)
         START.mark("weights")
         matrices: dict[str, Matrix] = {}
-        self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
+        precise = config.code_inputs == "int16"
+        self.fused = optimize(
+            self.model, self._weights, self.dtype, self.device, matrices, precise=precise
+        )
         START.mark("packing")
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
@@ -153,13 +156,13 @@ class ModelRunner:
     def _make_adapters(
         self, config: EngineConfig, matrices: dict[str, Matrix]
     ) -> AdapterBank | None:
-        """Return the adapter bank, or None where no adapters are served.
+        """Return the adapter bank, or None where no adapters are served or may come.
 
         Factors have the activations' type on a GPU; on a CPU float32 with float32 weights, else
         bfloat16.
         """
         folders = named_folders(config.adapters, config.adapter_folder, config.model_name)
-        if not folders:
+        if not folders and not config.adapter_folder:
             return None
         narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
         return AdapterBank(
@@ -198,6 +201,10 @@ class ModelRunner:
     def resize(self, blocks_per_group: int) -> None:
         """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
+        self._memories = {}
+
+    def forget_recordings(self) -> None:
+        """Forget the recordings of steps, after tensors that they read have moved."""
         self._memories = {}
 
     @contextmanager
@@ -340,9 +347,10 @@ class ModelRunner:
         """
         backbone, kept = checkpoint.backbone(self.model), self._backbone_output
         rows_R = torch.tensor([*rows], device=self.device)
+        tokens = self._hidden_1ND.shape[:2]  # some classes slice only if it matches the input
         with _replaced_forward(backbone, lambda *_args, **_named: kept):
             output = self.model(
-                input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
+                input_ids=torch.zeros(tokens, dtype=torch.long, device=self.device),
                 use_cache=False,
                 logits_to_keep=rows_R,
             )

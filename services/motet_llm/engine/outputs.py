@@ -18,6 +18,7 @@ class StepOutput:
     """Report the result of one step for one request.
 
     ids: new tokens; a stop token is never among them.
+    logprobs: one per token, and one more of the stop token if the prompt is scored.
     scores: log-probabilities of the prompt's next tokens, which are before `ids`.
     finish: "stop" (a stop token, or the end of the grammar) or "length" (max_tokens or the end of
         the context); None while the request runs or when `error` is set.

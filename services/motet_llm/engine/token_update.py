@@ -107,6 +107,6 @@ def _output(work: Work, accepted: AcceptedTokens, scores: PromptScores | None) -
     request = work.request
     if accepted.ids or _is_scored_whole(work):
         request.times.first_token_at = request.times.first_token_at or time.monotonic()
-    request.emitted += bool(accepted.ids) + (scores is not None)
+    request.emitted += bool(accepted.ids or accepted.logprobs) + (scores is not None)
     finish = accepted.finish or ("length" if _is_scored_whole(work) else None)
     return StepOutput(request.key, accepted.ids, accepted.logprobs, scores, finish=finish)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Hashable
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from list_families import PAGE, exact_on
-from motet_llm.attention.heavy_hitters import HeavyHitters
 from motet_llm.config import EngineConfig
 from motet_llm.engine import prompt_scores
 from motet_llm.engine.engine import Engine
@@ -81,7 +81,10 @@ def reference_of(name: str, folder: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def assert_scores(reference: PreTrainedModel, prompt: list[int], tokens: list[ScoredToken]) -> None:
-    logits = reference(torch.tensor([prompt]), use_cache=False).logits[0].float()
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([prompt])}
+    if "position_ids" in inspect.signature(reference.forward).parameters:
+        inputs["position_ids"] = torch.arange(len(prompt)).unsqueeze(0)  # those of `generate`
+    logits = reference(**inputs, use_cache=False).logits[0].float()
     logprobs = logits.log_softmax(-1)
     assert [one.id for one in tokens] == prompt[1:]
     for row, one in zip(logprobs, tokens, strict=False):
@@ -200,10 +203,41 @@ def test_logits_are_kept_for_a_few_rows_at_a_time(
     assert_scores(reference_of("LlamaForCausalLM", folder), prompt, scored(outputs))
 
 
+def test_a_reply_of_one_token_ends_with_it(folder: Path) -> None:
+    engine = make_engine(folder, token_budget=64)
+    engine.add("one", [5, 6, 7, 8], Sampling(max_tokens=1, temperature=0, prompt_logprobs=1))
+    outputs = run(engine)["one"]
+    assert [len(one.ids) for one in outputs] == [1]
+    assert outputs[0].finish == "length"
+    assert len(scored(outputs)) == 3
+
+
+def test_the_stop_token_of_a_scored_prompt_has_a_log_probability(folder: Path) -> None:
+    prompt, reference = [5, 6, 7, 8], reference_of("LlamaForCausalLM", folder)
+    with torch.inference_mode():
+        row = reference(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1)
+    stop = int(row.argmax())
+    for scored_prompt, entries in ((1, 1), (-1, 0)):
+        engine = make_engine(folder)
+        sampling = Sampling(
+            max_tokens=4,
+            temperature=0,
+            logprobs=1,
+            prompt_logprobs=scored_prompt,
+            stop_token_ids=[stop],
+        )
+        engine.add("one", prompt, sampling)
+        last = run(engine)["one"][-1]
+        assert (last.ids, last.finish) == ([], "stop")
+        logprobs = last.logprobs or []
+        assert [one.id for one in logprobs] == [stop] * entries
+        assert all(one.logprob == pytest.approx(float(row[stop]), abs=BOUND) for one in logprobs)
+
+
 def test_with_drafts_and_compression_scores_are_the_same(folder: Path) -> None:
     prompt = [3 + at % 9 for at in range(60)]
     reference = reference_of("LlamaForCausalLM", folder)
-    for options in ({"speculate": "ngram"}, {"heavy_hitters": HeavyHitters(16, 4)}):
+    for options in ({"speculate": "ngram"}, {"attention_budget": 16, "attention_observe": 4}):
         engine = make_engine(folder, token_budget=64, **options)
         for key in range(2):
             engine.add(key, prompt, Sampling(max_tokens=6, temperature=0, prompt_logprobs=1))
