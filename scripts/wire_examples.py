@@ -50,6 +50,8 @@ SMALL_ARRAYS: list[Struct] = [
 REQUESTS: list[wire.Request] = [
     wire.Chat(model=MODEL, messages=[{"role": "user", "content": "Hello"}], sampling=SAMPLING),
     wire.Complete(model=MODEL, prompt="Once upon", sampling=SAMPLING, stop=["\n"]),
+    wire.Tokenize(prompt=wire.Complete(model=MODEL, prompt="Once upon", sampling=SAMPLING)),
+    wire.Detokenize(model=MODEL, ids=[1, 15496]),
     wire.Generate(model=MODEL, prompt=[1, 15496], sampling=SAMPLING, tenant="acme"),
     wire.Prefill(model=MODEL, prompt=[1, 15496], kv_format="a41f", request_id="r-1"),
     wire.SwitchRole(role="prefill"),
@@ -71,6 +73,7 @@ REQUESTS: list[wire.Request] = [
 ITEMS: list[Struct] = [
     wire.Tokens([15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),
+    wire.TokenIds([1, 15496]),
     wire.Blob(SOUND),
     wire.Chunk(b"\x1f\x8b"),
     wire.TurnEnd(0.12),

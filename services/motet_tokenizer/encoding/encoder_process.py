@@ -32,6 +32,7 @@ class EncodeJob(Struct, array_like=True):
     text: str | None = None
     starts_turn: bool = True
     continues: bool = False
+    special_tokens: bool = True  # of a raw prompt
 
 
 class EncodeAnswer(Struct, array_like=True):
@@ -95,7 +96,9 @@ def _answer(
             )
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return EncodeAnswer(array("i", vocabulary.encode(job.text)).tobytes())
+            return EncodeAnswer(
+                array("i", vocabulary.encode(job.text, job.special_tokens)).tobytes()
+            )
         end = PromptEnd(job.starts_turn, job.continues)
         ids = vocabulary.template.encode(job.messages, job.tools, job.options, end)
         return EncodeAnswer(array("i", ids).tobytes())
