@@ -39,12 +39,14 @@ _RENAMED = (
     (re.compile(r"\bmessages\b"), "input"),
 )
 
+_NO_TOOLS = OfferedTools([], AUTO_TOOL_CHOICE, frozenset())
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest(PreparedChat):
     """A response as a chat; `tools` is what its answer is read with."""
 
-    tools: OfferedTools = OfferedTools([], AUTO_TOOL_CHOICE, frozenset())
+    tools: OfferedTools = _NO_TOOLS
 
     @property
     def params(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ class EncodeJob(Struct, array_like=True):
     tools: list[dict[str, Any]] = []
     options: dict[str, Any] = {}  # variables of the chat template
     text: str | None = None
+    suffix: str = ""  # text behind the gap, if the reply fills one
     starts_turn: bool = True
     continues: bool = False
     special_tokens: bool = True  # of a raw prompt
@@ -96,9 +97,8 @@ def _answer(
             )
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return EncodeAnswer(
-                array("i", vocabulary.encode(job.text, job.special_tokens)).tobytes()
-            )
+            ids = vocabulary.encode(job.text, job.suffix, special_tokens=job.special_tokens)
+            return EncodeAnswer(array("i", ids).tobytes())
         end = PromptEnd(job.starts_turn, job.continues)
         ids = vocabulary.template.encode(job.messages, job.tools, job.options, end)
         return EncodeAnswer(array("i", ids).tobytes())
