@@ -22,6 +22,8 @@ EXPECTED = {
     ("POST", "/v1/chat/completions"): TENANT,
     ("POST", "/v1/completions"): TENANT,
     ("POST", "/v1/embeddings"): TENANT,
+    ("POST", "/v1/messages"): TENANT,
+    ("POST", "/v1/messages/count_tokens"): TENANT,
     ("POST", "/v1/responses"): TENANT,
     ("DELETE", "/v1/responses"): TENANT,
     ("GET", "/v1/responses/{response_id}"): TENANT,
@@ -175,7 +177,7 @@ async def answer(here: World, method: str, path: str) -> tuple[int, str, str | N
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-NOWHERE = ("/v1/nothing", "/nothing", "/v1/messages", "/health/nothing", "/v1", "/style.css/more")
+NOWHERE = ("/v1/nothing", "/nothing", "/v1/message", "/health/nothing", "/v1", "/style.css/more")
 
 
 @pytest.mark.parametrize("path", NOWHERE)
