@@ -22,6 +22,8 @@ EXPECTED = {
     ("POST", "/v1/chat/completions"): TENANT,
     ("POST", "/v1/completions"): TENANT,
     ("POST", "/v1/embeddings"): TENANT,
+    ("POST", "/v1/messages"): TENANT,
+    ("POST", "/v1/messages/count_tokens"): TENANT,
     ("POST", "/v1/responses"): TENANT,
     ("DELETE", "/v1/responses"): TENANT,
     ("GET", "/v1/responses/{response_id}"): TENANT,
@@ -178,7 +180,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 NOWHERE = (
     "/v1/nothing",
     "/nothing",
-    "/v1/messages",
+    "/v1/message",
     "/health/nothing",
     "/v1",
     "/common/style.css/more",
