@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     _add_talk(commands)
     _add_draw(commands)
     _add_models(commands)
+    _add_adapter(commands)
     _add_pull(commands)
     _add_remove(commands)
     _add_keys(commands)
@@ -121,6 +122,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         action="append",
         default=[],
         help="LoRA adapter of the language model, a folder or org/name, served as NAME; repeatable",
+    )
+    up.add_argument(
+        "--adapter-folder",
+        metavar="FOLDER",
+        help="serve the adapters in this folder, and load and unload adapters while running"
+        " (`motet adapter`, POST /v1/load_lora_adapter)",
     )
     up.add_argument(
         "--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)"
@@ -488,18 +495,35 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
 
 
+def _add_adapter(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    adapter = _command(
+        commands,
+        "adapter",
+        "commands.adapter",
+        "Load or unload LoRA adapters of a server that runs with --adapter-folder.",
+    )
+    actions = adapter.add_subparsers(dest="action", required=True, metavar="load|unload")
+    load = actions.add_parser("load", help="serve an adapter", allow_abbrev=False)
+    load.add_argument("name", metavar="NAME", help="name under which it is served")
+    load.add_argument("source", metavar="FOLDER", help="folder saved by PEFT, or org/name on a hub")
+    unload = actions.add_parser("unload", help="serve an adapter no longer", allow_abbrev=False)
+    unload.add_argument("name", metavar="NAME", help="name under which it is served")
+    for action in (load, unload):
+        _add_server(action)
+
+
 def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     pull = _command(
         commands,
         "pull",
-        "commands.pull",
+        "hub.pull",
         "Download models from a hub, or the files of them that changed.",
     )
     pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    remove = _command(commands, "remove", "commands.remove", "Delete downloaded models.")
+    remove = _command(commands, "remove", "hub.remove", "Delete downloaded models.")
     remove.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 

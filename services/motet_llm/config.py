@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
-from motet_models.capacity import Recent
+from motet_models.capacity import SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
@@ -159,10 +159,12 @@ class EngineConfig(EngineSettings):
     always_speculate: bool = setting("draft tokens whether that pays or not", default=False)
 
     @property
-    def recent(self) -> Recent | None:
+    def sink_window(self) -> SinkWindow | None:
         """Return sinks and window of layers with full attention; None if they see all tokens."""
         return (
-            Recent(self.attention_sinks, self.attention_window) if self.attention_window else None
+            SinkWindow(self.attention_sinks, self.attention_window)
+            if self.attention_window
+            else None
         )
 
     @property

@@ -164,6 +164,8 @@ class Decode(EngineActor):
             call, done = running
             if output.handover is not None and self._remote is not None:
                 self._remote.on_handover(call, output.handover)
+            if output.scores is not None:
+                call.push(output.scores)
             if output.ids:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:

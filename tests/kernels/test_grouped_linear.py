@@ -57,7 +57,7 @@ def weights(
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rows=st.sampled_from([0, 1, 2, 3, 7, 33]),
     features=st.sampled_from([1, 5, 32, 70]),

@@ -79,6 +79,7 @@ class Stack:
     decode, prefill: instances per model.
     speculate: decode's --speculate; None: its environment or default.
     adapters: LoRA adapters, NAME=FOLDER each.
+    adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
     asr, tts, speakers, draw, embed: models; None: not served.
     memory: division of the memory among language models; None: each engine measures it.
@@ -95,6 +96,7 @@ class Stack:
     prefill: int = 0
     speculate: str | None = None
     adapters: tuple[str, ...] = ()
+    adapter_folder: Path | None = None
     memory: MemoryDivision | None = None
     chat_templates: tuple[str, ...] = ()  # NAME=FILE each
     generation_config: str | None = None  # the tokenizers'; None: as the environment says
@@ -140,7 +142,7 @@ class Stack:
         ]
         if self.listen_fd is not None:
             argv += ["--listen-fd", str(self.listen_fd)]
-        argv += self.access.arguments()
+        argv += self.access.arguments() + self._adapter_folder()
         argv += [part for pair in self.expected() for part in ("--expect", pair)]
         if self.insecure:
             argv.append("--insecure")
@@ -189,11 +191,16 @@ class Stack:
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
             argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
+            argv += self._adapter_folder()
             argv += [] if self.memory is None else self.memory.arguments(model.path)
             for _ in range(count):
                 yield self._spec(
                     next(names), role, "motet_llm", argv, threads=threads, model=model.name
                 )
+
+    def _adapter_folder(self) -> list[str]:
+        folder = self.adapter_folder
+        return [] if folder is None else ["--adapter-folder", str(folder)]
 
     def _vision(self) -> Iterator[ChildSpec]:
         with_images = [model for model in self.models if model.accepts_images]

@@ -90,6 +90,7 @@ def parse_options(args: Namespace) -> UpOptions:
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        adapter_folder=models.resolve_adapter_folder(args.adapter_folder),
         chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),
         generation_config=_generation_config(args.generation_config),
         tokenizer=args.tokenizer,

@@ -105,6 +105,15 @@ class ChatChoice(Struct):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[Count] = []
+
+
+class RankedToken(Struct):
+    """Log-probability of a token and its rank among all, from 1."""
+
+    logprob: float
+    rank: Annotated[int, Meta(ge=1)]
+    decoded_token: str
 
 
 class ChatCompletion(Struct):
@@ -114,14 +123,16 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
+    prompt_token_ids: list[Count] = []
+    prompt_logprobs: list[dict[str, RankedToken] | None] = []
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of tokens, as parallel lists."""
+    """Log-probabilities of tokens, as parallel lists; null for the first token of a prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[Count]
 
 
@@ -130,6 +141,9 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[Count] = []
+    prompt_token_ids: list[Count] = []
+    prompt_logprobs: list[dict[str, RankedToken] | None] = []
 
 
 class Completion(Struct):

@@ -184,7 +184,7 @@ class ProcessConfig:
 # ------------------------------------------------------------------------------------------ loading
 @dataclass(frozen=True)
 class _Field:
-    """One setting: its Python name, flag, environment variable, and type."""
+    """Describe one setting: its Python name, flag, environment variable, and type."""
 
     name: str
     hint: Any
