@@ -254,7 +254,9 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     return prepare(_load(folder, found, config, dtype))
 
 
-def _load(folder: Path, found: Any, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load(
+    folder: Path, found: Any, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     """Return a model of the class `found`. Raises ConfigError that names what does not fit."""
     _check_readable(folder)
     disable_progress_bar()  # stderr is the service's log

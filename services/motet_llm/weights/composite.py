@@ -74,7 +74,7 @@ def without_towers(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """Return a subclass of a composite class that makes no towers and ignores their tensors."""
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
-        with _optional_towers():
+        with optional_towers():
             found.__init__(self, config, *args, **options)  # type: ignore[misc]
         self._keys_to_ignore_on_load_unexpected |= {
             rf"^{re.escape(name)}\." for name in _remove_towers(self)
@@ -118,7 +118,7 @@ class AbsentTower(nn.Module):
 
 
 @contextmanager
-def _optional_towers() -> Iterator[None]:
+def optional_towers() -> Iterator[None]:
     """Have `AutoModel.from_config` make an `AbsentTower` where a tower's library is missing."""
     make = AutoModel.from_config
 
