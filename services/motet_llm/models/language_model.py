@@ -60,7 +60,8 @@ class LanguageModel(PreTrainedModel):  # type: ignore[misc]  # transformers has 
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the decoder's table of embeddings."""
-        return self.model.get_input_embeddings()
+        value: nn.Module = self.model.get_input_embeddings()
+        return value
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
         """Return the logits of the tokens that `logits_to_keep` selects."""
