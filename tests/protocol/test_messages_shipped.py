@@ -102,7 +102,9 @@ async def test_a_conversation_is_streamed(client: anthropic.AsyncAnthropic, stac
     assert len(deltas) > 1
     whole = await client.messages.create(**options)
     assert [block.type for block in whole.content] == ["text"]
-    assert whole.content == message.content
+    assert [block.to_dict() for block in whole.content] == [
+        {"type": "text", "text": "".join(deltas)}
+    ]
     assert whole.stop_reason == message.stop_reason == "end_turn"
     async with stack.served.client() as openai:
         chat = await openai.chat.completions.create(**options)

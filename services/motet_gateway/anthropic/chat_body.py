@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -85,7 +86,7 @@ def _continue(given: chat.ChatBody, index: int) -> None:
     given.add_generation_prompt, given.continue_final_message = False, True
 
 
-def _effort(body: PromptFields, card: ModelCard | None) -> str | None:
+def _effort(body: PromptFields, card: ModelCard | None) -> Literal["none", "medium"] | None:
     """Return the reasoning effort; None where the model's reasoning has no switch."""
     if card is None or not card.reasoning_switch or body.thinking is None:
         return None
