@@ -75,7 +75,7 @@ def without_towers(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
         with optional_towers():
-            found.__init__(self, config, *args, **options)  # type: ignore[misc]
+            found.__init__(self, config, *args, **options)
         self._keys_to_ignore_on_load_unexpected |= {
             rf"^{re.escape(name)}\." for name in _remove_towers(self)
         }
