@@ -10,6 +10,7 @@ import msgspec
 
 from motet_gateway.openai import schema as chat
 from motet_gateway.openai.param_names import ParamNames
+from motet_gateway.openai.schema import check_stops
 from motet_gateway.openai.structured import JsonSchema, SchemaFormat
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import ModelCard
@@ -17,6 +18,8 @@ from motet_shared.messages import ModelCard
 from . import schema
 from .schema import MessagesBody, PromptFields
 
+Effort = Literal["none", "low", "medium", "high", "xhigh"]
+MAX_STOPS = 64
 _PATTERNS = (
     (re.compile(r"image_url(\.url)?"), "source"),
     (re.compile(r"(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
@@ -40,6 +43,18 @@ class ChatMessages:
         """Return how parameters of the chat are named in errors."""
         return ParamNames(tuple(self._params), self._parts, "messages", _PATTERNS)
 
+    def check_results(self) -> None:
+        """Raise BadRequest for the result of a tool call that is not in a message before it."""
+        calls: set[str] = set()
+        for message, param in zip(self.messages, self._params, strict=True):
+            match message:
+                case chat.AssistantMessage():
+                    calls |= {call.id for call in message.tool_calls or ()}
+                case chat.ToolMessage() if message.tool_call_id not in calls:
+                    where = f"{param}.tool_use_id"
+                    shown = message.tool_call_id[:80]
+                    raise BadRequest(f"`{where}`: there is no call {shown!r} before", param=where)
+
     def add(self, message: chat.Message, param: str, parts: Sequence[str] = ()) -> None:
         """Append a message; `parts` are the paths of its content's parts."""
         for index, part in enumerate(parts):
@@ -58,6 +73,7 @@ def chat_body(body: PromptFields, card: ModelCard | None) -> tuple[chat.ChatBody
         made.add(chat.SystemMessage(content=_system(body.system)), "system")
     for index, message in enumerate(body.messages):
         _add(made, message, f"messages[{index}]")
+    made.check_results()
     given = chat.ChatBody(model=body.model, messages=made.messages)
     _set_tools(given, body)
     given.reasoning_effort = _effort(body, card)
@@ -67,6 +83,7 @@ def chat_body(body: PromptFields, card: ModelCard | None) -> tuple[chat.ChatBody
     if body.messages[-1].role == "assistant":
         _continue(given, len(body.messages) - 1)
     if isinstance(body, MessagesBody):
+        check_stops(body.stop_sequences or [], MAX_STOPS, "stop_sequences")
         given.max_tokens, given.stop = body.max_tokens, body.stop_sequences
         given.temperature, given.top_p, given.top_k = body.temperature, body.top_p, body.top_k
     return given, made.names
@@ -86,11 +103,16 @@ def _continue(given: chat.ChatBody, index: int) -> None:
     given.add_generation_prompt, given.continue_final_message = False, True
 
 
-def _effort(body: PromptFields, card: ModelCard | None) -> Literal["none", "medium"] | None:
+def _effort(body: PromptFields, card: ModelCard | None) -> Effort | None:
     """Return the reasoning effort; None where the model's reasoning has no switch."""
-    if card is None or not card.reasoning_switch or body.thinking is None:
+    if card is None or not card.reasoning_switch:
         return None
-    return "none" if isinstance(body.thinking, schema.ThinkingDisabled) else "medium"
+    if isinstance(body.thinking, schema.ThinkingDisabled):
+        return "none"
+    wanted = body.output_config.effort if body.output_config is not None else None
+    if wanted is not None:
+        return "xhigh" if wanted == "max" else wanted
+    return None if body.thinking is None else "medium"
 
 
 def _set_tools(given: chat.ChatBody, body: PromptFields) -> None:
@@ -138,6 +160,8 @@ def _assistant(blocks: Sequence[schema.Block], param: str) -> chat.AssistantMess
                 texts.append(block.text)
             case schema.ThinkingBlock():
                 thoughts.append(block.thinking)
+            case schema.RedactedThinkingBlock():
+                pass
             case schema.ToolUseBlock():
                 arguments = msgspec.json.encode(block.input).decode()
                 function = chat.FunctionCall(name=block.name, arguments=arguments)
@@ -158,7 +182,7 @@ def _add_user(made: ChatMessages, blocks: Sequence[schema.Block], param: str) ->
     for index, block in enumerate(blocks):
         where = f"{param}.content[{index}]"
         match block:
-            case schema.TextBlock() | schema.ImageBlock():
+            case schema.TextBlock() | schema.ImageBlock() | schema.DocumentBlock():
                 parts.append(_part(block))
                 paths.append(where)
             case schema.ToolResultBlock():
@@ -176,6 +200,9 @@ def _add_user(made: ChatMessages, blocks: Sequence[schema.Block], param: str) ->
                 raise _misplaced(block, where, "assistant")
     if parts:
         made.add(chat.UserMessage(content=parts), param, paths)
+    elif not blocks:
+        where = f"{param}.content"
+        raise BadRequest(f"`{where}` is empty; send at least one block", param=where)
 
 
 def _result(block: schema.ToolResultBlock) -> str:
@@ -185,9 +212,12 @@ def _result(block: schema.ToolResultBlock) -> str:
     return f"Error: {content}" if block.is_error else content
 
 
-def _part(block: schema.TextBlock | schema.ImageBlock) -> chat.Part:
+def _part(block: schema.TextBlock | schema.ImageBlock | schema.DocumentBlock) -> chat.Part:
     if isinstance(block, schema.TextBlock):
         return chat.TextPart(text=block.text)
+    if isinstance(block, schema.DocumentBlock):
+        title = "" if block.title is None else f"{block.title}\n\n"
+        return chat.TextPart(text=title + block.source.data)
     source = block.source
     if isinstance(source, schema.UrlSource):
         return chat.ImagePart(image_url=chat.ImageUrl(url=source.url))

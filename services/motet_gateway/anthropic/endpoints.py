@@ -97,7 +97,9 @@ async def _stream(http: Exchange, asked: PreparedChat, reply: ChatReply) -> None
     except MotetError as error:
         if not http.started:
             raise
-        await http.finish(error_event(Problem.of(error)))
+        problem = Problem.of(error)
+        problem.note(http.scope["path"])
+        await http.finish(error_event(problem))
 
 
 async def _send(http: Exchange, asked: PreparedChat, reply: ChatReply) -> None:

@@ -34,6 +34,24 @@ class ThinkingBlock(Strict, tag="thinking"):
     signature: str = ""
 
 
+class RedactedThinkingBlock(Strict, tag="redacted_thinking"):
+    """Reasoning that another server has encrypted; it is left out of the prompt."""
+
+    data: str
+
+
+class PlainTextSource(Strict, tag="text"):
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class DocumentBlock(Strict, tag="document"):
+    """A text file; other kinds are not read."""
+
+    source: PlainTextSource
+    title: str | None = None
+
+
 class ToolUseBlock(Strict, tag="tool_use"):
     id: str
     name: str
@@ -46,7 +64,15 @@ class ToolResultBlock(Strict, tag="tool_result"):
     is_error: bool | None = None
 
 
-Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+)
 
 
 class Message(Strict):
