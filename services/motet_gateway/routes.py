@@ -39,6 +39,12 @@ from motet_gateway.realtime.endpoint import realtime
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
 from motet_gateway.responses.schema import ResponseBody
+from motet_gateway.vllm.tokens import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenize_prompt,
+    tokenize_prompt,
+)
 from motet_gateway.web.page import page_routes
 
 TENANT, OPERATOR, PUBLIC = Access.TENANT, Access.OPERATOR, Access.PUBLIC
@@ -71,6 +77,16 @@ _TEXTS = (
         "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
         summary="Vectors of texts", tag="text",
         body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
+    ),
+    Route(  # vLLM's paths and bodies
+        "POST", "/tokenize", TENANT, tokenize_prompt, STREAM,
+        summary="Token ids of a prompt", tag="text",
+        body=TokenizeBody, answer={JSON: answers.TokenizedPrompt},
+    ),
+    Route(
+        "POST", "/detokenize", TENANT, detokenize_prompt, STREAM,
+        summary="The text of token ids", tag="text",
+        body=DetokenizeBody, answer={JSON: answers.DetokenizedPrompt},
     ),
 )  # fmt: skip
 

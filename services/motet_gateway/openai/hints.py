@@ -30,6 +30,7 @@ Surface = Literal[
     "realtime",
     "responses",
     "messages",
+    "tokenize",
 ]
 
 _HTTP: tuple[Surface, ...] = (

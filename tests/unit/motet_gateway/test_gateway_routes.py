@@ -22,6 +22,8 @@ EXPECTED = {
     ("POST", "/v1/chat/completions"): TENANT,
     ("POST", "/v1/completions"): TENANT,
     ("POST", "/v1/embeddings"): TENANT,
+    ("POST", "/tokenize"): TENANT,
+    ("POST", "/detokenize"): TENANT,
     ("POST", "/v1/messages"): TENANT,
     ("POST", "/v1/messages/count_tokens"): TENANT,
     ("POST", "/v1/responses"): TENANT,
