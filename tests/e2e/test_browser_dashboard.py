@@ -129,7 +129,7 @@ async def test_the_keyboard_reaches_everything(stack: MotetStack) -> None:
         await page.reload()
         await expect(page.get_by_placeholder("Message")).to_be_focused()
         skip = page.get_by_role("link", name="Skip to the content")
-        await page.get_by_role("link", name="Chat").focus()
+        await page.locator("#conversations-toggle").focus()
         await page.keyboard.press("Shift+Tab")
         await expect(skip).to_be_focused()
         await expect(skip).to_be_in_viewport()

@@ -217,6 +217,8 @@ class Specimens:
                 [wire.TextLogprob(b"a", -0.5)],
             ),
             wire.TokenIds([40], ["a"]),
+            wire.PromptScores(1, [wire.ScoredToken(40, -0.5, 1, [(40, -0.5)])]),
+            wire.PromptPiece(0, [40], [wire.PromptLogprob(b"a", -0.5, 1, [(40, b"a", -0.5)])]),
             wire.Blob(self.sound),
             wire.Chunk(b"abc"),
             wire.SpeechEdge("start", 100, 120, 200),

@@ -133,7 +133,7 @@ async def test_what_would_change_the_answer_is_refused_and_logged(
 ) -> None:
     for fields, param in (
         ({"store": True}, "store"),
-        ({"extra_body": {"chat_id": "c", "guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"chat_id": "c", "truncate_prompt_tokens": 5}}, "truncate_prompt_tokens"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
     ):
         with caplog.at_level(logging.INFO), pytest.raises(openai.BadRequestError) as caught:

@@ -96,7 +96,8 @@ async def test_pictures(service: Service) -> None:
         (other,) = await pictures(client, {"guidance_scale": 1.0, "negative_prompt": "blue"})
         assert other != one
         models = {model.id: model for model in (await client.models.list()).data}
-        assert models[MODEL].model_extra == {"kind": "image", "status": "ready"}
+        extra = {"kind": "image", "status": "ready", "capabilities": ["image"]}
+        assert models[MODEL].model_extra == extra
     service.painters[0].check_integrity()
 
 

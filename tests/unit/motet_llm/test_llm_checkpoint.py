@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV32Config,
-    Gemma3Config,
     Gemma4UnifiedAssistantConfig,
     LlamaConfig,
     PreTrainedConfig,
@@ -209,7 +208,6 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
     ("config", "named"),
     [
         (T5Config(), "model_type='t5'"),
-        (Gemma3Config(), "model_type='gemma3'"),
         (
             Gemma4UnifiedAssistantConfig(),
             "shared_kv_states",
