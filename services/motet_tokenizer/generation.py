@@ -244,7 +244,10 @@ class Generation:
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
         spell = self._vocabulary.token_bytes
         return TextLogprob(
-            spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top]
+            spell(logprob.id),
+            logprob.logprob,
+            [(spell(i), value) for i, value in logprob.top],
+            [logprob.id, *(i for i, _ in logprob.top)],
         )
 
     # ------------------------------------------------------------------------------------------ end
