@@ -44,7 +44,7 @@ PARTS: list[Struct] = [
 SMALL_ARRAYS: list[Struct] = [
     wire.TokenLogprob(15496, -0.5, [(15496, -0.5), (995, -1.25)]),
     wire.ToolCallDelta(0, "call_1", "weather", '{"city":'),
-    wire.TextLogprob(b"Hi", -0.5, [(b"Hi", -0.5)], [17, 17]),
+    wire.TextLogprob(b"Hi", -0.5, [(b"Hi", -0.5)]),
     wire.Adapter("watercolour", 0.75),
 ]
 REQUESTS: list[wire.Request] = [

@@ -244,10 +244,7 @@ class Generation:
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
         spell = self._vocabulary.token_bytes
         return TextLogprob(
-            spell(logprob.id),
-            logprob.logprob,
-            [(spell(i), value) for i, value in logprob.top],
-            [logprob.id, *(i for i, _ in logprob.top)],
+            spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top]
         )
 
     # ------------------------------------------------------------------------------------------ end

@@ -56,12 +56,11 @@ class SamplingDefaults:
         return cls(values, most)
 
     def complete(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with the recommended values of the fields that the client left out.
-
-        `left_out` stays: decode may do without a recommended value that its engine does not know.
-        """
+        """Return `sampling` with the recommended values of the fields that the client left out."""
+        if not sampling.left_out:
+            return sampling
         found = {name: self.values[name] for name in sampling.left_out if name in self.values}
-        return replace(sampling, **found) if found else sampling
+        return replace(sampling, left_out=[], **found)
 
 
 def _is_number(value: Any) -> bool:

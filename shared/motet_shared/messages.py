@@ -84,8 +84,7 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    # names of fields above that the client left out: the tokenizer sets them as the model recommends,
-    # and an engine that lacks such a field does without it
+    # names of fields above that the client left out: the tokenizer sets them as the model recommends
     left_out: list[str] = []
 
 
@@ -132,7 +131,6 @@ class TextLogprob(Struct, array_like=True, gc=False):
     token: bytes
     logprob: float
     top: list[tuple[bytes, float]] = []
-    ids: list[int] = []  # of the token, then of those in `top`
 
 
 class Image(Struct, omit_defaults=True, kw_only=True):

@@ -102,14 +102,10 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
         choices = ChoiceStreams(service, http, requests, _pipeline(service), ticket, prompts)
         head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
-        ids = {
-            "token_ids": bool(body.return_token_ids),
-            "logprob_ids": bool(body.return_tokens_as_token_ids),
-        }
         if body.stream:
-            await choices.stream(CompletionChunks(*head, **ids, **_usage(body)))
+            await choices.stream(CompletionChunks(*head, **_usage(body)))
         else:
-            await choices.collect(partial(completion_result, *head, **ids))
+            await choices.collect(partial(completion_result, *head))
 
 
 def _usage(body: SamplingFields) -> dict[str, Any]:

@@ -232,46 +232,16 @@ def _token(token: bytes, logprob: float) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------- plain completions
 class CompletionChunks(Chunks):
-    """Render the events of plain completions.
-
-    token_ids: every event has the ids of its tokens, also where they have no text yet.
-    logprob_ids: log-probabilities name tokens by their ids.
-    """
-
     object = "text_completion"
-
-    def __init__(
-        self, *head: Any, token_ids: bool = False, logprob_ids: bool = False, **usage: bool
-    ):
-        super().__init__(*head, **usage)
-        self.token_ids = token_ids
-        self.logprob_ids = logprob_ids
 
     def choice(self, index: int) -> Choice:
         return CompletionChoice(self, index)
 
 
 class CompletionChoice(Choice):
-    _chunks: CompletionChunks
-
-    def __init__(self, chunks: CompletionChunks, index: int):
+    def __init__(self, chunks: Chunks, index: int):
         super().__init__(chunks, index)
         self._offset = 0
-
-    def batch(self, items: list[Text]) -> bytes:
-        if not self._chunks.token_ids:
-            return super().batch(items)
-        return b"".join([self._with_ids(item) for item in items if item.ids or item.text])
-
-    def _with_ids(self, item: Text) -> bytes:
-        self._chunks.count(self._index, item)
-        logprobs = None if item.logprobs is None else self._logprobs(item.logprobs)
-        return self._chunks.chunk(self._as_dict(item.text, logprobs) | {"token_ids": item.ids})
-
-    def _logprobs(self, entries: list[TextLogprob]) -> dict[str, Any]:
-        logprobs = completion_logprobs(entries, self._offset, ids=self._chunks.logprob_ids)
-        self._offset += sum(len(entry.token.decode("utf-8", "replace")) for entry in entries)
-        return logprobs
 
     def finish(self, end: End) -> bytes:
         return self._chunks.chunk(self._as_dict("", finish=end.status))
@@ -282,37 +252,29 @@ class CompletionChoice(Choice):
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _rich(self, item: Text) -> bytes:
-        return self._chunks.chunk(self._as_dict(item.text, self._logprobs(item.logprobs or [])))
+        logprobs = completion_logprobs(item.logprobs or [], self._offset)
+        self._offset += sum(len(token) for token in logprobs["tokens"])
+        return self._chunks.chunk(self._as_dict(item.text, logprobs))
 
 
-def completion_logprobs(
-    logprobs: list[TextLogprob], offset: int = 0, *, ids: bool = False
-) -> dict[str, Any]:
+def completion_logprobs(logprobs: list[TextLogprob], offset: int = 0) -> dict[str, Any]:
     """Render log-probabilities in the older format of parallel lists.
 
-    `offset` is the number of characters of the tokens before these. `ids`: tokens are named
-    `token_id:N` instead of by their text, as by vLLM.
+    `offset` is the number of characters of the tokens before these.
     """
-    offsets = []
+    tokens, offsets = [], []
     for entry in logprobs:
+        tokens.append(entry.token.decode("utf-8", "replace"))
         offsets.append(offset)
-        offset += len(entry.token.decode("utf-8", "replace"))
+        offset += len(tokens[-1])
     return {
-        "tokens": [_token_name(entry, 0, entry.token, ids) for entry in logprobs],
+        "tokens": tokens,
         "token_logprobs": [entry.logprob for entry in logprobs],
         "top_logprobs": [
-            {
-                _token_name(entry, rank, token, ids): value
-                for rank, (token, value) in enumerate(entry.top, 1)
-            }
-            for entry in logprobs
+            {t.decode("utf-8", "replace"): value for t, value in entry.top} for entry in logprobs
         ],
         "text_offset": offsets,
     }
-
-
-def _token_name(entry: TextLogprob, index: int, token: bytes, ids: bool) -> str:
-    return f"token_id:{entry.ids[index]}" if ids else token.decode("utf-8", "replace")
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

@@ -21,14 +21,12 @@ class Collected:
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TextLogprob] | None = None
     images: list[dict[str, Any]] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
     end: End | None = None
 
     def add(self, items: list[Text]) -> None:
         for item in items:
             self.texts.append(item.text)
             self.reasoning.append(item.reasoning)
-            self.ids += item.ids
             if item.logprobs is not None:
                 self.logprobs = (self.logprobs or []) + item.logprobs
             for tool in item.tools or ():
@@ -79,21 +77,10 @@ def chat_result(
 
 
 def completion_result(
-    response_id: str,
-    created: int,
-    model: str,
-    choices: list[Collected],
-    usage: Usage,
-    *,
-    token_ids: bool = False,
-    logprob_ids: bool = False,
+    response_id: str, created: int, model: str, choices: list[Collected], usage: Usage
 ) -> bytes:
-    """Render the body of a plain completion that is not streamed; see `CompletionChunks`."""
-    shaped = [
-        _completion_choice(index, choice, logprob_ids)
-        | ({"token_ids": choice.ids} if token_ids else {})
-        for index, choice in enumerate(choices)
-    ]
+    """Render the body of a plain completion that is not streamed."""
+    shaped = [_completion_choice(index, choice) for index, choice in enumerate(choices)]
     return _body(response_id, "text_completion", created, model, shaped, usage)
 
 
@@ -124,10 +111,8 @@ def _chat_choice(index: int, choice: Collected) -> dict[str, Any]:
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _completion_choice(index: int, choice: Collected, logprob_ids: bool) -> dict[str, Any]:
-    logprobs = (
-        None if choice.logprobs is None else completion_logprobs(choice.logprobs, ids=logprob_ids)
-    )
+def _completion_choice(index: int, choice: Collected) -> dict[str, Any]:
+    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs)
     return {
         "index": index,
         "text": choice.text,

@@ -234,10 +234,6 @@ class CompletionBody(SamplingFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # Extensions that servers of open models share: ids of the reply's tokens beside its text, and in
-    # place of the tokens' text in `logprobs`, as `token_id:N`.
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     # See NO_EFFECT.
     best_of: Any = None
     suffix: Any = None

@@ -130,9 +130,6 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
-    token_ids: Annotated[
-        list[Count], Meta(description="of the reply; with `return_token_ids` only")
-    ] = []
 
 
 class Completion(Struct):

@@ -225,22 +225,3 @@ def test_reasoning_comes_before_the_text_in_fields_of_its_own(continuous: bool) 
     collected.add(items)
     message = json.loads(chat_result(*HEAD, [collected], USAGE))["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm, so", "Yes.")
-
-
-def test_ids_of_tokens_are_beside_the_text_of_plain_completions() -> None:
-    chunks = CompletionChunks(*HEAD, token_ids=True, logprob_ids=True)
-    choice = chunks.choice(0)
-    entry = TextLogprob(b"ab", -0.5, [(b"ab", -0.5), (b"x", -2.0)], [7, 7, 9])
-    pieces = [Text("ab", [7], None, [entry]), Text("", [8]), Text("c", [5, 6]), Text("", [])]
-    found = [event["choices"][0] for event in events(choice.batch(pieces))]
-    assert [one["token_ids"] for one in found] == [[7], [8], [5, 6]], "also without text yet"
-    assert [one["text"] for one in found] == ["ab", "", "c"]
-    assert found[0]["logprobs"]["tokens"] == ["token_id:7"]
-    assert found[0]["logprobs"]["top_logprobs"] == [{"token_id:7": -0.5, "token_id:9": -2.0}]
-    whole = Collected()
-    whole.add(pieces)
-    whole.end = End(0, 2, "stop", USAGE)
-    body = json.loads(completion_result(*HEAD, [whole], USAGE, token_ids=True, logprob_ids=True))
-    assert body["choices"][0]["token_ids"] == [7, 8, 5, 6]
-    assert body["choices"][0]["logprobs"]["tokens"] == ["token_id:7"]
-    assert "token_ids" not in json.loads(completion_result(*HEAD, [whole], USAGE))["choices"][0]

@@ -23,7 +23,7 @@ def test_left_out_fields_are_completed_and_given_ones_kept() -> None:
     completed = defaults.complete(given)
     assert (completed.temperature, completed.top_p, completed.top_k) == (0.0, 0.95, 20)
     assert (completed.min_p, completed.repetition_penalty, completed.seed) == (0.0, 1.0, 7)
-    assert completed.left_out == ["top_p", "top_k", "min_p"]
+    assert completed.left_out == []
     assert defaults.complete(Sampling(top_p=0.5)).top_p == 0.5
 
 
