@@ -68,7 +68,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "max_position_embeddings": 8192,
     },
-    # A tenth of that, which drafts for it
+    # 326 MB in bfloat16: small, but the time to read it counts
+    "small": {
+        "vocab_size": 32000,
+        "hidden_size": 896,
+        "intermediate_size": 2432,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+    },
+    # A tenth of "middle", which drafts for it
     "middle draft": {
         "vocab_size": 32000,
         "hidden_size": 128,

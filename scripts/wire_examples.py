@@ -45,6 +45,8 @@ SMALL_ARRAYS: list[Struct] = [
     wire.TokenLogprob(15496, -0.5, [(15496, -0.5), (995, -1.25)]),
     wire.ToolCallDelta(0, "call_1", "weather", '{"city":'),
     wire.TextLogprob(b"Hi", -0.5, [(b"Hi", -0.5)]),
+    wire.ScoredToken(15496, -0.5, 1, [(15496, -0.5)]),
+    wire.PromptLogprob(b"Hi", -0.5, 1, [(15496, b"Hi", -0.5)]),
     wire.Adapter("watercolour", 0.75),
 ]
 REQUESTS: list[wire.Request] = [
@@ -70,6 +72,8 @@ REQUESTS: list[wire.Request] = [
 ]
 ITEMS: list[Struct] = [
     wire.Tokens([15496]),
+    wire.PromptScores(1, [wire.ScoredToken(15496, -0.5, 1)]),
+    wire.PromptPiece(0, [1, 15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),
     wire.Blob(SOUND),
     wire.Chunk(b"\x1f\x8b"),
@@ -119,5 +123,13 @@ EVENTS: list[Struct] = [
         load={"active": 1.0, "queued": 0.0},
         host="node-1",
         pid=17,
+    ),
+    wire.Heartbeat(
+        v=PROTOCOL,
+        role="operator",
+        instance="operator-5d1c2b3a",
+        state="ready",
+        seq=3,
+        offers=[wire.Offer(role="decode", model="large", stage="loading", share=0.4, seconds=3.0)],
     ),
 ]

@@ -1,4 +1,4 @@
-"""What the image of a service installs: `python3 requirements.py SERVICE` in the folder of pyproject.toml.
+"""Print what the image of a service installs: `requirements.py SERVICE` in the folder of pyproject.toml.
 
 Writes common.txt, own.txt and alone.txt, which services/Dockerfile explains. Python alone runs it.
 """

@@ -9,11 +9,16 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
 pytest_plugins = ["support.limits", "support.stacks"]
+
+# Seconds depend on what else the machine does: no example has a deadline; every test has a timeout.
+hypothesis.settings.register_profile("motet", deadline=None)
+hypothesis.settings.load_profile("motet")
 
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")

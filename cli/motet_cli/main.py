@@ -6,7 +6,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from motet_cli.bench.arguments import add_bench
 from motet_cli.planning.arguments import add_traffic
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit code: 0 success, 1 failure, 2 wrong command line, 130 interrupted."""
     args = parser().parse_args(argv)
     try:
+        if args.command == "up":
+            args = _with_stack_file(args, argv)
         command = importlib.import_module(f"motet_cli.{args.module}")
         return int(command.run(args))
     except ModuleNotFoundError as error:
@@ -41,8 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line with all commands."""
+def _with_stack_file(args: argparse.Namespace, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line of `motet up` with motet.toml. Raises ConfigError for a wrong file."""
+    from motet_cli.stack_file.arguments import flag_defaults, read_given
+
+    file = read_given(args.config)
+    args = parser(flag_defaults(file)).parse_args(argv)
+    args.stack_file = file
+    return args
+
+
+def parser(up_defaults: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line with all commands.
+
+    up_defaults: defaults of flags of `motet up`, in place of its own.
+    """
     top = argparse.ArgumentParser(
         prog="motet",
         description="Multimodal streaming inference as actor-based microservices over NATS.",
@@ -50,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"motet {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_up(commands)
+    _add_up(commands).set_defaults(**(up_defaults or {}))
     _add_restart(commands)
     _add_scale(commands)
     _add_chat(commands)
@@ -59,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     _add_talk(commands)
     _add_draw(commands)
     _add_models(commands)
+    _add_adapter(commands)
     _add_pull(commands)
     _add_remove(commands)
     _add_keys(commands)
@@ -91,12 +108,20 @@ def _command(
     return command
 
 
-def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_up(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
     up = _command(
         commands,
         "up",
         "supervision.up",
         "Run NATS and all services on this machine until Ctrl-C.",
+    )
+    up.add_argument(
+        "--config",
+        metavar="FILE",
+        help="TOML file of models, roles and settings (default: motet.toml, if the current folder"
+        " has one; none: no file)",
     )
     up.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -121,6 +146,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         action="append",
         default=[],
         help="LoRA adapter of the language model, a folder or org/name, served as NAME; repeatable",
+    )
+    up.add_argument(
+        "--adapter-folder",
+        metavar="FOLDER",
+        help="serve the adapters in this folder, and load and unload adapters while running"
+        " (`motet adapter`, POST /v1/load_lora_adapter)",
     )
     up.add_argument(
         "--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)"
@@ -262,6 +293,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--state-file", metavar="PATH", help="write process and instance ids to this JSON file"
     )
+    return up
 
 
 def _add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -488,18 +520,35 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
 
 
+def _add_adapter(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    adapter = _command(
+        commands,
+        "adapter",
+        "commands.adapter",
+        "Load or unload LoRA adapters of a server that runs with --adapter-folder.",
+    )
+    actions = adapter.add_subparsers(dest="action", required=True, metavar="load|unload")
+    load = actions.add_parser("load", help="serve an adapter", allow_abbrev=False)
+    load.add_argument("name", metavar="NAME", help="name under which it is served")
+    load.add_argument("source", metavar="FOLDER", help="folder saved by PEFT, or org/name on a hub")
+    unload = actions.add_parser("unload", help="serve an adapter no longer", allow_abbrev=False)
+    unload.add_argument("name", metavar="NAME", help="name under which it is served")
+    for action in (load, unload):
+        _add_server(action)
+
+
 def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     pull = _command(
         commands,
         "pull",
-        "commands.pull",
+        "hub.pull",
         "Download models from a hub, or the files of them that changed.",
     )
     pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    remove = _command(commands, "remove", "commands.remove", "Delete downloaded models.")
+    remove = _command(commands, "remove", "hub.remove", "Delete downloaded models.")
     remove.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 

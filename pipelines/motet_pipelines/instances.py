@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from motet_shared.errors import Unavailable, UnknownModel
-from motet_shared.messages import ModelCard
+from motet_shared.messages import Heartbeat, ModelCard
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 
@@ -40,6 +40,11 @@ def check_served(directory: Directory, role: str, model: str) -> None:
     )
 
 
+def _ready_or_failed(directory: Directory, role: str, model: str) -> list[Heartbeat]:
+    directory.presence.check_offer(role, model)
+    return directory.ready(role, model=model)
+
+
 async def pick(
     bus: Bus, role: str, model: str, *, avoid: str | None = None, patience: float = 0.0
 ) -> str:
@@ -48,8 +53,13 @@ async def pick(
     Wait up to `patience` seconds for one to appear. Raises Unavailable if none did.
     """
     directory = bus.directory
+    ready = directory.ready(role, model=model)
     try:
-        ready = await directory.wait_for(lambda d: d.ready(role, model=model), max(patience, 0.0))
+        if not ready:
+            with directory.wanting(role, model):
+                ready = await directory.wait_for(
+                    lambda d: _ready_or_failed(d, role, model), max(patience, 0.0)
+                )
     except TimeoutError:
         raise Unavailable(
             f"no {role} for {model!r} is ready; retry in a moment", param="model"

@@ -26,6 +26,10 @@ class GatewayConfig(ProcessConfig):
     tenants_file: Path | None = setting(
         "file with tenants, their keys and limits; reloaded when it changes", default=None
     )
+    adapter_folder: Path | None = setting(
+        "folder that decode workers watch, in which POST /v1/load_lora_adapter links adapters",
+        default=None,
+    )
     allowed_origins: tuple[str, ...] = setting(
         "origins whose pages may use this server, such as https://x.example; *: all", default=()
     )

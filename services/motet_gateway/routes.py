@@ -25,6 +25,12 @@ from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
 from motet_gateway.openapi.forms import Schema, edit_form, transcription_form
 from motet_gateway.operations import health, stack
+from motet_gateway.operations.adapters import (
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    load_adapter,
+    unload_adapter,
+)
 from motet_gateway.operations.doctor import doctor
 from motet_gateway.realtime.endpoint import realtime
 from motet_gateway.responses import retrieval
@@ -203,6 +209,16 @@ _OPERATION = (
         "GET", "/metrics/replies", OPERATOR, stack.replies, ENDPOINT,
         summary="The last replies", tag="operation",
         answer={JSON: watching.Replies}, errors=(400,),
+    ),
+    Route(  # vLLM's paths and bodies
+        "POST", "/v1/load_lora_adapter", OPERATOR, load_adapter, STREAM,
+        summary="Serve a LoRA adapter", tag="operation",
+        body=LoadAdapterBody, answer={_PLAIN: _TEXT}, errors=(404, 503),
+    ),
+    Route(
+        "POST", "/v1/unload_lora_adapter", OPERATOR, unload_adapter, STREAM,
+        summary="Serve a LoRA adapter no longer", tag="operation",
+        body=UnloadAdapterBody, answer={_PLAIN: _TEXT}, errors=(404, 503),
     ),
     Route(
         "GET", "/openapi.json", PUBLIC, openapi, ENDPOINT,

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
-from motet_models.capacity import Recent
+from motet_models.capacity import SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "float8", "float8_e4m3fn")
+CODE_INPUTS = ("int8", "int16")
 WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "float8")
 MOST_DRAFTED = 32
 
@@ -46,6 +47,11 @@ class EngineSettings:
         "type of the KV cache: auto (bfloat16 if the checkpoint is, else float32; on a GPU that of "
         "activations), float32, bfloat16, float16, int8 or float8 (a scale per token and head)",
         default="auto",
+    )
+    code_inputs: str = setting(
+        "what matrices in a checkpoint's codes of 4 bits take in on a CPU: int8 (a scale per 32 numbers) "
+        "or int16 (nearly exact, slower with many sequences)",
+        default="int8",
     )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     deterministic: bool = setting(
@@ -159,10 +165,12 @@ class EngineConfig(EngineSettings):
     always_speculate: bool = setting("draft tokens whether that pays or not", default=False)
 
     @property
-    def recent(self) -> Recent | None:
+    def sink_window(self) -> SinkWindow | None:
         """Return sinks and window of layers with full attention; None if they see all tokens."""
         return (
-            Recent(self.attention_sinks, self.attention_window) if self.attention_window else None
+            SinkWindow(self.attention_sinks, self.attention_window)
+            if self.attention_window
+            else None
         )
 
     @property
@@ -206,7 +214,12 @@ class EngineConfig(EngineSettings):
     def _model_problems(self) -> Iterator[ConfigError]:
         if not (Path(self.model) / "config.json").is_file():
             yield self._problem("model", "no config.json there; give the folder of a checkpoint")
-        for name, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
+        for name, choices in (
+            ("dtype", DTYPES),
+            ("weights", WEIGHTS),
+            ("code_inputs", CODE_INPUTS),
+            ("kv_dtype", KV_DTYPES),
+        ):
             if getattr(self, name) not in choices:
                 yield self._problem(name, f"choose one of {', '.join(choices)}")
         if not 0 < self.memory_share <= 1:

@@ -164,7 +164,9 @@ class Decode(EngineActor):
             call, done = running
             if output.handover is not None and self._remote is not None:
                 self._remote.on_handover(call, output.handover)
-            if output.ids:
+            if output.scores is not None:
+                call.push(output.scores)
+            if output.ids or output.logprobs:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:
                 done.set_exception(output.error)

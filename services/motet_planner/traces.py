@@ -1,9 +1,8 @@
 """Read recorded traffic: request times and lengths, without texts.
 
-One JSON object per line, as `motet bench` reads them: `{"arrival": 0.5, "tokens": 128,
-"max_tokens": 64}`, or as in Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955,
-"output_length": 52}`, with milliseconds. Or the tables of Azure's public traces:
-`TIMESTAMP,ContextTokens,GeneratedTokens`, with dates.
+One JSON object per line, in the formats of `motet_shared.recorded_traffic`, which `motet bench`
+reads too. Or the tables of Azure's public traces: `TIMESTAMP,ContextTokens,GeneratedTokens`, with
+dates.
 """
 
 from __future__ import annotations
@@ -14,36 +13,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
-from msgspec import Struct
-
 from motet_planner.traffic import Arrival
 from motet_shared.errors import ConfigError
+from motet_shared.recorded_traffic import MOONCAKE_FORM, MOTET_FORM, MooncakeLine, decode_line
 
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_FORMS = (
-    '{"arrival": 0.5, "tokens": 128, "max_tokens": 64}, {"timestamp": 500, "input_length": 128, "output_length": 64},'
-    f" or a table {','.join(_AZURE)}"
-)
-
-
-class _MotetLine(Struct, kw_only=True):
-    arrival: float
-    tokens: int
-    max_tokens: int
-    prefix_tokens: int = 0
-
-    def request(self) -> Arrival:
-        return Arrival(self.arrival, self.tokens + self.prefix_tokens, self.max_tokens)
-
-
-class _MooncakeLine(Struct, kw_only=True):
-    timestamp: float
-    input_length: int
-    output_length: int
-
-    def request(self) -> Arrival:
-        return Arrival(self.timestamp / 1000, self.input_length, self.output_length)
+_FORMS = f"{MOTET_FORM}, {MOONCAKE_FORM}, or a table {','.join(_AZURE)}"
 
 
 def read_trace(path: Path) -> list[Arrival]:
@@ -73,7 +48,7 @@ def _checked(path: Path, number: int, line: str, parse: Callable[[str], Arrival]
         request = parse(line)
         if not 0 <= request.at < math.inf or request.prompt < 1 or request.output < 1:
             raise ValueError("times must be at least 0, lengths at least 1")
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"--traffic: line {number} of {str(path)!r}: {error}; give {_FORMS}"
         ) from None
@@ -81,13 +56,12 @@ def _checked(path: Path, number: int, line: str, parse: Callable[[str], Arrival]
 
 
 def _object(line: str) -> Arrival:
-    if '"timestamp"' in line:
-        return _decode_mooncake(line).request()
-    return _decode_motet(line).request()
-
-
-_decode_motet = msgspec.json.Decoder(_MotetLine).decode
-_decode_mooncake = msgspec.json.Decoder(_MooncakeLine).decode
+    entry = decode_line(line.encode())
+    if isinstance(entry, MooncakeLine):
+        return Arrival(entry.timestamp / 1000, entry.input_length, entry.output_length)
+    if entry.tokens is None:
+        raise ValueError('"tokens" is missing; give the length of the prompt')
+    return Arrival(entry.arrival, entry.tokens + (entry.prefix_tokens or 0), entry.max_tokens)
 
 
 def _row_parser(path: Path, header: str) -> Callable[[str], Arrival]:

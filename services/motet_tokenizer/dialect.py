@@ -1,4 +1,4 @@
-"""Know how one model writes replies: its formats of reasoning and tool calls, or its response template."""
+"""Describe how one model writes replies: its formats of reasoning and tool calls, or its response template."""
 
 from __future__ import annotations
 

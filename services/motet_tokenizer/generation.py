@@ -14,6 +14,8 @@ from motet_shared.messages import (
     EncodedImage,
     End,
     Generate,
+    PromptPiece,
+    PromptScores,
     Resume,
     TextLogprob,
     TokenLogprob,
@@ -27,6 +29,7 @@ from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.prefix_index import ROLE
+from motet_tokenizer.prompt_parts import PromptParts
 from motet_tokenizer.router import PromptLoad, Router
 from motet_tokenizer.text import TextState
 
@@ -92,6 +95,8 @@ class Generation:
         self.encode_images: EncodeImages = (
             _no_images  # encodes the pictures again when decode finds them gone
         )
+        self.returns_prompt = False  # send the ids of the prompt
+        self.prompt_parts: PromptParts | None = None  # log-probabilities of the prompt to send
         # Loop time, set by a move, until which overload of other instances is retried.
         self._retry_until = 0.0
 
@@ -111,7 +116,8 @@ class Generation:
 
     async def run(self) -> None:
         """Send every piece of text, then set the usage and status that the call ends with."""
-        if self._request.sampling.max_tokens <= self._text.tokens and not self._text.status:
+        await self._send_prompt()
+        if self._is_full and not self._text.status:
             await self._finish("length")
         avoid: set[str] = set()
         while not self._text.status:
@@ -128,6 +134,20 @@ class Generation:
                     await self._move(instance, error)
                     avoid.clear()
         self._finish_call()
+
+    async def _send_prompt(self) -> None:
+        """Send what is known of the prompt before decode begins."""
+        if self.returns_prompt:
+            await self._call.send(PromptPiece(0, self._request.prompt))
+        if self.prompt_parts is not None:
+            for part in self.prompt_parts.take():
+                await self._call.send(part)
+
+    @property
+    def _is_full(self) -> bool:
+        """Return True if decode has nothing to add, as all tokens that are allowed are there."""
+        scored = self.prompt_parts is None or self.prompt_parts.is_complete
+        return scored and self._request.sampling.max_tokens <= self._text.tokens
 
     # ------------------------------------------------------------------------------------ instances
     async def _choose(self, avoid: set[str]) -> str:
@@ -221,6 +241,10 @@ class Generation:
             await self._finish(stream.end.status)
 
     async def _forward(self, bodies: list[Body]) -> None:
+        if self.prompt_parts is not None:
+            bodies = await self._forward_scores(self.prompt_parts, bodies)
+            if not bodies:
+                return
         batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
         ids, logprobs = batch[0].ids, batch[0].logprobs
         if len(batch) > 1:
@@ -239,7 +263,20 @@ class Generation:
                 for index, logprob in enumerate(logprobs[:shown])
                 if index not in hidden
             ]
+            # Of a scored prompt, decode sends the stop token's, too, which is no part of the text.
+            piece.logprobs += map(self._text_logprob, logprobs[len(ids) :])
         await self._call.send(piece)
+
+    async def _forward_scores(self, parts: PromptParts, bodies: list[Body]) -> list[Body]:
+        """Send the parts of the prompt that are complete; return the other items."""
+        rest: list[Body] = []
+        for body in bodies:
+            if isinstance(body, PromptScores):
+                for part in parts.add(body):
+                    await self._call.send(part)
+            else:
+                rest.append(body)
+        return rest
 
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
         spell = self._vocabulary.token_bytes

@@ -93,12 +93,14 @@ class ImageEncoding:
         self, model: str, image: Image, avoid: Collection[str], patience: float
     ) -> str:
         key = image.file.digest
+        if (instance := self._pick(model, key, avoid)) is not None:
+            return instance
+        directory = self._bus.directory
         try:
-            return str(
-                await self._bus.directory.wait_for(
-                    lambda _: self._pick(model, key, avoid), patience
+            with directory.wanting(ROLE, model):
+                return str(
+                    await directory.wait_for(lambda _: self._pick(model, key, avoid), patience)
                 )
-            )
         except TimeoutError:
             raise Unavailable(
                 f"no vision instance for model {model!r} is ready; retry in a moment", param="model"

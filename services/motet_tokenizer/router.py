@@ -111,10 +111,17 @@ class Router:
 
         Raises Unavailable after `patience` seconds.
         """
+        base = self._directory.base_of(model)
+
+        def pick_or_fail(directory: Directory) -> str | None:
+            instance = self.pick(model, avoid, load)
+            if instance is None:
+                directory.presence.check_offer(ROLE, base)
+            return instance
+
         try:
-            instance = await self._directory.wait_for(
-                lambda _: self.pick(model, avoid, load), patience
-            )
+            with self._directory.wanting(ROLE, base):
+                instance = await self._directory.wait_for(pick_or_fail, patience)
         except TimeoutError:
             message = f"no decode instance for model {model!r} is ready after {patience:g} s; retry in a moment"
             raise Unavailable(message, param="model") from None

@@ -39,6 +39,7 @@ from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
+from motet_tokenizer.prompt_parts import PromptParts, check_entries
 from motet_tokenizer.router import Router
 from motet_tokenizer.text import TextState
 from motet_tokenizer.tool_grammar import grammar_of
@@ -169,10 +170,10 @@ class Tokenizer(Actor):
         with stopwatch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
-                job = EncodeJob(vocabulary.name, text=text)
-                prompt = await self._encode(
-                    request.tenant, len(text), job, partial(vocabulary.encode, text)
-                )
+                job = EncodeJob(vocabulary.name, text=text, suffix=request.suffix)
+                size = len(text) + len(request.suffix)
+                encode = partial(vocabulary.encode, text, request.suffix)
+                prompt = await self._encode(request.tenant, size, job, encode)
             else:
                 vocabulary.check_ids(prompt, "prompt")
                 text = vocabulary.decode(prompt) if request.echo else ""
@@ -218,6 +219,10 @@ class Tokenizer(Actor):
         )
         generate = _generate_request(request, prompt, sampling, seen, grammar)
         generation = Generation(call, self._shared, vocabulary, generate, text, stopwatch)
+        generation.returns_prompt = request.return_prompt and request.resume is None
+        if sampling.prompt_logprobs >= 0:
+            check_entries(len(prompt), sampling.prompt_logprobs)
+            generation.prompt_parts = PromptParts(prompt, vocabulary.token_bytes)
         if isinstance(request, Chat):
             generation.encode_images = partial(self._image_encoding.encode_images, call, request)
         if request.resume is not None:
@@ -330,6 +335,7 @@ def _generate_request(
 def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sampling:
     """Return the sampling for decode: `max_tokens` within `room`, and the model's end tokens.
 
+    A resumed request has received the log-probabilities of its prompt.
     Raises BadRequest for invalid token ids or a negative `max_tokens`.
     """
     sampling = vocabulary.sampling.complete(request.sampling)
@@ -339,5 +345,14 @@ def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sa
     limit = room if wanted is None else min(wanted, room)
     if limit < 0:
         raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
-    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)
-    return msgspec.structs.replace(sampling, max_tokens=limit, stop_token_ids=sorted(ends))
+    ends = set(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ends |= vocabulary.eos_ids
+        if isinstance(request, Complete) and request.suffix and vocabulary.infill is not None:
+            ends |= vocabulary.infill.ends
+    return msgspec.structs.replace(
+        sampling,
+        max_tokens=limit,
+        stop_token_ids=sorted(ends),
+        prompt_logprobs=sampling.prompt_logprobs if request.resume is None else -1,
+    )

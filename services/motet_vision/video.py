@@ -9,7 +9,7 @@ from PIL import Image
 from motet_media.pictures import from_pixels
 from motet_media.pool import pool
 from motet_media.wire import Value
-from motet_media.worker import Limits
+from motet_media.worker import JobLimits
 from motet_shared.errors import BadRequest
 
 
@@ -54,6 +54,6 @@ def open_video(
     return Video(frames, max(len(frames) / max(seconds, 1e-3), 1e-3))
 
 
-def _limits(nbytes: int, max_pixels: int) -> Limits:
+def _limits(nbytes: int, max_pixels: int) -> JobLimits:
     cpu = 10.0 + nbytes / 500_000
-    return Limits(cpu, 5.0 + 4 * cpu, (1 << 30) + 3 * nbytes + 24 * max_pixels)
+    return JobLimits(cpu, 5.0 + 4 * cpu, (1 << 30) + 3 * nbytes + 24 * max_pixels)

@@ -1,7 +1,7 @@
 """Diagnose bottlenecks of a stack by pure rules over heartbeats and reply timings.
 
-    window = Window.of(snapshots, timings)      # samples of the directory, and timings of replies
-    for finding in diagnose(window):        # highest cost first; none: healthy
+    window = ObservationWindow.of(snapshots, timings)  # directory samples, reply timings
+    for finding in diagnose(window):  # highest cost first; empty if healthy
         print(finding.what, finding.knob)
 
 `window` holds the numbers, `finding` the result type; `engine`, `fleet`, `front`, `kernels` and
@@ -12,6 +12,6 @@ to slow and fast machines.
 
 from .finding import Finding, Layer
 from .rules import diagnose
-from .window import Snapshot, Window
+from .window import ObservationWindow, Snapshot
 
-__all__ = ["Finding", "Layer", "Snapshot", "Window", "diagnose"]
+__all__ = ["Finding", "Layer", "ObservationWindow", "Snapshot", "diagnose"]

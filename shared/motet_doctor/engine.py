@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .finding import Finding, Layer, found
-from .window import InstanceWindow, Window
+from .window import InstanceWindow, ObservationWindow
 
 # Prefill delays decoding if mixed steps (with both) take STRETCH times as long as decode-only
 # steps, and engines spend STRETCHED_SHARE of their decoding time in them. `decode_slowdown` keeps
@@ -20,7 +20,7 @@ FREE_BLOCKS = 0.1
 PREEMPTIONS_EVERY = 2.0
 
 
-def prefill_blocks_decode(window: Window) -> list[Finding]:
+def prefill_blocks_decode(window: ObservationWindow) -> list[Finding]:
     """Find engines whose streams stall while prompts are computed in the same steps."""
     findings = []
     for instance in window.ready("decode"):
@@ -37,7 +37,7 @@ def prefill_blocks_decode(window: Window) -> list[Finding]:
         findings.append(
             found(
                 "prefill_blocks_decode",
-                "Replies stand still while prompts are computed: steps that do both are much longer.",
+                "Token streams stall while prompts are computed: steps that do both take much longer.",
                 Layer.L3,
                 "steps of the engine",
                 [instance.name],
@@ -47,7 +47,7 @@ def prefill_blocks_decode(window: Window) -> list[Finding]:
                     "prefilled_tokens_per_step": tokens,
                 },
                 f"decode: --decode-slowdown 1.8 or --token-budget {_budget(tokens, stretch)} "
-                f"(MOTET_DECODE_SLOWDOWN, MOTET_TOKEN_BUDGET); or compute prompts elsewhere: motet up --prefill 1",
+                f"(MOTET_DECODE_SLOWDOWN, MOTET_TOKEN_BUDGET); or prefill on other instances: motet up --prefill 1",
                 cost=lost * max(instance.mean("running"), 1.0),
                 requests=window.requests,
             )
@@ -74,39 +74,41 @@ def _budget(tokens: float, stretch: float) -> int:
     return budget
 
 
-def cache_too_small(window: Window) -> list[Finding]:
+def cache_too_small(window: ObservationWindow) -> list[Finding]:
     """Find engines that recompute evicted prefixes, or whose requests wait for blocks."""
     findings = []
     for instance in window.ready("decode"):
-        again = instance.growth("recomputed_tokens")
-        share = again / max(instance.growth("tokens"), again, 1.0)
+        recomputed = instance.growth("recomputed_tokens")
+        share = recomputed / max(instance.growth("tokens"), recomputed, 1.0)
         preempted = instance.rate("preemptions")
         waits = is_out_of_blocks(instance)
-        lost = again >= RECOMPUTED_TOKENS and share >= RECOMPUTED_SHARE
+        lost = recomputed >= RECOMPUTED_TOKENS and share >= RECOMPUTED_SHARE
         if not (lost or waits or preempted > 1 / PREEMPTIONS_EVERY):
             continue
         numbers = {
             "recomputed_share": share,
-            "recomputed_tokens": again,
+            "recomputed_tokens": recomputed,
             "evictions": instance.growth("evictions"),
             "preemptions": instance.growth("preemptions"),
             "free": instance.mean("kv_free"),
         }
         computing = (
-            again * instance.now("prefill_token") / instance.seconds if instance.seconds else 0.0
+            recomputed * instance.now("prefill_token") / instance.seconds
+            if instance.seconds
+            else 0.0
         )
         findings.append(
             found(
                 "cache_too_small",
-                "Requests wait for room in the KV cache."
+                "Requests wait for free blocks of the KV cache."
                 if waits
-                else "The KV cache loses what it is asked for again: beginnings of prompts are computed anew.",
+                else "The KV cache evicts prefixes that are requested again: they are recomputed.",
                 Layer.L2,
                 "blocks of the KV cache",
                 [instance.name],
                 numbers,
                 f"decode: --kv-memory {_twice(instance)} (MOTET_KV_MEMORY), or --host-cache {_twice(instance)} "
-                "(MOTET_HOST_CACHE) to keep what falls out; or another instance: motet scale decode="
+                "(MOTET_HOST_CACHE) to keep evicted blocks; or add an instance: motet scale decode="
                 f"{len(window.ready('decode')) + 1}",
                 cost=computing * max(instance.mean("running"), 1.0)
                 + (instance.mean("queued") if waits else 0.0),

@@ -11,7 +11,7 @@ Severity = Literal["warning", "critical"]
 
 
 class Layer(enum.Enum):
-    """Layers that can delay a request, from the machine up.
+    """Name the layers that can delay a request, from the machine up.
 
     A finding belongs to the lowest layer that explains it.
     """
@@ -26,10 +26,13 @@ class Layer(enum.Enum):
 
 
 class Finding(Struct, kw_only=True):
-    """One bottleneck.
+    """Describe one bottleneck.
 
-    name: one of `rules.NAMES`, stable. where: instances, or host names for a machine.
+    name: one of `rules.NAMES`, stable.
+    what: the bottleneck in a sentence.
+    where: instances, or host names for a machine.
     numbers: the evidence: shares between 0 and 1, seconds, counts.
+    knob: the remedy, with its flags and environment variables.
     cost: average number of requests that it delays at any moment.
     """
 

@@ -7,7 +7,7 @@ import statistics
 from .engine import is_out_of_blocks
 from .finding import Finding, Layer, found
 from .machine import has_free_core
-from .window import InstanceWindow, Window
+from .window import InstanceWindow, ObservationWindow
 
 # An instance queues if on average QUEUED requests wait there, and some wait in QUEUED_SHARE of its
 # heartbeats.
@@ -25,7 +25,7 @@ def queues(instance: InstanceWindow) -> bool:
     return instance.mean("queued") >= QUEUED and instance.share("queued") >= QUEUED_SHARE
 
 
-def hot_instance(window: Window) -> list[Finding]:
+def hot_instance(window: ObservationWindow) -> list[Finding]:
     """Find instances with most of the requests while others of the same model have capacity."""
     findings = []
     for model, group in window.by_model("decode").items():
@@ -42,7 +42,7 @@ def hot_instance(window: Window) -> list[Finding]:
         findings.append(
             found(
                 "hot_instance",
-                f"One instance of {model} has the work of all, and others have room.",
+                f"One instance of {model} has most of the requests, and others have free capacity.",
                 Layer.L4,
                 "routing",
                 [hot.name],
@@ -51,8 +51,8 @@ def hot_instance(window: Window) -> list[Finding]:
                     "queued": hot.mean("queued"),
                     "active_at_others": rest,
                 },
-                "tokenizer: --routing load (MOTET_ROUTING=load), which does not send prompts to where they are cached; "
-                "or spread what they have in common",
+                "tokenizer: --routing load (MOTET_ROUTING=load), which ignores where prompts are cached; "
+                "or vary the prefix that they have in common",
                 cost=max(hot.mean("queued"), excess / 2),
                 requests=window.requests,
             )
@@ -60,7 +60,7 @@ def hot_instance(window: Window) -> list[Finding]:
     return findings
 
 
-def too_few_decode(window: Window) -> list[Finding]:
+def too_few_decode(window: ObservationWindow) -> list[Finding]:
     """Find models for which requests wait at every instance, or for the first one."""
     findings = []
     groups = window.by_model("decode")
@@ -77,11 +77,13 @@ def too_few_decode(window: Window) -> list[Finding]:
     return findings
 
 
-def _too_few(window: Window, model: str, group: list[InstanceWindow], queued: float) -> Finding:
+def _too_few(
+    window: ObservationWindow, model: str, group: list[InstanceWindow], queued: float
+) -> Finding:
     where = (
         ""
         if not group or any(map(has_free_core(window), group))
-        else ", on another machine: here no core is free"
+        else ", on another machine: this one has no free core"
     )
     what = (
         f"Requests wait at every instance of {model}."
@@ -106,7 +108,7 @@ def _too_few(window: Window, model: str, group: list[InstanceWindow], queued: fl
     )
 
 
-def _waiting_for_any(window: Window) -> dict[str, float]:
+def _waiting_for_any(window: ObservationWindow) -> dict[str, float]:
     """Return the requests that tokenizers hold because no instance is available, by model."""
     found: dict[str, float] = {}
     for instance in window.ready("tokenizer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from .finding import Finding, Layer, found
-from .window import InstanceWindow, Window
+from .window import InstanceWindow, ObservationWindow
 
 # An event loop is full if it computes for LOOP of the time in which it could have a core, and uses
 # at least LOOP_CPU of a core: below that, other processes take its time.
@@ -24,13 +24,13 @@ def is_full(instance: InstanceWindow) -> bool:
     return instance.loop >= LOOP and instance.rate("loop_cpu") >= LOOP_CPU
 
 
-def gateway_bound(window: Window) -> list[Finding]:
+def gateway_bound(window: ObservationWindow) -> list[Finding]:
     """Find gateways whose event loop has no spare time."""
     gateways = window.ready("gateway")
     return [
         found(
             "gateway_bound",
-            "A gateway computes all the time: what passes through it waits for its one thread.",
+            "A gateway's event loop is saturated: all of its connections wait for its one thread.",
             Layer.L5,
             "event loop of the gateway",
             [instance.name],
@@ -39,7 +39,7 @@ def gateway_bound(window: Window) -> list[Finding]:
                 "streams": instance.mean("streams"),
                 "requests_per_second": instance.rate("http_requests"),
             },
-            f"motet scale gateway={len(gateways) + 1}: it takes connections from the same socket",
+            f"motet scale gateway={len(gateways) + 1}; both accept connections of the same socket",
             cost=max(instance.mean("streams"), 1.0) * instance.loop,
             requests=window.requests,
         )
@@ -56,7 +56,7 @@ def _loop_numbers(instance: InstanceWindow) -> dict[str, float]:
     }
 
 
-def tokenizer_bound(window: Window) -> list[Finding]:
+def tokenizer_bound(window: ObservationWindow) -> list[Finding]:
     """Find tokenizers without spare time, on event loops or on threads that encode long prompts."""
     tokenizers = window.ready("tokenizer")
     encoding = _encoding(window)
@@ -74,7 +74,7 @@ def tokenizer_bound(window: Window) -> list[Finding]:
     return [
         found(
             "tokenizer_bound",
-            "Tokenizers compute all the time: prompts wait to be encoded, and tokens to become text.",
+            "Tokenizers are saturated: prompts wait to be encoded, and tokens to be decoded.",
             Layer.L5,
             "CPU of the tokenizer",
             [instance.name for instance in affected],
@@ -87,7 +87,7 @@ def tokenizer_bound(window: Window) -> list[Finding]:
     ]
 
 
-def _encoding(window: Window) -> float:
+def _encoding(window: ObservationWindow) -> float:
     """Return the mean share of encoding in the time to first token."""
     shares = [
         min(1.0, timing.get("tokenizer.encode", 0.0) / first)
@@ -97,7 +97,7 @@ def _encoding(window: Window) -> float:
     return statistics.fmean(shares) if shares else 0.0
 
 
-def slow_client(window: Window) -> list[Finding]:
+def slow_client(window: ObservationWindow) -> list[Finding]:
     """Find gateways whose replies wait for clients that do not read them."""
     affected = [
         instance
@@ -111,7 +111,7 @@ def slow_client(window: Window) -> list[Finding]:
     return [
         found(
             "slow_client",
-            "Clients do not read: their replies stand still, and keep their places in the cache.",
+            "Clients do not read: their replies stall, and hold blocks of the KV cache.",
             Layer.L6,
             "connections of clients",
             [instance.name for instance in affected],
@@ -130,9 +130,9 @@ def slow_client(window: Window) -> list[Finding]:
                     default=1.0,
                 ),
             },
-            "nothing here is short: have the client read, or ask without stream; gateway: --request-timeout 60s ends "
-            "such replies sooner (MOTET_REQUEST_TIMEOUT), tokenizer: --window 16 computes less ahead for them "
-            "(MOTET_WINDOW)",
+            "the stack has capacity: have clients read their streams, or request without `stream`; "
+            "gateway: --request-timeout 60s ends such replies sooner (MOTET_REQUEST_TIMEOUT), "
+            "tokenizer: --window 16 computes fewer tokens ahead for them (MOTET_WINDOW)",
             cost=unread,
             requests=window.requests,
         )

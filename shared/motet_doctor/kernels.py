@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from .finding import Finding, Layer, found
-from .window import Window
+from .window import ObservationWindow
 
 # Share of a step's time that native kernels save at least (kernels/RESULTS.md).
 SAVED = 0.5
 
 
-def kernels_fallback(window: Window) -> list[Finding]:
+def kernels_fallback(window: ObservationWindow) -> list[Finding]:
     """Return a finding for instances whose CPU kernels run on torch without a native library."""
     slow = [instance for instance in window.instances if instance.now("kernels_on_torch")]
     if not slow:

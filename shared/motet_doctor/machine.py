@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .finding import Finding, Layer, found
-from .window import InstanceWindow, Window
+from .window import InstanceWindow, ObservationWindow
 
 # A process is starved if its threads wait for a core for STARVED of the time that they want one,
 # and for at least STARVED_RATE seconds per second.
@@ -26,10 +26,10 @@ def starved(instance: InstanceWindow) -> bool:
 
 def taken_by_others(machine: Sequence[InstanceWindow]) -> float:
     """Return the cores used by other processes, including time stolen from the machine."""
-    everybody = max(
+    used_cores = max(
         instance.rate("machine_cpu") + instance.rate("machine_steal") for instance in machine
     )
-    return max(0.0, everybody - sum(instance.rate("cpu") for instance in machine))
+    return max(0.0, used_cores - sum(instance.rate("cpu") for instance in machine))
 
 
 def free_cores(machine: Sequence[InstanceWindow]) -> float:
@@ -39,7 +39,7 @@ def free_cores(machine: Sequence[InstanceWindow]) -> float:
     )
 
 
-def has_free_core(window: Window) -> Callable[[InstanceWindow], bool]:
+def has_free_core(window: ObservationWindow) -> Callable[[InstanceWindow], bool]:
     """Return a predicate for instances whose machine has a free core.
 
     It is True for instances whose machine is unknown.
@@ -53,7 +53,7 @@ def has_free_core(window: Window) -> Callable[[InstanceWindow], bool]:
     return lambda instance: instance not in crowded
 
 
-def cpu_short(window: Window) -> list[Finding]:
+def cpu_short(window: ObservationWindow) -> list[Finding]:
     """Find machines on which processes are ready to run and have no core.
 
     Either other processes use the cores, or the stack's own processes are too many.
@@ -63,7 +63,7 @@ def cpu_short(window: Window) -> list[Finding]:
     ]
 
 
-def _short(window: Window, machine: Sequence[InstanceWindow]) -> Finding | None:
+def _short(window: ObservationWindow, machine: Sequence[InstanceWindow]) -> Finding | None:
     waiting = [instance for instance in machine if starved(instance)]
     if not waiting:
         return None
@@ -90,17 +90,19 @@ def _short(window: Window, machine: Sequence[InstanceWindow]) -> Finding | None:
     ]
     return found(
         "cpu_neighbour" if foreign else "cpu_full",
-        "Others on this machine have the cores that these processes are ready to run on."
+        "Other programs of this machine use the cores that these processes wait for."
         if foreign
-        else "This stack is more than the cores of its machine can run.",
+        else "The processes of this stack need more cores than the machine has.",
         Layer.L0,
         "cores",
         names,
         numbers,
-        "stop or move what else runs there (top -o %CPU; ps -eo pid,pcpu,comm --sort=-pcpu), or give it other cores: "
+        "stop or move other programs of the machine (top -o %CPU; "
+        "ps -eo pid,pcpu,comm --sort=-pcpu), or restrict them to other cores: "
         "taskset -pc CORES PID, compose's cpuset"
         if foreign
-        else "another machine for some of it, or fewer threads: decode --threads N (MOTET_THREADS)",
+        else "move some instances to another machine, or use fewer threads: "
+        "decode --threads N (MOTET_THREADS)",
         cost=share * max(affected, 1.0),
         requests=window.requests,
     )

@@ -10,11 +10,11 @@ from .fleet import hot_instance, too_few_decode
 from .front import gateway_bound, slow_client, tokenizer_bound
 from .kernels import kernels_fallback
 from .machine import cpu_short
-from .window import Window
+from .window import ObservationWindow
 
 MIN_SECONDS = 1.0  # seconds; findings from shorter observations are noise
 
-Rule = Callable[[Window], list[Finding]]
+Rule = Callable[[ObservationWindow], list[Finding]]
 
 RULES: tuple[Rule, ...] = (
     cpu_short,
@@ -42,10 +42,10 @@ NAMES = (
 )
 
 
-def diagnose(window: Window) -> list[Finding]:
+def diagnose(window: ObservationWindow) -> list[Finding]:
     """Return all findings, the one that delays most requests first.
 
-    Instances that were observed for less than `LEAST` are ignored.
+    Instances that were observed for less than `MIN_SECONDS` are ignored.
     """
     known = [instance for instance in window.instances if instance.seconds >= MIN_SECONDS]
     names = {instance.name for instance in known}
@@ -54,7 +54,7 @@ def diagnose(window: Window) -> list[Finding]:
         for machine in window.machines
         if (kept := [instance for instance in machine if instance.name in names])
     ]
-    observed = Window(known, window.timings, machines)
+    observed = ObservationWindow(known, window.timings, machines)
     return sorted(
         (finding for rule in RULES for finding in rule(observed)), key=lambda finding: -finding.cost
     )

@@ -14,7 +14,7 @@ Timing = Mapping[str, float]  # of one reply: seconds by `<role>.<stage>`
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Snapshot of a directory at a time, in seconds of any clock."""
+    """Hold the heartbeats of a directory at a time, in seconds of any clock."""
 
     time: float
     heartbeats: Sequence[Heartbeat]
@@ -22,7 +22,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class InstanceWindow:
-    """One instance with its heartbeats in order of arrival, at least one."""
+    """Hold the heartbeats of one instance in order of arrival, at least one."""
 
     heartbeats: Sequence[Heartbeat]
 
@@ -42,7 +42,7 @@ class InstanceWindow:
         return self.growth("uptime")
 
     def now(self, name: str) -> float:
-        """Return a number of the last heartbeat, 0 if absent."""
+        """Return a value of the last heartbeat's load, 0 if absent."""
         return self.last.load.get(name, 0.0)
 
     def growth(self, name: str) -> float:
@@ -58,14 +58,14 @@ class InstanceWindow:
         return statistics.fmean(heartbeat.load.get(name, 0.0) for heartbeat in self.heartbeats)
 
     def share(self, name: str, least: float = 0.0) -> float:
-        """Return the share of heartbeats in which a number was more than `least`."""
+        """Return the share of heartbeats in which a value was more than `least`."""
         return statistics.fmean(
             heartbeat.load.get(name, 0.0) > least for heartbeat in self.heartbeats
         )
 
     @property
     def loop(self) -> float:
-        """Return the utilization of the event loop's thread, 1 is full.
+        """Return the utilization of the event loop's thread; 1: saturated.
 
         It is relative to the time in which the thread could have a core.
         """
@@ -73,8 +73,8 @@ class InstanceWindow:
 
 
 @dataclass(frozen=True)
-class Window:
-    """State of a stack over a stretch of time.
+class ObservationWindow:
+    """Hold the state of a stack over a stretch of time.
 
     `machines` groups instances that share a machine; those whose machine is unknown are left out.
     """
@@ -84,8 +84,8 @@ class Window:
     machines: Sequence[Sequence[InstanceWindow]] = field(default=())
 
     @classmethod
-    def of(cls, snapshots: Iterable[Snapshot], timings: Sequence[Timing] = ()) -> Window:
-        """Build a window of the instances in the last look.
+    def of(cls, snapshots: Iterable[Snapshot], timings: Sequence[Timing] = ()) -> ObservationWindow:
+        """Build a window of the instances in the last snapshot.
 
         Instances that left before are ignored; repeated heartbeats (with equal `seq`) are dropped.
         """

@@ -32,16 +32,16 @@ class Child:
         )
 
     def serve(self) -> None:
-        """Receive and run jobs, and answer each with Done or Refusal."""
+        """Receive and run jobs, and answer each with JobDone or Refusal."""
         while True:
             self._wait_for_window()
             job = self._receive()
-            if not isinstance(job, wire.Job):
+            if not isinstance(job, wire.DecodeJob):
                 return
             try:
                 confine.limit_job(job.cpu, job.memory, self._base)
                 self._run(job)
-                answer: wire.Answer = wire.Done()
+                answer: wire.Answer = wire.JobDone()
             except BadRequest as error:
                 answer = wire.Refusal(error.code, error.message, error.param)
             except MemoryError:
@@ -50,7 +50,7 @@ class Child:
                 answer = wire.Refusal("crash", type(error).__name__)
             self._send(answer)
 
-    def _run(self, job: wire.Job) -> None:
+    def _run(self, job: wire.DecodeJob) -> None:
         for meta, payload in self._tasks[job.task](self._input(job.nbytes), **job.args):
             self._put(meta, payload)
 
@@ -72,7 +72,7 @@ class Child:
             part = view[start : start + wire.WINDOW]
             self._wait_for_window()
             self._window[: len(part)] = part
-            self._send(wire.Part(len(part), start + len(part) < len(view), meta))
+            self._send(wire.ResultPart(len(part), start + len(part) < len(view), meta))
             self._window_lent = True
 
     def _wait_for_window(self) -> None:
@@ -87,9 +87,9 @@ class Child:
     def _send(self, answer: wire.Answer) -> None:
         self._peer.send(wire.encode(answer))
 
-    def _receive(self) -> wire.Job | wire.Continue | None:
+    def _receive(self) -> wire.DecodeJob | wire.Continue | None:
         data = self._peer.recv(wire.MAX_FRAME)
-        if not data:  # the service has ended, or gives up this job
+        if not data:  # the service has ended, or has abandoned this job
             os._exit(0)
         return wire.jobs.decode(data)
 

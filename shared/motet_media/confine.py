@@ -71,7 +71,7 @@ def within(cpu: float, refuse: Callable[[], Exception]) -> Iterator[None]:
     """Raise `refuse()` in the block once it has used `cpu` seconds of processor time.
 
     Interrupts Python code, such as a parser's loop; a long call into a library is interrupted when
-    it returns, and bounded by `limit_order`. Main thread only.
+    it returns, and bounded by `limit_job`. Main thread only.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:

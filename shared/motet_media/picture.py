@@ -59,7 +59,7 @@ def _decode(data: bytes, max_pixels: int, param: str) -> Image.Image:
     if not data:
         raise BadRequest(f"{param}: is empty; send a picture ({', '.join(FORMATS)})", param=param)
     try:
-        with within(_OPEN_CPU, lambda: _costly(_OPEN_CPU, param)):
+        with within(_OPEN_CPU, lambda: _too_costly(_OPEN_CPU, param)):
             picture = Image.open(BytesIO(data), formats=FORMATS)
         with picture:
             return _loaded(picture, data, max_pixels, param)
@@ -68,7 +68,7 @@ def _decode(data: bytes, max_pixels: int, param: str) -> Image.Image:
     except Image.UnidentifiedImageError:
         known = ", ".join(FORMATS)
         raise BadRequest(
-            f"{param}: its {len(data)} bytes are no picture that is known; send {known}",
+            f"{param}: {len(data)} bytes of no known picture format; send {known}",
             param=param,
         ) from None
     except Exception as error:  # decoders of untrusted bytes may raise anything
@@ -79,14 +79,14 @@ def _decode(data: bytes, max_pixels: int, param: str) -> Image.Image:
 def _loaded(picture: ImageFile, data: bytes, max_pixels: int, param: str) -> Image.Image:
     _check_size(picture, max_pixels, param)
     cpu = _LOAD_CPU + picture.width * picture.height / _PIXELS_PER_CPU
-    with within(cpu, lambda: _costly(cpu, param)):
+    with within(cpu, lambda: _too_costly(cpu, param)):
         if picture.format in ("JPEG", "MPO"):
             check_scans(data, picture.size, param)
         picture.load()
         return _upright(picture)
 
 
-def _costly(cpu: float, param: str) -> BadRequest:
+def _too_costly(cpu: float, param: str) -> BadRequest:
     message = f"{param}: a picture of its size is read in less than {cpu:.1f} s of processor time"
     return BadRequest(f"{message}; save it again, without metadata", param=param)
 
@@ -114,6 +114,7 @@ def _upright(picture: Image.Image) -> Image.Image:
 
 
 def _on_paper(picture: Image.Image) -> Image.Image:
+    """Return the picture in RGB, composed on white where it is transparent."""
     if picture.mode in _WIDE:
         return _narrow(picture).convert("RGB")
     if picture.has_transparency_data:

@@ -17,7 +17,7 @@ from motet_shared.errors import BadRequest
 
 from .pool import pool
 from .wire import Value
-from .worker import Data, Limits
+from .worker import Data, JobLimits
 
 Format = Literal["png", "jpeg", "webp"]  # output formats
 _MEMORY, _MEMORY_PER_PIXEL = 256 << 20, 24  # bytes: several copies of four bytes per pixel
@@ -62,9 +62,9 @@ def from_pixels(
     """
     width, height = meta.get("width"), meta.get("height")
     if not (isinstance(width, int) and isinstance(height, int) and width > 0 and height > 0):
-        raise refused("its decoder answered nonsense")
+        raise refused("its decoder sent an invalid result")
     if len(payload) != width * height * len(mode):
-        raise refused("its decoder answered nonsense")
+        raise refused("its decoder sent an invalid result")
     return Image.frombytes(mode, (width, height), payload)
 
 
@@ -78,10 +78,10 @@ def _decoded(task: str, mode: str, data: Data, max_pixels: int, param: str) -> I
     args: dict[str, Value] = {"max_pixels": max_pixels, "param": param}
     results = list(pool("picture").run(task, data, _limits(len(data), max_pixels), refused, **args))
     if len(results) != 1:
-        raise refused("its decoder answered nonsense")
+        raise refused("its decoder sent an invalid result")
     return from_pixels(mode, *results[0], refused)
 
 
-def _limits(nbytes: int, max_pixels: int) -> Limits:
+def _limits(nbytes: int, max_pixels: int) -> JobLimits:
     cpu = 3.0 + max_pixels / 5_000_000
-    return Limits(cpu, 5.0 + 4 * cpu, _MEMORY + 3 * nbytes + _MEMORY_PER_PIXEL * max_pixels)
+    return JobLimits(cpu, 5.0 + 4 * cpu, _MEMORY + 3 * nbytes + _MEMORY_PER_PIXEL * max_pixels)

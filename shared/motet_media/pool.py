@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from motet_shared.errors import BadRequest, Cancelled, PayloadTooLarge
 
 from . import wire
-from .worker import Data, Died, Limits, Refused, Result, Worker
+from .worker import ChildDied, Data, JobLimits, JobRefused, Result, Worker
 
 SIZE = max(2, min(4, os.cpu_count() or 1))
 _JOBS = 500  # jobs per child: its leaks and leftover client data end with it
@@ -46,7 +46,7 @@ class Scope:
         with self._lock:
             self._worker = worker
             if self.cancelled:
-                raise Cancelled("the client has left; its file is decoded no further")
+                raise Cancelled("the client has disconnected; decoding of its file ends")
 
     def release(self) -> None:
         """Clear the working child while it waits for its consumer.
@@ -82,7 +82,7 @@ class Pool:
         self,
         task: str,
         data: Data,
-        limits: Limits,
+        limits: JobLimits,
         refuse: Callable[[str], BadRequest],
         **args: wire.Value,
     ) -> Generator[Result, None, None]:
@@ -109,10 +109,10 @@ class Pool:
                     break
                 yield result
             complete = True
-        except Refused as error:
+        except JobRefused as error:
             complete = error.refusal.code not in ("memory", "crash")
             raise _error(error.refusal, limits, refuse) from None
-        except (Died, TimeoutError) as error:
+        except (ChildDied, TimeoutError) as error:
             (_scope.get(None) or scope).hold(None)  # raises Cancelled if that is the cause
             raise refuse(_reason(error, limits)) from None
         finally:
@@ -228,7 +228,7 @@ async def decoding(
 
 
 def _error(
-    refusal: wire.Refusal, limits: Limits, refuse: Callable[[str], BadRequest]
+    refusal: wire.Refusal, limits: JobLimits, refuse: Callable[[str], BadRequest]
 ) -> BadRequest:
     if refusal.code == "memory":
         return refuse(f"decoding it takes more than {limits.memory >> 20} MB of memory")
@@ -238,9 +238,9 @@ def _error(
     return kind(refusal.message, param=refusal.param)
 
 
-def _reason(error: Exception, limits: Limits) -> str:
+def _reason(error: Exception, limits: JobLimits) -> str:
     if isinstance(error, TimeoutError):
-        return f"decoding it takes longer than {limits.wall:g} s"
+        return f"decoding takes longer than {limits.wall:g} s"
     if str(error) == "cpu":
         return f"decoding it takes more than {limits.cpu:g} s of processor time"
     return str(error)

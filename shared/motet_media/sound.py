@@ -112,11 +112,11 @@ def _opened(data: bytes) -> InputContainer:
 def _check_track(container: InputContainer) -> None:
     if not container.streams.audio:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
-        raise _refused(f"it has no sound track (it holds: {kinds})")
+        raise _refused(f"it has no audio stream (its streams: {kinds})")
     rate = container.streams.audio[0].codec_context.sample_rate
     if not _RATES[0] <= rate <= _RATES[1]:
         raise _refused(
-            f"its header claims a rate of {rate} Hz; {_RATES[0]} to {_RATES[1]} are possible"
+            f"its header claims a rate of {rate} Hz; {_RATES[0]} to {_RATES[1]} are supported"
         )
 
 
@@ -141,12 +141,12 @@ def _read(container: InputContainer, longest: float) -> Iterator[Samples]:
         _check_level(float(np.abs(chunk).max(initial=0.0)))
         yield chunk
     if not count:
-        raise _refused("there is not one whole sample in it; was it cut off?")
+        raise _refused("it has no complete sample; it may be truncated, send it again")
 
 
 def _check_level(peak: float) -> None:
     if not math.isfinite(peak):
-        raise _refused("some of its samples are no numbers (NaN or infinite)")
+        raise _refused("some of its samples are not finite (NaN or infinite)")
     if peak > _LOUDEST:
         raise _refused(f"its samples reach {peak:.3g} where full scale is 1; divide them by that")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from motet_shared.errors import BadRequest
 
 from .pool import pool
-from .worker import Data, Limits
+from .worker import Data, JobLimits
 
 RATE = 16_000
 Samples = NDArray[np.float32]
@@ -23,7 +23,7 @@ _MEMORY = 512 << 20  # bytes for demuxers and decoders
 
 def claimed_seconds(data: Data) -> float:
     """Return the duration that a file claims; 0.0 if absent or unreadable. Decodes nothing."""
-    limits = Limits(cpu=2.0, wall=10.0, memory=_MEMORY + 3 * len(data))
+    limits = JobLimits(cpu=2.0, wall=10.0, memory=_MEMORY + 3 * len(data))
     try:
         ((meta, _),) = pool("sound").run("claimed", data, limits, _refused)
     except BadRequest:
@@ -68,10 +68,10 @@ def read_parts(data: Data, longest: float) -> Generator[Samples, None, None]:
         yield np.frombuffer(payload, np.float32)
 
 
-def _limits(nbytes: int, longest: float) -> Limits:
+def _limits(nbytes: int, longest: float) -> JobLimits:
     """Return limits for 50 times real time, and at least 20 kB of file per second of CPU time."""
     cpu = 5.0 + min(longest / 50, nbytes / 20_000)
-    return Limits(cpu, 5.0 + 4 * cpu, _MEMORY + 3 * nbytes)
+    return JobLimits(cpu, 5.0 + 4 * cpu, _MEMORY + 3 * nbytes)
 
 
 def _refused(reason: str) -> BadRequest:

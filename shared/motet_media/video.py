@@ -77,7 +77,7 @@ def _length(data: bytes, max_pixels: int, max_length: int, param: str) -> int:
     with _open(data) as container:
         if not container.streams.video:
             raise BadRequest(
-                f"{param}: has no pictures in it; send a video, such as mp4 or webm", param=param
+                f"{param}: has no video stream; send a video, such as mp4 or webm", param=param
             )
         stream = container.streams.video[0]
         width, height = stream.codec_context.width, stream.codec_context.height

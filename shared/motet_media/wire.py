@@ -26,7 +26,7 @@ class Hello(msgspec.Struct, tag="hello"):
     confinement: dict[str, bool]
 
 
-class Job(msgspec.Struct, tag="job"):
+class DecodeJob(msgspec.Struct, tag="job"):
     """Request a task with `nbytes` of input.
 
     `cpu` in seconds and `memory` in bytes apply to this job only.
@@ -43,7 +43,7 @@ class Continue(msgspec.Struct, tag="continue"):
     """Hand the window over to the other side."""
 
 
-class Part(msgspec.Struct, tag="part"):
+class ResultPart(msgspec.Struct, tag="part"):
     """Hand over `nbytes` in the window; with `more`, the payload continues in the next part."""
 
     nbytes: int
@@ -51,7 +51,7 @@ class Part(msgspec.Struct, tag="part"):
     meta: dict[str, Value] = msgspec.field(default_factory=dict)
 
 
-class Done(msgspec.Struct, tag="done"):
+class JobDone(msgspec.Struct, tag="done"):
     """End a job successfully."""
 
 
@@ -66,7 +66,7 @@ class Refusal(msgspec.Struct, tag="refusal"):
     param: str | None = None
 
 
-Answer = Hello | Continue | Part | Done | Refusal
+Answer = Hello | Continue | ResultPart | JobDone | Refusal
 encode = msgspec.json.encode
 answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-jobs: msgspec.json.Decoder[Job | Continue] = msgspec.json.Decoder(Job | Continue)
+jobs: msgspec.json.Decoder[DecodeJob | Continue] = msgspec.json.Decoder(DecodeJob | Continue)

@@ -24,8 +24,8 @@ Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of one job.
+class JobLimits:
+    """Limit one job.
 
     `cpu` and `wall` in seconds (only while the child works), `memory` in bytes beyond its start.
     """
@@ -35,7 +35,7 @@ class Limits:
     memory: int
 
 
-class Died(Exception):
+class ChildDied(Exception):
     """Report that a child ended, or was ended, during a job.
 
     The message completes "it could not be decoded: ".
@@ -92,7 +92,7 @@ class Worker:
             return
         try:
             hello = self._receive(time.monotonic() + _STARTS_WITHIN)
-        except (Died, TimeoutError) as error:
+        except (ChildDied, TimeoutError) as error:
             self.close()
             raise InternalError(
                 f"media: no process for decoding could be started: {error}"
@@ -101,17 +101,17 @@ class Worker:
             self.confinement = hello.confinement
 
     def run(
-        self, task: str, data: Data, limits: Limits, args: Mapping[str, wire.Value]
+        self, task: str, data: Data, limits: JobLimits, args: Mapping[str, wire.Value]
     ) -> Iterator[Result]:
         """Yield (meta, payload) as the child produces them, at most one ahead of the consumer.
 
-        Raises Died if the child ends, TimeoutError after more than `limits.wall` of work, Refused
-        for the child's own error.
+        Raises ChildDied if the child ends, TimeoutError after more than `limits.wall` of work,
+        JobRefused for the child's own error.
         """
         self.jobs += 1
         view, left = memoryview(data).cast("B"), limits.wall
         self._window[: min(len(view), wire.WINDOW)] = view[: wire.WINDOW]
-        self._send(wire.Job(task, len(view), limits.cpu, limits.memory, dict(args)))
+        self._send(wire.DecodeJob(task, len(view), limits.cpu, limits.memory, dict(args)))
         place, held = wire.WINDOW, []
         while True:
             began = time.monotonic()
@@ -121,13 +121,13 @@ class Worker:
                 part = view[place : place + wire.WINDOW]
                 self._window[: len(part)] = part
                 place += len(part)
-            elif isinstance(answer, wire.Part):
+            elif isinstance(answer, wire.ResultPart):
                 held.append(self._window[: max(0, min(answer.nbytes, wire.WINDOW))])
                 if not answer.more:
                     complete, held = b"".join(held), []
                     yield answer.meta, complete
             elif isinstance(answer, wire.Refusal):
-                raise Refused(answer)
+                raise JobRefused(answer)
             else:
                 return
             self._send(wire.Continue())
@@ -143,7 +143,7 @@ class Worker:
         self._peer.close()
         self._window.close()
 
-    def _send(self, frame: wire.Job | wire.Continue) -> None:
+    def _send(self, frame: wire.DecodeJob | wire.Continue) -> None:
         try:
             self._peer.send(wire.encode(frame))
         except OSError:
@@ -162,21 +162,21 @@ class Worker:
         try:
             return wire.answers.decode(data)
         except ValueError:
-            raise Died("its decoder answered nonsense") from None
+            raise ChildDied("its decoder sent an invalid frame") from None
 
-    def _died(self) -> Died:
+    def _died(self) -> ChildDied:
         self.kill()
         status = self.process.wait()
         if status == -signal.SIGXCPU:
-            return Died("cpu")
+            return ChildDied("cpu")
         name = signal.Signals(-status).name if status < 0 else f"status {status}"
-        return Died(f"its decoder crashed ({name})")
+        return ChildDied(f"its decoder crashed ({name})")
 
 
 Result = tuple[dict[str, wire.Value], bytes]
 
 
-class Refused(Exception):
+class JobRefused(Exception):
     """Carry the child's own error."""
 
     def __init__(self, refusal: wire.Refusal):

@@ -21,7 +21,7 @@ SMALL_BYTES = 4  # bytes per number: norms, biases and other small vectors are f
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class SinkWindow:
     """Sink and window of layers with full attention, in tokens that are whole blocks.
 
     A query sees the `first` tokens of a sequence, the `last` ones before its own block, and its
@@ -34,39 +34,40 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
-    """Layers with one block table, by their indices in the model.
+    """Group layers with one block table, by their indices in the model.
 
-    Layer `layers[j]` lives in storage tensor `j`. window: number of tokens that a query sees,
-    including itself. chunk: a query sees the tokens of its own chunk of that length, up to itself.
-    Neither: all tokens, or those of `recent`.
+    Layer `layers[j]` lives in storage tensor `j`.
+    window: number of tokens that a query attends to, including itself.
+    chunk: a query attends to the tokens of its own chunk of that length, up to itself. Neither: all
+        tokens, or those of `sink_window`.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
-    recent: Recent | None = None
+    sink_window: SinkWindow | None = None
     chunk: int | None = None
 
     @property
     def full_attention(self) -> bool:
-        """Return True if every query sees all tokens up to itself."""
-        return not self.is_local and self.recent is None
+        """Return True if every query attends to all tokens up to itself."""
+        return not self.is_local and self.sink_window is None
 
     @property
     def is_local(self) -> bool:
-        """Return True if the model's own windows or chunks bound what a query sees."""
+        """Return True if the model's own windows or chunks bound what a query attends to."""
         return self.window is not None or self.chunk is not None
 
     def first_seen(self, position: int) -> int:
-        """Return the first token that a query at `position` sees, except for gaps of `recent`."""
+        """Return the first token that a query at `position` sees, except for gaps of `sink_window`."""
         if self.chunk is not None:
             return position // self.chunk * self.chunk
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def gap(self, position: int, block_size: int) -> range:
-        """Return the indices of blocks that no query at `position` or later can see."""
-        if self.recent is not None:
-            first = self.recent.first // block_size
-            return range(first, max(first, (position - self.recent.last) // block_size))
+        """Return the indices of blocks to which no query at `position` or later attends."""
+        if self.sink_window is not None:
+            first = self.sink_window.first // block_size
+            return range(first, max(first, (position - self.sink_window.last) // block_size))
         return range(self.first_seen(position) // block_size)
 
     def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
@@ -76,8 +77,8 @@ class KvGroup:
         window (or chunk) and of the step, which may begin and end inside a block.
         """
         whole = -(-tokens // block_size)
-        if self.recent is not None:
-            kept = (self.recent.first + self.recent.last) // block_size
+        if self.sink_window is not None:
+            kept = (self.sink_window.first + self.sink_window.last) // block_size
             return min(whole, kept + (step_tokens + block_size - 2) // block_size + 1)
         most_seen = self.window or self.chunk
         if most_seen is None:
@@ -88,12 +89,12 @@ class KvGroup:
 
 def group_layers(
     windows: Mapping[int, int | None],
-    recent: Recent | None = None,
+    sink_window: SinkWindow | None = None,
     chunks: Mapping[int, int] | None = None,
 ) -> list[KvGroup]:
     """Divide layers (index: window) into groups; chunks: by layer, of those that have chunks.
 
-    Groups that are not local (with full attention, or `recent`) come first, then the others by
+    Groups that are not local (with full attention, or `sink_window`) come first, then the others by
     window and chunk.
     """
     kinds: dict[tuple[int | None, int | None], list[int]] = {}
@@ -104,7 +105,7 @@ def group_layers(
         KvGroup(
             tuple(layers[start : start + size]),
             window,
-            recent if window is None and chunk is None else None,
+            sink_window if window is None and chunk is None else None,
             chunk,
         )
         for (window, chunk), layers in sorted(
@@ -130,7 +131,7 @@ def slot_sizes(sizes: Mapping[int, int], groups: Iterable[KvGroup]) -> list[int]
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Layout of a model's layers in a pool of blocks of `block_bytes` bytes."""
+    """Describe the layout of a model's layers in a pool of blocks of `block_bytes` bytes."""
 
     groups: tuple[KvGroup, ...]
     block_size: int
@@ -164,7 +165,7 @@ def kv_layout(
     windows: Mapping[int, int | None],
     token_bytes: Mapping[int, int],
     block_size: int,
-    recent: Recent | None = None,
+    sink_window: SinkWindow | None = None,
     chunks: Mapping[int, int] | None = None,
 ) -> KvLayout:
     """Return the layout of layers that cache `token_bytes` per token; all maps are by layer.
@@ -181,7 +182,7 @@ def kv_layout(
             " that divides that",
             param="block_size",
         )
-    groups = group_layers(windows, recent, chunks)
+    groups = group_layers(windows, sink_window, chunks)
     return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
 
 
@@ -223,11 +224,12 @@ def state_bytes(layers: Iterable[LayerCache]) -> int:
 # ------------------------------------------------------------------------------------------ weights
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """Number format of weight matrices.
+    """Describe a number format of weight matrices.
 
-    bits: per element. row_bytes, group_bytes: scales per row, or per group of `group` elements.
-    table_bytes: per element of the embeddings, which stay unquantized. compute: the processor's
-    rate that applies, "bf16" or "int8".
+    bits: per element.
+    row_bytes, group_bytes: scales per row, or per group of `group` elements.
+    table_bytes: per element of the embeddings, which stay unquantized.
+    compute: the processor's rate that applies, "bf16" or "int8".
     """
 
     name: str
@@ -287,10 +289,10 @@ def format_bytes(number: int) -> str:
 # --------------------------------------------------------------------------------------------- plan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Division of memory by use, and the resulting capacity; sizes in bytes.
+    """Divide memory by use, and hold the resulting capacity; sizes in bytes.
 
-    kv: the pool, in whole blocks. num_blocks: blocks for sequences; the pool has one more, which
-        pads block tables.
+    kv: the pool, in whole blocks.
+    num_blocks: blocks for sequences; the pool has one more, which pads block tables.
     states: recurrent state of `max_running` sequences and as many snapshots for the prefix cache.
     per_sequence: KV of one sequence of `context` tokens; per_token: bytes of a further token as
         long as no window evicts.
@@ -323,9 +325,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Engine settings that determine memory, with the engine's defaults.
+    """Hold engine settings that determine memory, with the engine's defaults.
 
-    experts: None: same as `weights`. activation_bytes: per number.
+    experts: None: same as `weights`.
+    activation_bytes: per number.
     """
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]

@@ -1,4 +1,4 @@
-"""Tell from a config.json how long the sequences are for which a model was trained.
+"""Read from a config.json the longest sequences for which a model was trained.
 
 Rotary embeddings are scaled in several ways, and a config states either the original length or the
 one after scaling. The rules are those of transformers' formulas (`modeling_rope_utils`):

@@ -16,7 +16,7 @@ from typing import Any
 
 from motet_shared.errors import ConfigError
 
-from .model_counter import Counter, Fields
+from .model_counter import ConfigFields, ParameterCounter
 from .model_families import FAMILIES, Family
 from .model_shape import ModelShape
 
@@ -31,12 +31,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: no config.json there; give the folder of a checkpoint"
+            f"{folder}: has no config.json; give the folder of a checkpoint"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"{path} has no model_type; it is not of a model")
+        raise ConfigError(f"{path} has no model_type; give the folder of a model")
     return config
 
 
@@ -53,9 +53,11 @@ def model_shape(config: Mapping[str, Any], folder: Path | None = None) -> ModelS
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"model_type={kind!r}: it is an encoder-decoder, which is not served")
     if kind in FAMILIES:
-        return Counter(Fields(config, FAMILIES[kind].defaults), FAMILIES[kind]).shape()
+        return ParameterCounter(
+            ConfigFields(config, FAMILIES[kind].defaults), FAMILIES[kind]
+        ).shape()
     if folder is not None and (total := count_safetensors(folder)):
-        shape = Counter(Fields(config, {}), Family()).shape()
+        shape = ParameterCounter(ConfigFields(config, {}), Family()).shape()
         return _with_total(shape, total)
     raise ConfigError(
         f"model_type={kind!r}: its parameters cannot be counted from config.json; "

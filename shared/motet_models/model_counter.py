@@ -19,7 +19,7 @@ from .model_shape import LayerCache, ModelShape, Parameters
 PARTS = tuple(name for name in Parameters.__dataclass_fields__ if name != "tied")
 
 
-class Fields:
+class ConfigFields:
     """Read fields of a config.json by alternative names, with the family's defaults."""
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, object]):
@@ -39,7 +39,7 @@ class Fields:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(
-                f"config.json: {names[0]}={value!r} of model_type={self.kind!r}: it must be a number"
+                f"config.json: {names[0]}={value!r} of model_type={self.kind!r}: give a non-negative integer"
             )
         return value
 
@@ -48,10 +48,10 @@ class Fields:
         return bool(self.get(flag)) if isinstance(flag, str) else flag
 
 
-class Counter:
+class ParameterCounter:
     """Count the parameters of one model, part by part."""
 
-    def __init__(self, fields: Fields, family: Family):
+    def __init__(self, fields: ConfigFields, family: Family):
         self.fields = fields
         self.family = family
         self.hidden = fields.number("hidden_size", "n_embd")

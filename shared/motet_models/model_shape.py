@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
-    """Cache of one layer.
+    """Describe the cache of one layer.
 
-    elements: numbers per token: keys and values of all heads, or the latent of MLA. 0: no attention.
+    elements: numbers per token: keys and values of all heads, or the latent of MLA. 0: no
+        attention.
     rows: vectors per token that hold them: a key and a value of each head, or one latent.
-    window: tokens that a query sees, including itself; None: all.
-    chunk: length of the chunks within which queries see tokens; None: no chunks.
+    window: tokens that a query attends to, including itself; None: all.
+    chunk: length of the chunks within which queries attend to tokens; None: no chunks.
     state: numbers of recurrent state per sequence, independent of its length, in float32.
     score_width: multiply-adds of attention per query and visible key.
     """
@@ -27,8 +28,9 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Parameter counts by part. `active_experts`: those of `experts` that one token uses.
+    """Count parameters by part.
 
+    active_experts: those of `experts` that one token uses.
     matrices: elements of all weight matrices in products, including experts and lm_head (that of
         the embeddings if tied); matrix_rows: their output rows, each with its own scales if
         quantized.
@@ -69,7 +71,7 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Shape of a decoder, as far as it determines memory and speed.
+    """Describe a decoder as far as it determines memory and speed.
 
     expert_share: experts per token / experts; 1 without experts.
     widest: largest row of activations inside a layer, per token.

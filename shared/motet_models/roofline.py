@@ -14,10 +14,11 @@ from .model_shape import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor:
-    """Capabilities of a processor.
+    """Describe the capabilities of a processor.
 
-    memory: bytes. bandwidth: bytes/s read. bf16, int8: dense operations per second, where a
-    multiply-add counts as two.
+    memory: bytes.
+    bandwidth: bytes/s read.
+    bf16, int8: dense operations per second, where a multiply-add counts as two.
     """
 
     name: str
@@ -70,7 +71,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Upper bound of tokens per second, and its cause: "bandwidth" or "compute"."""
+    """Hold an upper bound of tokens per second, and its cause: "bandwidth" or "compute"."""
 
     tokens_per_second: float
     limit: str
@@ -97,7 +98,8 @@ def decode_bound(
 ) -> Bound:
     """Return the bound of decoding `batch` sequences of `context` tokens.
 
-    A step reads the weights once, and the cache of every sequence.
+    A step reads the weights once, and the cache of every sequence: t = max(bytes / bandwidth,
+        operations / rate).
     """
     matrices = matrix_bytes_read(shape, format, batch)
     seen = [min(context, layer.window or layer.chunk or context) for layer in shape.layers]

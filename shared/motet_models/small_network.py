@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a network; each field is in config.json."""
+    """Hold the sizes of a network; each field is in config.json."""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the names and shapes of the weights."""

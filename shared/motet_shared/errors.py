@@ -15,6 +15,7 @@
     ├── StreamBroken                retryable: a stream ended without its End
     │   ├── WorkerLost              the peer is gone or hangs
     │   └── StreamGap               a frame is missing
+    ├── LoadFailed                  a model that is loaded on demand cannot be started
     ├── DeadlineExceeded
     ├── Cancelled
     ├── BlobError                   a blob cannot be read or written
@@ -141,6 +142,12 @@ class StreamGap(StreamBroken):
     """Report a missing frame of a stream."""
 
     code = "stream_gap"
+
+
+class LoadFailed(MotetError):
+    """Report a model that is loaded on demand and cannot be started; waiting would not help."""
+
+    code = "model_load_failed"
 
 
 class DeadlineExceeded(MotetError):

@@ -80,6 +80,7 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     seed: int = 0
     logprobs: int = -1  # -1: none; 0: of the chosen token; n: also of the n most likely tokens
+    prompt_logprobs: int = -1  # the same of the prompt's tokens, except the first
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: list[int] = []
@@ -110,6 +111,24 @@ class TokenLogprob(Struct, array_like=True, gc=False):
     id: int
     logprob: float
     top: list[tuple[int, float]] = []  # most likely first
+
+
+class ScoredToken(Struct, array_like=True, gc=False):
+    """Log-probability of one prompt token, its rank from 1, and the most likely alternatives."""
+
+    id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]] = []  # most likely first
+
+
+class PromptLogprob(Struct, array_like=True, gc=False):
+    """Log-probability of one prompt token for clients, with the bytes that tokens encode."""
+
+    token: bytes
+    logprob: float | None  # None for the first token
+    rank: int = 0
+    top: list[tuple[int, bytes, float]] = []
 
 
 class ToolCallDelta(Struct, array_like=True, omit_defaults=True, gc=False):
@@ -189,6 +208,7 @@ class Chat(Request, tag="chat"):
     grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -201,14 +221,16 @@ class Chat(Request, tag="chat"):
 class Complete(Request, tag="complete"):
     """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
 
-    `Text` items come back.
+    `Text` items come back; before them, `PromptPiece` items if ids or scores are requested.
     """
 
     model: str
     prompt: str | list[int]
     sampling: Sampling
     grammar: Grammar | None = None
-    echo: bool = False
+    echo: bool = False  # begin the text with the prompt
+    suffix: str = ""  # text behind the gap that the completion fills
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = 16
     resume: Resume | None = None
@@ -502,10 +524,36 @@ class Echo(Request, tag="echo"):
 
 # ---------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
-    """Tokens of one engine step (decode → tokenizer): one, or several with speculation."""
+    """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
+
+    logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
+    not sent.
+    """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+
+
+class PromptScores(Struct, array_like=True, gc=False, tag="u"):
+    """Log-probabilities of prompt tokens from position `start` on (decode → tokenizer).
+
+    They come in order, before the first `Tokens`, and again from the beginning after a move.
+    """
+
+    start: int
+    tokens: list[ScoredToken]
+
+
+class PromptPiece(Struct, array_like=True, omit_defaults=True, gc=False, tag="c"):
+    """Part of the prompt (tokenizer → gateway), before the first `Text`.
+
+    Without log-probabilities it is the whole prompt. Parts with log-probabilities begin at the same
+    positions in every attempt, so that a repeated one is known by `start`.
+    """
+
+    start: int  # position of its first token
+    ids: list[int]
+    logprobs: list[PromptLogprob] | None = None
 
 
 class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
@@ -696,6 +744,8 @@ class ScalingTarget(Struct, array_like=True, tag="j"):
 
 Body = (
     Tokens
+    | PromptScores
+    | PromptPiece
     | Text
     | Blob
     | Chunk
@@ -905,7 +955,23 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     kv_format: str = ""
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
+    problem: str = ""  # why an adapter cannot be served
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
+
+
+class Offer(Struct, omit_defaults=True, kw_only=True):
+    """Model that a supervisor loads on demand: where it stands; requests for it wait.
+
+    stage: absent, queued (others are loaded first), clearing (another one leaves), loading, ready,
+    leaving or failed.
+    """
+
+    role: str
+    model: str
+    stage: str = "absent"
+    share: float = 0.0  # of its loading, 0 to 1, estimated
+    seconds: float = 0.0  # estimated, until it is ready
+    problem: str = ""  # why its last start failed
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -918,6 +984,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     seq: int
     models: list[ModelCard] = []
     load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free
+    offers: list[Offer] = []  # of a supervisor
     host: str = ""
     pid: int = 0
     start: float = 0.0  # seconds from process start until ready; 0: not measured
@@ -935,9 +1002,9 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 
 # Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
-    Chat: (Text,),
-    Complete: (Text,),
-    Generate: (Tokens,),
+    Chat: (Text, PromptPiece),
+    Complete: (Text, PromptPiece),
+    Generate: (Tokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),
     Encode: (EncodedImage,),

@@ -98,7 +98,7 @@ async def test_urls_that_are_none_are_a_bad_request(url: str) -> None:
     await refused(url)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.text(
         st.sampled_from("0123456789.:[]@%/\\#?-\uff11\uff0e\u3002\u0660\x00 \n\xe9"), max_size=24

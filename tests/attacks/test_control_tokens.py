@@ -92,7 +92,7 @@ def hostile(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_string_of_a_client_becomes_a_control_token(name: str, data: st.DataObject) -> None:
     texts = hostile(name)
@@ -157,7 +157,7 @@ def test_a_forgery_keeps_its_spelling(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Co"]), max_size=12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_harmless_text_is_encoded_as_transformers_does(family: Family, text: str) -> None:
     messages = [{"role": "user", "content": f"{text} a < b [c] </div>"}]
     rendered = family.tokenizer.apply_chat_template(

@@ -23,7 +23,7 @@ from PIL import Image
 from motet_media.pictures import open_picture
 from motet_media.pool import Pool, decoding
 from motet_media.sound_file import claimed_seconds, read_audio
-from motet_media.worker import Limits
+from motet_media.worker import JobLimits
 from motet_shared.errors import BadRequest, Cancelled
 from motet_vision.video import open_video
 from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
@@ -32,7 +32,7 @@ from support.cpu_time import CpuTime
 from support.refusals import refuses
 
 ROOT = Path(__file__).parents[2]
-USUAL = Limits(cpu=5.0, wall=30.0, memory=256 << 20)
+USUAL = JobLimits(cpu=5.0, wall=30.0, memory=256 << 20)
 SOON = 25  # seconds, on a busy machine; an attack that succeeds holds a thread for 30 and more
 
 
@@ -187,7 +187,7 @@ def test_a_decoder_that_spins_is_killed_and_others_go_on(hostile: Pool) -> None:
 
     def attack() -> None:
         try:
-            list(hostile.run("spin", b"", Limits(1.0, 60.0, 1 << 28), refused))
+            list(hostile.run("spin", b"", JobLimits(1.0, 60.0, 1 << 28), refused))
         except BadRequest as error:
             errors.append(error)
 
@@ -204,13 +204,13 @@ def test_a_decoder_that_spins_is_killed_and_others_go_on(hostile: Pool) -> None:
 
 def test_a_decoder_that_waits_is_killed(hostile: Pool) -> None:
     with refuses(BadRequest, "file"):
-        list(hostile.run("sleep", b"", Limits(5.0, 0.5, 1 << 28), refused))
+        list(hostile.run("sleep", b"", JobLimits(5.0, 0.5, 1 << 28), refused))
     echo(hostile)
 
 
 def test_a_memory_bomb_meets_the_address_space(hostile: Pool) -> None:
     with pytest.raises(BadRequest, match="64 MB"):
-        list(hostile.run("hoard", b"", Limits(5.0, 30.0, 64 << 20), refused, nbytes=1 << 30))
+        list(hostile.run("hoard", b"", JobLimits(5.0, 30.0, 64 << 20), refused, nbytes=1 << 30))
     echo(hostile)
 
 
@@ -239,7 +239,7 @@ async def test_who_leaves_kills_the_decoding(hostile: Pool) -> None:
 
     def wait() -> None:
         try:
-            for meta, _ in hostile.run("sleep", b"", Limits(5.0, 60.0, 1 << 28), refused):
+            for meta, _ in hostile.run("sleep", b"", JobLimits(5.0, 60.0, 1 << 28), refused):
                 pids.append(int(meta["pid"]))
                 loop.call_soon_threadsafe(begun.set)
         except BaseException as error:
@@ -265,10 +265,10 @@ def test_children_die_with_a_service_that_is_killed() -> None:
 import threading, time
 from motet_shared.errors import BadRequest
 from motet_media.pool import Pool
-from motet_media.worker import Limits
+from motet_media.worker import JobLimits
 pool = Pool("support.hostile_decoders", 2)
-((meta, _),) = pool.run("echo", b"", Limits(5.0, 30.0, 1 << 28), BadRequest)
-threading.Thread(target=lambda: list(pool.run("spin", b"", Limits(50.0, 60.0, 1 << 28), BadRequest))).start()
+((meta, _),) = pool.run("echo", b"", JobLimits(5.0, 30.0, 1 << 28), BadRequest)
+threading.Thread(target=lambda: list(pool.run("spin", b"", JobLimits(50.0, 60.0, 1 << 28), BadRequest))).start()
 time.sleep(0.3)
 print(meta["pid"], flush=True)
 time.sleep(60)

@@ -105,7 +105,7 @@ def test_what_cannot_be_said_is_told_in_words(
     nothing = {**environment(), "PATH": str(tmp_path)}
     for command, env, word, code in (
         (motet(speaking.url, "say", TEXT), nothing, "--output", 2),
-        (motet(speaking.url, "say", TEXT), broken, "aplay could not play", 1),
+        (motet(speaking.url, "say", TEXT), broken, "aplay", 1),
         (motet(speaking.url, "say", "-o", "said.xyz", TEXT), None, "xyz", 2),
         (
             motet(speaking.url, "say", "-o", str(tmp_path / "x.wav"), "--voice", "nobody", TEXT),
@@ -116,7 +116,7 @@ def test_what_cannot_be_said_is_told_in_words(
         (
             motet(speaking.url, "say", "-o", str(tmp_path / "no" / "x.wav"), TEXT),
             None,
-            "cannot write",
+            "x.wav",
             2,
         ),
         (motet(stack.url, "say", "-o", str(tmp_path / "x.wav"), TEXT), None, "motet up --tts", 1),
@@ -158,11 +158,11 @@ def test_what_cannot_be_heard_is_told_in_words(
     for command, env, word, code in (
         (motet(speaking.url, "listen", "nowhere.wav"), None, "nowhere.wav", 2),
         (motet(speaking.url, "listen"), None, "--mic", 2),
-        (motet(speaking.url, "listen", "--mic", sound), None, "one of them", 2),
+        (motet(speaking.url, "listen", "--mic", sound), None, "--mic", 2),
         (motet(speaking.url, "listen", "--mic", "--translate"), None, "--translate", 2),
         (motet(speaking.url, "listen", "--mic"), nothing, "arecord", 2),
-        (motet(speaking.url, "listen", "--mic"), broken, "arecord could not record", 1),
-        (motet(speaking.url, "listen", str(tmp_path / "text.wav")), None, "sound", 1),
+        (motet(speaking.url, "listen", "--mic"), broken, "arecord", 1),
+        (motet(speaking.url, "listen", str(tmp_path / "text.wav")), None, "wav", 1),
         (motet(speaking.url, "listen", "--language", "tlh", sound), None, "tlh", 1),
         (motet(stack.url, "listen", sound), None, "motet up --asr", 1),
     ):

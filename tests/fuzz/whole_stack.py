@@ -101,7 +101,9 @@ class WholeStack:
         ) as http:
 
             async def post(path: str, **options: Any) -> httpx.Response:
-                return (await http.post(path, **options)).raise_for_status()
+                reply = await http.post(path, **options)
+                assert reply.status_code == 200, f"{path}: {reply.text[:1000]}"
+                return reply
 
             chat = await post("/chat/completions", json=_chat())
             drawn = await post(

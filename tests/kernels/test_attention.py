@@ -23,7 +23,7 @@ EARLIER = st.sampled_from([0, 1, 3, 15, 16, 40, 63, 64, 130, 511, 600, 1100])
 QUERIES = st.sampled_from([1, 1, 1, 2, 5, 16, 33, 70])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(EARLIER, QUERIES), max_size=4),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (7, 1), (5, 5), (40, 1)]),
@@ -72,7 +72,7 @@ def test_large_scores_do_not_overflow(backend: str, softcap: float | None) -> No
     torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     rows=st.lists(st.tuples(EARLIER, QUERIES), min_size=2, max_size=5),
     options=st.sampled_from(
@@ -102,7 +102,7 @@ def test_company_changes_no_bit(
     torch.set_num_threads(1)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     earlier=st.sampled_from([0, 37, 480]),
     chunks=st.lists(st.sampled_from([1, 2, 7, 33, 64, 90, 200]), min_size=1, max_size=6),

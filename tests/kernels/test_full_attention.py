@@ -29,7 +29,7 @@ def expected(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     return ((query @ key.transpose(1, 2) * scale).softmax(-1) @ value).transpose(0, 1)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     tokens=st.sampled_from(TOKENS),
     heads=st.sampled_from([1, 2, 5]),

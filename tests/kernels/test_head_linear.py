@@ -19,7 +19,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     rows=st.sampled_from([0, 1, 2, 7, 13, 40]),
     heads=st.integers(1, 5),

@@ -25,7 +25,7 @@ def caches(
     return key, value
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     tokens=st.integers(0, 40),
     heads=st.integers(1, 3),

@@ -73,7 +73,7 @@ def test_a_row_that_is_not_finite_is_nan_throughout(
 
 
 @pytest.mark.parametrize("dtype", CODED, ids=str)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 5)), min_size=1, max_size=4),
     dims=st.sampled_from([(16, 16), (64, 64), (40, 24)]),

@@ -33,7 +33,7 @@ def expected(linear: Linear, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rows=st.sampled_from([0, 1, 3, 8, 14, 33]),
     features=st.sampled_from([1, 16, 31, 64, 150]),

@@ -43,7 +43,7 @@ def expected(factors: LoraFactors, x: Tensor, out: Tensor, slots: list[int]) -> 
     return torch.stack(rows) if rows else out.double()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     slots=st.lists(st.integers(FREE, SLOTS - 1), max_size=40),
     inputs=st.sampled_from([1, 15, 64, 300]),

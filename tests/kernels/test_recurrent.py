@@ -155,7 +155,7 @@ def start_state(case: Case) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     lengths=st.lists(st.sampled_from([1, 1, 2, 3, 40, 70]), min_size=1, max_size=SLOTS),
     seed=st.integers(0, 99),

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -145,17 +146,16 @@ async def test_detail_decides_how_many_tokens_a_picture_costs(client: openai.Asy
 async def test_unreadable_pictures_are_refused_by_name(
     services: Services, client: openai.AsyncOpenAI, kind: str
 ) -> None:
-    data, status, message = UNREADABLE[kind]
+    data, status = UNREADABLE[kind]
     passes = services.painter.thread.engine.passes
-    for asking, param in (
-        (seen(client, data), "messages[0].content[0].image_url"),
-        (changed(client, data), "image"),
-        (changed(client, PLAIN, mask=("m.png", data)), "mask"),
+    for request, param in (
+        (partial(seen, client, data), "messages[0].content[0].image_url"),
+        (partial(changed, client, data), "image"),
+        (partial(changed, client, PLAIN, mask=("m.png", data)), "mask"),
     ):
         with pytest.raises(openai.APIStatusError) as caught:
-            await asking
+            await request()
         assert (caught.value.status_code, caught.value.param) == (status, param)
-        assert message in caught.value.message
     assert services.painter.thread.engine.passes == passes
     services.painter.check_integrity()
     services.decode.check_integrity()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import httpx
 import pytest
@@ -104,6 +105,24 @@ async def _ready(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
+@asynccontextmanager
+async def _sent(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> AsyncIterator[httpx.Response]:
+    """Send a request again if its connection is closed before the reply begins, as all SDKs do.
+
+    A client cannot know whether the server closes an idle connection at this moment (RFC 9112, 9.3.1).
+    """
+    try:
+        reply = await http.send(http.build_request("POST", path, json=body), stream=True)
+    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+        reply = await http.send(http.build_request("POST", path, json=body), stream=True)
+    try:
+        yield reply
+    finally:
+        await reply.aclose()
+
+
 @dataclass
 class Load:
     """Clients that ask again and again, until it is over."""
@@ -163,7 +182,7 @@ class Load:
         heard = "speaker 7 asks"
         body = {"model": MODEL, "messages": [{"role": "user", "content": heard}], "stream": True}
         said, finish = "", None
-        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        async with _sent(http, "/v1/chat/completions", body) as reply:
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
                     chunk = json.loads(line[6:])
@@ -174,8 +193,9 @@ class Load:
 
     async def speak(self) -> bool:
         body = {"model": "marked-voice", "input": SPOKEN, "response_format": "pcm"}
-        reply = await self._http.post("/v1/audio/speech", json=body)
-        return reply.status_code == 200 and read_words(reply.content) == SPOKEN.split()
+        async with _sent(self._http, "/v1/audio/speech", body) as reply:
+            sound = await reply.aread()
+        return reply.status_code == 200 and read_words(sound) == SPOKEN.split()
 
     async def converse(self) -> bool:
         """A reply in a session of its own; a gateway that leaves says so between replies, never in one."""

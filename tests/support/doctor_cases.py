@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motet_doctor import Layer, Snapshot, Window
+from motet_doctor import Layer, ObservationWindow, Snapshot
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 
 SECONDS = 10.0
@@ -59,11 +59,13 @@ def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
     ]
 
 
-def window(*instances: list[Heartbeat], timings: list[dict[str, float]] | None = None) -> Window:
+def window(
+    *instances: list[Heartbeat], timings: list[dict[str, float]] | None = None
+) -> ObservationWindow:
     looks = [
         Snapshot(SECONDS * number, [beats[number] for beats in instances]) for number in range(2)
     ]
-    return Window.of(looks, timings or [])
+    return ObservationWindow.of(looks, timings or [])
 
 
 def healthy(**changed: list[Heartbeat]) -> list[list[Heartbeat]]:

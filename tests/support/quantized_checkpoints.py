@@ -21,6 +21,9 @@ from motet_llm.engine.engine import Engine
 from motet_shared.messages import Sampling
 from support.checkpoints import tiny_checkpoint
 
+# Log-probabilities are within these of transformers' in float32, on the tiny checkpoints here: with
+# inputs of 8 bits beside codes of 4, and with inputs of 16.
+ROUNDED, PRECISE = 0.06, 1e-3
 SIZES: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -74,6 +77,11 @@ def _matrices(tensors: dict[str, Tensor]) -> list[str]:
     return [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
 
 
+def calmed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as large as those of trained models: attention does not fall on single tokens."""
+    return {name: tensor * 0.4 if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+
+
 def make(
     folder: Path,
     settings: dict[str, Any],
@@ -86,7 +94,7 @@ def make(
     weight.
     """
     plain = tiny_checkpoint(family, folder / "plain", **SIZES)
-    tensors = load_file(plain / "model.safetensors")
+    tensors = calmed(load_file(plain / "model.safetensors"))
     coded, dense = dict(tensors), dict(tensors)
     for module in _matrices(tensors):
         parts, dense[f"{module}.weight"] = pack(module, coded.pop(f"{module}.weight"))
@@ -254,17 +262,28 @@ def answer(engine: Engine) -> tuple[list[int], list[float]]:
     return ids, logprobs
 
 
-def check(quantized: Path, dense: Path, form: str, layers: int = 2) -> None:
-    """Require that tokens and log-probabilities equal those of transformers in float32."""
-    engine = engine_of(quantized)
-    ids, logprobs = answer(engine)
+def check(
+    quantized: Path, dense: Path, form: str, layers: int = 2, precise: float = PRECISE
+) -> None:
+    """Require the tokens and log-probabilities of transformers in float32.
+
+    With inputs of 8 bits, and with a wider bound `precise` for those of 16 (14 beside tables of
+    wide levels), another token may be chosen where two are equal within the bound.
+    """
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        logits = model(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
-    assert logits.argmax(-1).tolist() == ids
-    due = logits.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(torch.tensor(logprobs), due, rtol=1e-3, atol=1e-3)
-    assert form in engine.runner.describe()["weights"]
-    assert engine.runner.fused["layers"] == layers
-    whole = sum(parameter.nbytes for parameter in model.parameters())
-    assert engine.runner.weight_bytes < whole / 2
+    for inputs, bound, near in (
+        ("int8", ROUNDED, ROUNDED),
+        ("int16", precise, precise if precise > PRECISE else 0.0),
+    ):
+        engine = engine_of(quantized, code_inputs=inputs)
+        ids, logprobs = answer(engine)
+        with torch.inference_mode():
+            logits = model(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1]
+        due = logits.log_softmax(-1)
+        chosen = due.gather(1, torch.tensor(ids).unsqueeze(1)).squeeze(1)
+        assert float((due.amax(-1) - chosen).max()) <= near
+        torch.testing.assert_close(torch.tensor(logprobs), chosen, rtol=0, atol=bound)
+        assert form in engine.runner.describe()["weights"]
+        assert engine.runner.fused["layers"] == layers
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        assert engine.runner.weight_bytes < whole / 2

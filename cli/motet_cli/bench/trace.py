@@ -1,71 +1,27 @@
 """Read the workload of `motet bench --trace` from a file, one JSON object per line.
 
-Motet's format: `{"arrival": 0.5, "prompt": "text", "max_tokens": 64}`, or instead of the prompt its
-length, `"tokens": 128`, and optionally `"prefix": "a", "prefix_tokens": 512`: requests with the
-same prefix id begin with the same words.
-
-Mooncake's format: `{"timestamp": 27482, "input_length": 6955, "output_length": 52,
-"hash_ids": [46, 47]}`, with milliseconds, and one hash per block of 512 tokens: equal hashes become
-equal text. https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
+`motet_shared.recorded_traffic` documents the formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-
-import msgspec
-from msgspec import Struct
 
 from motet_cli.bench import words
 from motet_cli.bench.request import Request
 from motet_cli.bench.tokens_per_word import TokensPerWord
 from motet_shared.errors import ConfigError
-
-MOONCAKE_BLOCK = 512  # tokens per hash
-_FORMS = (
-    '{"arrival": 0.5, "tokens": 128, "max_tokens": 64}'
-    ' or {"timestamp": 500, "input_length": 128, "output_length": 64, "hash_ids": [1]}'
+from motet_shared.recorded_traffic import (
+    MOONCAKE_BLOCK,
+    MOONCAKE_FORM,
+    MOTET_FORM,
+    MooncakeLine,
+    MotetLine,
+    decode_line,
 )
 
-
-class _Line(Struct, forbid_unknown_fields=True, kw_only=True):
-    arrival: float
-    max_tokens: int
-    prompt: str | None = None
-    tokens: int | None = None
-    prefix: str | None = None
-    prefix_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.prompt is None) == (self.tokens is None):
-            raise ValueError('give either "prompt" or "tokens"')
-        if (self.prefix is None) != (self.prefix_tokens is None):
-            raise ValueError('"prefix" and "prefix_tokens" go together')
-        _at_least(
-            1, max_tokens=self.max_tokens, tokens=self.tokens, prefix_tokens=self.prefix_tokens
-        )
-        _at_least(0, arrival=self.arrival)
-        if self.prompt == "":
-            raise ValueError('"prompt" is empty')
-
-
-class _Mooncake(Struct, kw_only=True):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: list[int] = []
-
-    def __post_init__(self) -> None:
-        _at_least(0, timestamp=self.timestamp)
-        _at_least(1, input_length=self.input_length, output_length=self.output_length)
-
-
-def _at_least(low: float, **fields: float | None) -> None:
-    for name, value in fields.items():
-        if value is not None and not value >= low:
-            raise ValueError(f'"{name}" is {value:g}; give at least {low:g}')
+_FORMS = f"{MOTET_FORM} or {MOONCAKE_FORM}"
 
 
 class Trace:
@@ -103,9 +59,9 @@ class Trace:
         moved = [Request((r.arrival - first) / speed, r.prompt, r.max_tokens) for r in found]
         return sorted(moved, key=lambda request: request.arrival)
 
-    def _request(self, line: tuple[int, _Line | _Mooncake], scale: TokensPerWord) -> Request:
+    def _request(self, line: tuple[int, MotetLine | MooncakeLine], scale: TokensPerWord) -> Request:
         number, entry = line
-        if isinstance(entry, _Mooncake):
+        if isinstance(entry, MooncakeLine):
             return Request(
                 entry.timestamp / 1000, self._of_blocks(number, entry, scale), entry.output_length
             )
@@ -119,7 +75,7 @@ class Trace:
             prompt = f"{words.draw(Random(f'{self._seed}/prefix/{entry.prefix}'), count)} {prompt}"
         return Request(entry.arrival, prompt, entry.max_tokens)
 
-    def _of_blocks(self, number: int, entry: _Mooncake, scale: TokensPerWord) -> str:
+    def _of_blocks(self, number: int, entry: MooncakeLine, scale: TokensPerWord) -> str:
         total = scale.words(entry.input_length)
         block = scale.words(MOONCAKE_BLOCK, with_overhead=False)
         texts: list[str] = []
@@ -133,14 +89,10 @@ class Trace:
         return " ".join(texts)
 
 
-_decode_line: Callable[[bytes], _Line] = msgspec.json.Decoder(_Line).decode
-_decode_mooncake: Callable[[bytes], _Mooncake] = msgspec.json.Decoder(_Mooncake).decode
-
-
-def _parse(path: Path, number: int, line: bytes) -> tuple[int, _Line | _Mooncake]:
+def _parse(path: Path, number: int, line: bytes) -> tuple[int, MotetLine | MooncakeLine]:
     try:
-        return number, _decode_mooncake(line) if b'"timestamp"' in line else _decode_line(line)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        return number, decode_line(line)
+    except ValueError as error:
         raise ConfigError(
             f"--trace: line {number} of {str(path)!r}: {error}; give {_FORMS}", param="--trace"
         ) from None

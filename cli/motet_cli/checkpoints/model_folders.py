@@ -199,6 +199,24 @@ def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
     return found
 
 
+def resolve_adapter_folder(given: str | None) -> Path | None:
+    """Return the folder of `--adapter-folder`, which is created where it is missing.
+
+    Raises ConfigError if it cannot be.
+    """
+    if given is None:
+        return None
+    folder = Path(given).expanduser().resolve()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--adapter-folder: {given!r}: {error.strerror}; give a folder that can be written",
+            param="--adapter-folder",
+        ) from None
+    return folder
+
+
 def resolve_templates(given: Sequence[str], served: Sequence[ModelFolder]) -> list[str]:
     """Return NAME=FILE for each `--chat-template`, with the file's absolute path.
 

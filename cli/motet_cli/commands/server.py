@@ -90,6 +90,20 @@ class Server:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise MotetError(f"{self.url} is not a Motet server; check --url") from None
 
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Have the server serve the adapter in a folder of its machine, from now on."""
+        self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+
+    def unload_adapter(self, name: str) -> None:
+        """Have the server serve an adapter no longer."""
+        self._order("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def _order(self, path: str, body: dict[str, str]) -> None:
+        try:
+            _check(self._http.post(path, json=body))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
     def metrics(self, page: str, **query: Any) -> dict[str, Any]:
         """Return the JSON document `/metrics/<page>`."""
         try:

@@ -7,33 +7,37 @@ from typing import NamedTuple
 from motet_cli.deploy.compose import Document
 
 
-class Load(NamedTuple):
-    """Load of a service: `query` for Prometheus, how much of it one replica takes, most replicas."""
+class ScalingRule(NamedTuple):
+    """Define how a service scales.
+
+    query: its load, in PromQL. target: load per replica.
+    """
 
     query: str
-    each: int
-    most: int
+    target: int
+    max_replicas: int
 
 
-# Work that waits or runs, as every instance reports it; the tokenizer and the gateway are bound by
-# what is open.
+# Waiting and running work, from the instances' metrics; open streams for tokenizer and gateway.
 AUTOSCALED = {
-    "gateway": Load("sum(motet_active_streams) + sum(motet_active_sockets)", 500, 8),
-    "tokenizer": Load('sum(motet_active{role="tokenizer"})', 200, 8),
-    "decode": Load('sum(motet_waiting{role="decode"}) + sum(motet_running{role="decode"})', 32, 16),
-    "asr": Load('sum(motet_active{role="asr"})', 8, 8),
-    "tts": Load('sum(motet_active{role="tts"})', 8, 8),
+    "gateway": ScalingRule("sum(motet_active_streams) + sum(motet_active_sockets)", 500, 8),
+    "tokenizer": ScalingRule('sum(motet_active{role="tokenizer"})', 200, 8),
+    "decode": ScalingRule(
+        'sum(motet_waiting{role="decode"}) + sum(motet_running{role="decode"})', 32, 16
+    ),
+    "asr": ScalingRule('sum(motet_active{role="asr"})', 8, 8),
+    "tts": ScalingRule('sum(motet_active{role="tts"})', 8, 8),
 }
 
 
-def scaled_object(name: str, load: Load) -> Document:
-    """Return a ScaledObject: new pods at once, one less after five quiet minutes, at least one."""
+def scaled_object(name: str, rule: ScalingRule) -> Document:
+    """Return a ScaledObject: scales up at once, and down by one pod a minute after five quiet ones."""
     trigger = {
         "type": "prometheus",
         "metadata": {
             "serverAddress": "http://prometheus.monitoring:9090",
-            "query": load.query,
-            "threshold": str(load.each),
+            "query": rule.query,
+            "threshold": str(rule.target),
         },
     }
     down = {
@@ -47,7 +51,7 @@ def scaled_object(name: str, load: Load) -> Document:
         "spec": {
             "scaleTargetRef": {"name": name},
             "minReplicaCount": 1,
-            "maxReplicaCount": load.most,
+            "maxReplicaCount": rule.max_replicas,
             "pollingInterval": 5,
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}},
             "triggers": [trigger],

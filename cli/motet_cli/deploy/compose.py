@@ -26,7 +26,7 @@ def compose_file() -> Path:
     )
 
 
-def composed() -> Document:
+def load_compose() -> Document:
     """Return compose.yaml without anchors and merges."""
     found: Document = yaml.safe_load(compose_file().read_text())
     return found

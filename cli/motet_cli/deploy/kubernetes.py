@@ -1,7 +1,7 @@
 """Write manifests for Kubernetes.
 
 Each service becomes a Deployment with probes, limits, a drain before it stops, and a
-PodDisruptionBudget; NATS a StatefulSet with its own storage. What is scaled by load has a
+PodDisruptionBudget; NATS a StatefulSet with its own storage. What scales with load has a
 ScaledObject of KEDA in `autoscaling.yaml`, which no kustomization names: it needs KEDA and
 Prometheus in the cluster.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from motet_cli.deploy.autoscaling import AUTOSCALED, scaled_object
-from motet_cli.deploy.compose import Document, composed, dump, substitute
+from motet_cli.deploy.compose import Document, dump, load_compose, substitute
 from motet_cli.deploy.nats_server import nats_server
 from motet_cli.deploy.workload import Workload
 from motet_cli.supervision import nats
@@ -24,13 +24,13 @@ _CONFIGS = ("nats.conf", "nats-store.conf")
 
 def kubernetes_files(given: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file by name. given: values of variables of compose.yaml."""
-    services = composed()["services"]
+    services = load_compose()["services"]
     files = {"nats": nats_server(services["nats"], given)}
     for name, compose in services.items():
         if _is_workload(name, compose, given):
             files[name] = Workload(name, compose, given).documents()
     found = {f"{name}.yaml": HEAD + dump(*documents) for name, documents in files.items()}
-    scaled = [scaled_object(name, load) for name, load in AUTOSCALED.items()]
+    scaled = [scaled_object(name, rule) for name, rule in AUTOSCALED.items()]
     found["autoscaling.yaml"] = HEAD + dump(*scaled)
     found["kustomization.yaml"] = HEAD + dump(_kustomization(list(files)))
     found |= {path.name: path.read_text() for path in nats.find_configs() if path.name in _CONFIGS}

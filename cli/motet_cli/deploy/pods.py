@@ -6,7 +6,11 @@ import re
 
 from motet_cli.deploy.compose import Document
 
-CREDENTIALS, KEYS, MODELS = "motet-nats-", "motet-api-keys", "motet-models"  # the first: and a role
+CREDENTIALS, KEYS, MODELS = (
+    "motet-nats-",
+    "motet-api-keys",
+    "motet-models",
+)  # credentials: followed by a role
 USER = 10001
 
 
@@ -16,7 +20,7 @@ def labels(name: str) -> dict[str, str]:
 
 
 def memory(limit: str) -> str:
-    """Return a limit of the compose file in Kubernetes' units: 8g is 8Gi."""
+    """Convert a memory limit to Kubernetes' units: 8g is 8Gi."""
     return re.sub(r"([gm])$", lambda unit: unit.group().upper() + "i", limit)
 
 

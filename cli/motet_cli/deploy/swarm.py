@@ -1,9 +1,9 @@
 """Write a stack file for Docker Swarm.
 
-A Swarm knows neither profiles nor `depends_on`, builds nothing, and shares neither folders nor
-/dev/shm between the containers of its machines. So services of a profile have no replicas until
-they are scaled; files of this repository become configs, passwords and keys secrets; limits and
-restarts go to `deploy`; bulk data takes TCP.
+Swarm has neither profiles nor `depends_on`, does not build images, and shares neither folders nor
+/dev/shm between nodes. So services of a profile start with no replicas, files of this repository
+become configs, passwords and keys become secrets, limits and restart policies move to `deploy`, and
+bulk data uses TCP.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-from motet_cli.deploy.compose import composed, dump
+from motet_cli.deploy.compose import dump, load_compose
 from motet_cli.supervision import nats
 from motet_shared import __version__
 from motet_shared.credentials import USERS
 
 STACK_FILE = "swarm.yaml"
 SHM_BYTES = 512 << 20
-CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # the first: and a role
+CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # credentials: followed by a role
 HEAD = f"""\
 # Made by `motet deploy swarm`, motet {__version__}.
 #
-#   motet credentials passwords credentials           # one per role; a secret each, and all of them for NATS
+#   motet credentials passwords credentials           # one per role, and the server's file with all of them
 #   docker secret create motet_nats_server credentials/server/passwords.conf
 #   for role in {" ".join(user for user in USERS if user != "operator")}; do
 #     docker secret create motet_nats_$role credentials/$role/$role
 #   done
-#   docker secret create motet_api_keys FILE          # a key per line
+#   docker secret create motet_api_keys FILE          # one key per line
 #   MOTET_MODELS_DIR=/srv/models docker stack deploy -c {STACK_FILE} motet
 #
 # The images must be in a registry that every node reaches (MOTET_REGISTRY=registry.example/), the models at the same
-# path on every node. MOTET_<SERVICE>_REPLICAS sets how many there are of each; docker service scale changes it.
+# path on every node. MOTET_<SERVICE>_REPLICAS sets the replicas of a service; docker service scale changes them.
 """
-_DROPPED = (
+_UNSUPPORTED = (
     "build",
     "depends_on",
     "restart",
@@ -47,25 +47,25 @@ _DROPPED = (
     "scale",
 )
 _UPDATE = {"order": "start-first", "failure_action": "rollback", "delay": "5s"}
-# Exceptions: data that must not be written by two at a time, work that ends, secrets.
+# Exceptions: data that two tasks must not write at once, jobs that end, services replaced by secrets.
 _STOP_FIRST = ("nats",)
-_ONCE = ("store",)
-_SECRETS = ("credentials",)  # what it creates are secrets here
-_ENGINES = ("decode", "prefill")  # either may become the other, see `motet role`
+_RUN_TO_COMPLETION = ("store",)
+_REPLACED_BY_SECRETS = ("credentials",)  # Swarm secrets replace the files that it writes
+_ENGINES = ("decode", "prefill")  # they may switch roles, see `motet role`
 
-_LEFT_OUT = {
+_EXCLUDED_PROFILES = {
     "gpu",
     "gpu-images",
     "gpu-embedding",
     "observability",
-}  # each Swarm provides these in its own way
+}  # every Swarm has its own GPU scheduling and monitoring
 
 Service = dict[str, Any]
 
 
 def swarm_files() -> dict[str, str]:
     """Return the text of each file by name: the stack file, and the files of its configs."""
-    stack, configs = composed(), {}
+    stack, configs = load_compose(), {}
     files = {path.name: path.read_text() for path in nats.find_configs()}
     rendered = render(stack)
     for config in rendered["configs"].values():
@@ -75,12 +75,13 @@ def swarm_files() -> dict[str, str]:
 
 
 def render(compose: dict[str, Any]) -> dict[str, Any]:
-    """Return the stack file of a compose file, both as YAML holds them."""
+    """Return the stack file of a compose file, both as parsed YAML."""
     configs: dict[str, Any] = {}
     services = {
         name: _service(name, one, configs)
         for name, one in compose["services"].items()
-        if not set(one.get("profiles", ())) & _LEFT_OUT and name not in _SECRETS
+        if not set(one.get("profiles", ())) & _EXCLUDED_PROFILES
+        and name not in _REPLACED_BY_SECRETS
     }
     named = {
         secret["source"] for service in services.values() for secret in service.get("secrets", ())
@@ -99,18 +100,19 @@ def render(compose: dict[str, Any]) -> dict[str, Any]:
 
 
 def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
-    service = {key: value for key, value in compose.items() if key not in _DROPPED}
+    service = {key: value for key, value in compose.items() if key not in _UNSUPPORTED}
     service["image"] = re.sub(r"^(motet-)", r"${MOTET_REGISTRY:-}\1", service["image"])
     service["deploy"] = _deploy(name, compose)
     _move_files(service, configs)
     folders: list[Service] = [
         {"type": "tmpfs", "target": folder} for folder in service.pop("tmpfs", [])
     ]
-    if "ipc" in compose and name != "nats":  # of blobs, which no other container shares
+    if "ipc" in compose and name != "nats":  # for blobs, though no other container shares it
         folders.append({"type": "tmpfs", "target": "/dev/shm", "tmpfs": {"size": SHM_BYTES}})
     service["volumes"] = [*service.get("volumes", []), *folders]
-    _hide(name, service)
-    if "healthcheck" in service:  # a Swarm kills what is not healthy: live is enough
+    _use_secrets(name, service)
+    # Swarm kills unhealthy tasks, and no task is ready before the services that it depends on.
+    if "healthcheck" in service:
         test = service["healthcheck"]["test"]
         service["healthcheck"] |= {
             "test": [part.replace("/health/ready", "/health/live") for part in test]
@@ -123,16 +125,17 @@ def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
 def _deploy(name: str, compose: Service) -> Service:
     default = compose.get("scale", 0 if "profiles" in compose else 1)
     found: Service = {"replicas": 1, "restart_policy": {"condition": "any", "delay": "1s"}}
-    if "ports" not in compose:  # names lead to the tasks themselves, without a proxy
+    # Without published ports, names resolve to the tasks: no proxy between a service and NATS.
+    if "ports" not in compose:
         found["endpoint_mode"] = "dnsrr"
-    if name in _ONCE:
+    if name in _RUN_TO_COMPLETION:
         found["restart_policy"] = {"condition": "on-failure", "delay": "1s", "max_attempts": 10}
     elif name in _STOP_FIRST:
         found["update_config"] = _UPDATE | {"order": "stop-first"}
     else:
         found["replicas"] = f"${{MOTET_{name.upper().replace('-', '_')}_REPLICAS:-{default}}}"
         found["update_config"] = dict(_UPDATE)
-    if name in (*_ONCE, *_STOP_FIRST):  # their volume is on one machine
+    if name in (*_RUN_TO_COMPLETION, *_STOP_FIRST):  # their volume is on one node
         found["placement"] = {"constraints": ["node.labels.motet.store == true"]}
     if "mem_limit" in compose:
         found["resources"] = {"limits": {"memory": compose["mem_limit"]}}
@@ -140,10 +143,10 @@ def _deploy(name: str, compose: Service) -> Service:
 
 
 def _move_files(service: Service, configs: dict[str, Any]) -> None:
-    """Make configs of files of this repository; folders stay where they are on each node."""
+    """Turn files of this repository into configs; folders remain bind mounts on each node."""
     stay, moved = [], []
     for volume in service.get("volumes", []):
-        if volume.startswith("nats-"):  # see _hide
+        if volume.startswith("nats-"):  # see _use_secrets
             continue
         source, target = (
             volume.rsplit(":", 2)[:2] if volume.endswith(":ro") else volume.rsplit(":", 1)
@@ -163,7 +166,7 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
 
 
 def _on_nodes(volume: str) -> str:
-    """Return a volume with the folder of models where every node has it."""
+    """Replace the models folder by its path on every node."""
     return re.sub(
         r"^(\$\{MOTET_MODELS_DIR:-\./models\}|\./models)",
         "${MOTET_MODELS_DIR:-/srv/models}",
@@ -171,8 +174,8 @@ def _on_nodes(volume: str) -> str:
     )
 
 
-def _hide(name: str, service: Service) -> None:
-    """Give a service its passwords and keys as files."""
+def _use_secrets(name: str, service: Service) -> None:
+    """Mount passwords and keys as secrets."""
     environment = service.get("environment", {})
     if name == "nats":
         service["secrets"] = [_secret("server", "/etc/nats/server/passwords.conf")]
@@ -182,12 +185,11 @@ def _hide(name: str, service: Service) -> None:
     if environment.pop("MOTET_API_KEY", None) is not None:
         service["secrets"].append({"source": KEYS})
         environment["MOTET_API_KEY_FILE"] = f"/run/secrets/{KEYS}"
-        # Any machine reaches the ports of a Swarm: a key is needed.
-        environment.pop("MOTET_INSECURE", None)
+        environment.pop("MOTET_INSECURE", None)  # a Swarm's ports are public: a key is required
 
 
 def _secret(user: str, target: str) -> Service:
-    """Return a secret as a file that only the user of the services may read."""
+    """Return a secret that only the services' user may read."""
     return {
         "source": CREDENTIALS + user,
         "target": target,
@@ -197,7 +199,7 @@ def _secret(user: str, target: str) -> Service:
 
 
 def _port(port: str) -> Service:
-    """Return a port without an address: published on every node, or (`host`) where a task runs."""
+    """Return a published port; a Swarm publishes on every node, or (`host`) where a task runs."""
     target = port.rpartition(":")[2]
     return {
         "target": int(target),

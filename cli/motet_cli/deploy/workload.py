@@ -17,14 +17,14 @@ from motet_cli.deploy.pods import (
     secret_env,
 )
 
-DRAIN_SECONDS = 5  # until no new connections reach a pod that ends
+DRAIN_SECONDS = 5  # until all proxies know that a pod is terminating
 METRICS = 9100
 HTTP = 8000
-SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # of the gateway's Service, in any namespace
+SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # names of the gateway's Service, in any namespace
 
 
 class Workload:
-    """One service of the compose file as manifests. given: values of its variables."""
+    """Render one service of the compose file as manifests. given: values of its variables."""
 
     def __init__(self, name: str, compose: Document, given: Mapping[str, str]):
         self.name, self._compose, self._given = name, compose, given
@@ -32,7 +32,7 @@ class Workload:
 
     def documents(self) -> list[Document]:
         """Return a Deployment and a PodDisruptionBudget, and a Service where there are ports."""
-        found = [self._deployment(), self._budget()]
+        found = [self._deployment(), self._disruption_budget()]
         return [*found, self._service()] if "ports" in self._compose else found
 
     def _meta(self, suffix: str = "") -> Document:
@@ -48,7 +48,7 @@ class Workload:
             },
             "template": self._pod(),
         }
-        if self.name in AUTOSCALED:  # else every `apply` would undo what KEDA has done
+        if self.name in AUTOSCALED:  # else every `apply` would reset the replicas that KEDA has set
             del spec["replicas"]
         return {
             "apiVersion": "apps/v1",
@@ -88,7 +88,7 @@ class Workload:
             },
         ]
         if self._has_models:
-            mounts += [self._mount(volume) for volume in self._folders]
+            mounts += [self._mount(volume) for volume in self._model_volumes]
         return {
             "name": self.name,
             "image": self._value(self._compose["image"]),
@@ -102,12 +102,12 @@ class Workload:
         }
 
     def _env(self) -> list[Document]:
-        """Return the settings of the compose file; keys decide who may call."""
-        left_out = ("MOTET_API_KEY", "MOTET_INSECURE")
+        """Return the compose file's settings; API keys replace the options for a single machine."""
+        excluded = ("MOTET_API_KEY", "MOTET_INSECURE")
         settings = {
             k: self._value(str(v))
             for k, v in self._compose["environment"].items()
-            if k not in left_out
+            if k not in excluded
         }
         if hosts := settings.get("MOTET_ALLOWED_HOSTS"):
             settings["MOTET_ALLOWED_HOSTS"] = ",".join((hosts, *SERVICE_HOSTS))
@@ -119,7 +119,7 @@ class Workload:
         return env
 
     def _probes(self) -> Document:
-        """Return probes: ready pods get work, and pods that no longer answer are replaced."""
+        """Return probes: a ready pod gets work, a pod that stops answering is replaced."""
         ready, live = (
             ("/health/ready", "/health/live") if "http" in self._ports else ("/metrics", "/metrics")
         )
@@ -144,14 +144,14 @@ class Workload:
         }
 
     def _mount(self, volume: str) -> Document:
-        """Return the mount of a folder of models: a folder of the volume with all of them."""
+        """Return the mount of a model folder, as a subfolder of the models volume."""
         source, target = self._value(volume).removesuffix(":ro").rsplit(":", 1)
-        below = source.removeprefix("./models").strip("/")
+        subpath = source.removeprefix("./models").strip("/")
         return {"name": "models", "mountPath": target, "readOnly": True} | (
-            {"subPath": below} if below else {}
+            {"subPath": subpath} if subpath else {}
         )
 
-    def _budget(self) -> Document:
+    def _disruption_budget(self) -> Document:
         spec = {"maxUnavailable": 1, "selector": {"matchLabels": self.labels}}
         return {
             "apiVersion": "policy/v1",
@@ -171,22 +171,22 @@ class Workload:
 
     @property
     def _ports(self) -> dict[str, int]:
-        """Return ports by name; the first is that of the probes."""
+        """Return the ports by name; probes use the first."""
         return ({"http": HTTP} if "ports" in self._compose else {}) | {"metrics": METRICS}
 
     @property
     def _has_models(self) -> bool:
-        return bool(self._folders)
+        return bool(self._model_volumes)
 
     @property
-    def _folders(self) -> list[str]:
-        """Return the volumes of the compose file without that of the password, a Secret here."""
+    def _model_volumes(self) -> list[str]:
+        """Return the compose file's volumes other than passwords, which are Secrets here."""
         return [
             volume for volume in self._compose.get("volumes", []) if not volume.startswith("nats-")
         ]
 
     def _replicas(self) -> int:
-        """Return the number at first: none of what a profile switches on."""
+        """Return the initial number of replicas: none of a service with a profile."""
         return int(self._compose.get("scale", 0 if "profiles" in self._compose else 1))
 
     def _value(self, text: str) -> str:

@@ -25,7 +25,7 @@ from motet_shared.errors import ConfigError
 
 @dataclass(frozen=True)
 class NatsAccess:
-    """Where NATS is, and how to log in to it.
+    """Hold the address and the credentials of NATS.
 
     nats_credentials: folder with the passwords of all roles, or with that of one.
     nats_password: without a folder, the password of any user; None if the server asks for none.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from motet_cli.checkpoints.model_folders import ModelFolder
+from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
@@ -21,6 +22,7 @@ _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 # These import torch, which takes seconds unless they are forked from the nursery.
 _WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
+MODULES = {"decode": "motet_llm", "prefill": "motet_llm"}  # else motet_ROLE
 _VAD_MODEL, _VAD_PACKAGE = "silero-vad", "silero_vad"  # optional: `pip install motet[vad]`
 _NO_PROGRESS_BARS = {
     "PYTHONUNBUFFERED": "1",
@@ -79,9 +81,14 @@ class Stack:
     decode, prefill: instances per model.
     speculate: decode's --speculate; None: its environment or default.
     adapters: LoRA adapters, NAME=FOLDER each.
+    adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
     asr, tts, speakers, draw, embed: models; None: not served.
     memory: division of the memory among language models; None: each engine measures it.
+    declared: models of motet.toml, loaded at start or on demand.
+    role_flags: flags of all processes of a role, of motet.toml.
+    on_demand_memory: bytes for models that are loaded on demand.
+    max_loaded: most of them at a time; 0: as many as fit.
     planner: TOML file of the roles to scale; None: no planner.
     listen_fd: socket bound to host and port; None: the gateway opens one.
     """
@@ -95,6 +102,7 @@ class Stack:
     prefill: int = 0
     speculate: str | None = None
     adapters: tuple[str, ...] = ()
+    adapter_folder: Path | None = None
     memory: MemoryDivision | None = None
     chat_templates: tuple[str, ...] = ()  # NAME=FILE each
     generation_config: str | None = None  # the tokenizers'; None: as the environment says
@@ -106,6 +114,10 @@ class Stack:
     speakers: ModelFolder | None = None
     draw: ModelFolder | None = None
     embed: ModelFolder | None = None
+    declared: tuple[DeclaredModel, ...] = ()
+    role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    on_demand_memory: int = 0
+    max_loaded: int = 0
     planner: Path | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
     listen_fd: int | None = None
@@ -126,8 +138,44 @@ class Stack:
             *self._speakers(),
             *self._diffusion(),
             *self._embedding(),
+            *(spec for model in self.at_start for spec in self._declared(model)),
             *self._planners(),
         ]
+
+    @property
+    def at_start(self) -> list[DeclaredModel]:
+        """Return the models of motet.toml that are loaded at start."""
+        return [model for model in self.declared if not model.on_demand]
+
+    def on_demand(self) -> list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]:
+        """Return the models that are loaded on demand, with their processes."""
+        return [(model, tuple(self._declared(model))) for model in self.declared if model.on_demand]
+
+    def _declared(self, model: DeclaredModel) -> Iterator[ChildSpec]:
+        """Yield the processes of a model of motet.toml; those loaded on demand end slowly."""
+        name, folder = model.name, model.folder
+        argv = ["--model", str(folder.path), "--name", name]
+        own = [*(["--drain-timeout", "3600"] if model.on_demand else []), *model.settings]
+        roles = [model.role] * model.instances
+        if model.role == "decode" and folder.accepts_images:
+            roles.append("vision")
+        for label, role in zip(_numbered(f"{model.role}:{name}", len(roles)), roles, strict=True):
+            extra = self._decode_arguments(model) if role == "decode" else []
+            yield self._spec(
+                label if role == model.role else f"{role}:{name}",
+                role,
+                MODULES.get(role, f"motet_{role}"),
+                [*argv, *extra, *(own if role == model.role else own[:2])],
+                threads=max(1, compute_cores() // model.instances),
+                model=name,
+            )
+
+    def _decode_arguments(self, model: DeclaredModel) -> list[str]:
+        if model.on_demand or model.is_bounded:
+            memory = ["--memory", str(model.memory)]
+        else:
+            memory = [] if self.memory is None else self.memory.arguments(model.folder.path)
+        return ["--role", "decode", *memory, *self._adapter_folder()]
 
     def _gateway(self) -> ChildSpec:
         argv = [
@@ -140,7 +188,7 @@ class Stack:
         ]
         if self.listen_fd is not None:
             argv += ["--listen-fd", str(self.listen_fd)]
-        argv += self.access.arguments()
+        argv += self.access.arguments() + self._adapter_folder()
         argv += [part for pair in self.expected() for part in ("--expect", pair)]
         if self.insecure:
             argv.append("--insecure")
@@ -154,8 +202,11 @@ class Stack:
         speech = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
         others = {"embedding": self.embed, "diffusion": self.draw}
         has_vad = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
+        llms = [model for model in self.declared if model.role == "decode"]
         return [
             *(f"decode={model.name}" for model in self.models),
+            *(f"{model.role}={model.name}" for model in self.at_start),
+            *(f"tokenizer={model.name}" for model in llms if model.on_demand),
             *(
                 f"{role}={model.name}"
                 for role, model in (speech | others).items()
@@ -166,15 +217,36 @@ class Stack:
         ]
 
     def with_memory(self, share: float) -> Stack:
-        """Return the stack with `share` of the free memory divided among its language models."""
+        """Return the stack with `share` of the free memory divided among its language models.
+
+        Models that are loaded on demand get what they are given, else a half of it; all of it if no
+        language model is loaded at start.
+        """
         engines = [model.path for model in self.models] * (self.decode + self.prefill)
+        bounded = 0
+        for model in self.at_start:
+            if model.role == "decode" and not model.is_bounded:
+                engines += [model.folder.path] * model.instances
+            else:
+                bounded += model.memory * model.instances
         others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
         paths = [model.path for model in others if model is not None]
-        return replace(self, memory=MemoryDivision.measure(share, engines, paths))
+        memory = MemoryDivision.measure(share, engines, paths)
+        left = max(0, memory.total - bounded)
+        pool = self.on_demand_memory
+        if not pool and any(model.on_demand for model in self.declared):
+            pool = left // 2 if engines else left
+        return replace(
+            self, memory=replace(memory, total=max(0, left - pool)), on_demand_memory=pool
+        )
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
-        argv += [part for one in self.chat_templates for part in ("--chat-template", one)]
+        llms = [model for model in self.declared if model.role == "decode"]
+        argv += [part for m in llms for part in ("--model", f"{m.name}={m.folder.path}")]
+        own = [f"{m.name}={m.chat_template}" for m in llms if m.chat_template is not None]
+        templates = (*self.chat_templates, *own)
+        argv += [part for one in templates for part in ("--chat-template", one)]
         if self.generation_config is not None:
             argv += ["--generation-config", self.generation_config]
         for name in _numbered("tokenizer", self.tokenizer):
@@ -183,17 +255,23 @@ class Stack:
     def _engines(self, role: str, count: int) -> Iterator[ChildSpec]:
         """Yield `count` engines of a role for each model. Engines of both roles share the cores."""
         names = iter(_numbered(role, count * len(self.models)))
-        threads = max(1, compute_cores() // ((self.decode + self.prefill) * len(self.models)))
+        engines = (self.decode + self.prefill) * len(self.models)
+        threads = max(1, compute_cores() // max(1, engines))
         for model in self.models:
             argv = ["--role", role, "--model", str(model.path), "--name", model.name]
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
             argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
+            argv += self._adapter_folder()
             argv += [] if self.memory is None else self.memory.arguments(model.path)
             for _ in range(count):
                 yield self._spec(
                     next(names), role, "motet_llm", argv, threads=threads, model=model.name
                 )
+
+    def _adapter_folder(self) -> list[str]:
+        folder = self.adapter_folder
+        return [] if folder is None else ["--adapter-folder", str(folder)]
 
     def _vision(self) -> Iterator[ChildSpec]:
         with_images = [model for model in self.models if model.accepts_images]
@@ -277,7 +355,7 @@ class Stack:
         return ChildSpec(
             name=name,
             role=role,
-            argv=(sys.executable, "-m", module, *argv, *common),
+            argv=(sys.executable, "-m", module, *self.role_flags.get(role, ()), *argv, *common),
             env=self._secrets(role) | thread_limits(threads) | _NO_PROGRESS_BARS,
             stage=stage,
             grace=grace,

@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from motet_cli.checkpoints import model_folders as models
+from motet_cli.stack_file.arguments import stack_file_of
+from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
+from motet_cli.stack_file.read import bytes_of
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
@@ -26,7 +29,7 @@ from motet_cli.supervision.connection import (
     with_environment,
 )
 from motet_cli.supervision.logs import Log
-from motet_cli.supervision.nursery import Nursery
+from motet_cli.supervision.nursery import Nursery, NotForked
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
 from motet_cli.supervision.supervisor import Supervisor
@@ -79,7 +82,11 @@ def parse_options(args: Namespace) -> UpOptions:
             param="--store",
         )
     nats_port = None if args.nats else address.free_port("127.0.0.1")
-    llms = models.resolve_all(args.llm)
+    file = stack_file_of(args)
+    declared = declared_models(file)
+    has_llm = any(model.role == "decode" for model in declared)
+    llms = models.resolve_all(args.llm) if args.llm or not has_llm else []
+    _check_names(llms, declared)
     stack = Stack(
         models=tuple(llms),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
@@ -90,6 +97,7 @@ def parse_options(args: Namespace) -> UpOptions:
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        adapter_folder=models.resolve_adapter_folder(args.adapter_folder),
         chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),
         generation_config=_generation_config(args.generation_config),
         tokenizer=args.tokenizer,
@@ -100,7 +108,11 @@ def parse_options(args: Namespace) -> UpOptions:
         speakers=models.resolve_optional(args.speakers, "--speakers", models.DEFAULT_SPEAKERS),
         draw=models.resolve_drawing(args.draw),
         embed=models.resolve_optional(args.embed, "--embed", models.DEFAULT_EMBEDDING),
-        planner=_planner_roles(args),
+        declared=declared,
+        role_flags=role_flags(file.roles),
+        on_demand_memory=bytes_of("on_demand.memory", file.on_demand.memory),
+        max_loaded=file.on_demand.max_loaded,
+        planner=_planner_roles(args, len(llms) + len(declared)),
         access=access,
         insecure=args.insecure,
         log_format=args.log_format,
@@ -142,14 +154,23 @@ def _generation_config(given: str | None) -> str | None:
     return str(path.resolve())
 
 
-def _planner_roles(args: Namespace) -> Path | None:
+def _check_names(llms: list[models.ModelFolder], declared: tuple[DeclaredModel, ...]) -> None:
+    for model in declared:
+        if any(model.name == other.name for other in llms):
+            raise ConfigError(
+                f"--llm: {model.name!r} is the name of a model of motet.toml; give NAME=MODEL",
+                param="--llm",
+            )
+
+
+def _planner_roles(args: Namespace, num_models: int) -> Path | None:
     """Return the file of --planner or the planner's default; None without --planner.
 
     Raises ConfigError if the planner cannot scale this stack.
     """
     if args.planner is None:
         return None
-    if len(args.llm) > 1:
+    if num_models > 1:
         raise ConfigError(
             "--planner: scales one model, but several are served; give one --llm",
             param="--planner",
@@ -326,20 +347,61 @@ class Up:
 
     async def _start(self) -> None:
         """Start all processes, then log `ready` each time the stack becomes ready; never return."""
-        services = self._options.stack.services()
-        self._log.reserve([spec.name for spec in services])
+        stack = self._options.stack
+        services, on_demand = stack.services(), stack.on_demand()
+        loaded_later = [spec for _, specs in on_demand for spec in specs]
+        self._log.reserve([spec.name for spec in [*services, *loaded_later]])
         await self._start_nats()
         later = self._start_services(services)
+        self._note_serving(stack)
+        await asyncio.gather(self._report_ready(later), self._load_on_demand(on_demand))
+
+    async def _load_on_demand(
+        self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]
+    ) -> None:
+        """Load and unload models as requests need them; return at once if there are none."""
+        if not models:
+            return
+        # Imported here: it imports the bus, which nothing else in this process needs.
+        from motet_cli.on_demand.start import loader_of
+
+        modules = {spec.argv[2] for _, specs in models for spec in specs if spec.forks}
+        importing = asyncio.create_task(self._import(sorted(modules)), name="import")
         stack = self._options.stack
+        loader = loader_of(stack, models, self._supervisor, self._log.note)
+        try:
+            await loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
+        finally:
+            importing.cancel()
+
+    async def _import(self, modules: list[str]) -> None:
+        """Import what models on demand will need, so that the first request does not wait for it."""
+        if self._nursery is None:
+            return
+        for module in modules:
+            with contextlib.suppress(NotForked, OSError):  # told when a process is to be forked
+                await self._nursery.load(module)
+
+    def _note_serving(self, stack: Stack) -> None:
         adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
         speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
         images = [f"{stack.draw.name} (images)"] if stack.draw is not None else []
         self._log.note(
             "serving "
-            + ", ".join([*(model.name for model in stack.models), *adapters, *speech, *images])
+            + ", ".join(
+                [
+                    *(model.name for model in stack.models),
+                    *(_declared_name(model) for model in stack.declared),
+                    *adapters,
+                    *speech,
+                    *images,
+                ]
+            )
         )
         if stack.memory is not None:
             self._log.note(stack.memory.describe())
+
+    async def _report_ready(self, later: asyncio.Event) -> None:
         host, port = address.local_view(self._options.stack.host), self._options.stack.port
         # Set for the first wait only, which counts from the start of this process.
         began: float | None = process_began()
@@ -433,6 +495,10 @@ class Up:
             else str(self._options.stack.credentials),
             "children": self._supervisor.describe(),
         }
+
+
+def _declared_name(model: DeclaredModel) -> str:
+    return f"{model.name} (on demand)" if model.on_demand else model.name
 
 
 def kernels_note() -> str:

@@ -88,10 +88,10 @@ struct Step {
     }
 };
 
-// `count` values in int8 steps of the returned scale: the largest becomes 127. NaN where one is not finite.
-template <typename T>
-float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
-    const Step step = Step::of(from, count, 127.0f);
+// `count` values in steps of the returned scale, the largest becoming `top`, and their sum. NaN where one is not finite.
+template <typename T, typename Integer>
+float quantize(const T* from, int64_t count, float top, Integer* to, int32_t* sum) {
+    const Step step = Step::of(from, count, top);
     int32_t total = 0;
     for (int64_t i = 0; i < count; i++) {
         // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
@@ -99,11 +99,16 @@ float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
         int32_t bits;
         memcpy(&bits, &shifted, 4);
         int32_t q = bits - 0x4b400000;
-        to[i] = int8_t(q);
+        to[i] = Integer(q);
         total += q;
     }
     *sum = total;
     return step.scale;
+}
+
+template <typename T>
+float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
+    return quantize(from, count, 127.0f, to, sum);
 }
 
 // To the nearest, ties to even; larger numbers than 448 become 448.

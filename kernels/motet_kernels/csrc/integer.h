@@ -111,6 +111,33 @@ INLINE word wload(const int32_t* p) {
 INLINE void wstore(int32_t* p, word x) { memcpy(p, &x, sizeof x); }
 #endif
 
+// Of each byte, 0 to 15, the byte of the table that it names; bits of two words together; bytes 0 and 2 moved up by one.
+#if defined(__AVX512F__)
+INLINE word lookup(const int8_t* table, word x) {
+    const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), x);
+}
+INLINE word wor(word a, word b) { return _mm512_or_si512(a, b); }
+INLINE word wshift_up(word x) { return _mm512_slli_epi16(x, 8); }
+#elif defined(__AVX2__)
+INLINE word lookup(const int8_t* table, word x) {
+    const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), x);
+}
+INLINE word wor(word a, word b) { return _mm256_or_si256(a, b); }
+INLINE word wshift_up(word x) { return _mm256_slli_epi16(x, 8); }
+#else
+INLINE word lookup(const int8_t* table, word x) {
+    uint8_t codes[sizeof x], found[sizeof x];
+    memcpy(codes, &x, sizeof x);
+    for (size_t i = 0; i < sizeof x; i++) found[i] = uint8_t(table[codes[i]]);
+    memcpy(&x, found, sizeof x);
+    return x;
+}
+INLINE word wor(word a, word b) { return a | b; }
+INLINE word wshift_up(word x) { return (x << 8) & int32_t(0xff00ff00); }
+#endif
+
 struct IntegerProduct : Product {
     static constexpr int64_t GROUP = 32;
     const uint8_t* weights;

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 #include "parallel.h"
 #include "simd.h"
@@ -131,6 +132,15 @@ struct Product {
             write(values, row, rows, column, static_cast<float*>(out), static_cast<const float*>(residual));
     }
 
+    // Leaves `rows` rows from `row` on, for matrix `e` of several.
+    void narrow_to(int64_t row, int64_t rows, int64_t e) {
+        input = static_cast<const char*>(input) + row * input_stride * (input_bf16 ? 2 : 4);
+        if (residual) residual = static_cast<const char*>(residual) + row * residual_stride * (out_bf16 ? 2 : 4);
+        out = static_cast<char*>(out) + row * out_stride * (out_bf16 ? 2 : 4);
+        if (bias) bias += e * N;
+        M = rows;
+    }
+
   private:
     template <typename T>
     void write(const float* values, int64_t row, int rows, int64_t column, T* to, const T* add) const {
@@ -170,3 +180,45 @@ void over_panels(int threads, int64_t N, int64_t most, int64_t groups, F&& f) {
         stream_fence();
     }
 }
+
+// Matrices of one shape, each with rows of its own: rows starts[e] to starts[e + 1] are for matrix e. Without `starts`,
+// all rows are for one matrix.
+struct Experts {
+    const int64_t* starts;
+    int64_t count;
+
+    // Computes `whole`, which has the input of all rows: `split(product, e, row)` moves a copy, whose rows begin at `row`,
+    // to matrix e and sets its tiles; these are packed, then compute(product, first panel, last) is called for all panels. Threads take pieces of at most `most` panels of any matrix.
+    template <class P, class Split, class Compute>
+    void run(const P& whole, int64_t most, Split&& split, Compute&& compute) const {
+        static thread_local std::vector<P> kept;
+        static thread_local std::vector<std::pair<int64_t, int64_t>> kept_tiles;
+        std::vector<P>& products = kept;
+        std::vector<std::pair<int64_t, int64_t>>& tiles = kept_tiles;
+        products.clear();
+        tiles.clear();
+        for (int64_t e = 0; e < (starts ? count : 1); e++) {
+            const int64_t row = starts ? starts[e] : 0, end = starts ? starts[e + 1] : whole.M;
+            if (row >= end) continue;
+            products.push_back(whole);
+            products.back().narrow_to(row, end - row, e);
+            split(products.back(), e, row);
+            for (int64_t t = 0; t < products.back().tiles.count; t++) tiles.push_back({int64_t(products.size()) - 1, t});
+        }
+        const int64_t panels = (whole.N + PANEL - 1) / PANEL, active = int64_t(products.size()), all = int64_t(tiles.size());
+        const int threads = threads_for(whole.M * whole.N * whole.K / 4, panels * active);
+        const int64_t length = std::max<int64_t>(1, std::min(most, panels * active / (2 * threads)));
+        const int64_t pieces = (panels + length - 1) / length;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+        {
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < all; i++) products[tiles[i].first].pack(tiles[i].second);
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < pieces * active; i++) {
+                const int64_t start = i % pieces * length;
+                compute(products[i / pieces], start, std::min(start + length, panels));
+                stream_fence();
+            }
+        }
+    }
+};

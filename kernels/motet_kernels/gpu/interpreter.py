@@ -22,7 +22,7 @@ _cast, _dot, _binary, _unary = (
 
 
 def patch() -> None:
-    """Replace the incorrect methods; a second call changes nothing."""
+    """Replace the methods of Triton's interpreter that miscompute bfloat16; idempotent."""
     for name, method in (
         ("cast_impl", cast),
         ("create_dot", dot),

@@ -1,16 +1,16 @@
-"""Multiply by weights of 4 or 8 bits in groups of inputs.
+"""Multiply by weights of 4 or 8 bits in groups of inputs, row by row: float8, and all on a GPU.
 
-    weight[n, k] = scale[n, g] · (code[n, k] - offset) + shift[n, g],  g = k // group
+    weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
 
-GPTQ, AWQ, compressed-tensors and GGUF store weights so. The input is not rounded, and sums are
-float32: the result is the checkpoint's own weights times the input. An output row depends on its
-input row alone, bit for bit, where the native kernel computes (csrc/linear_grouped.cpp).
+The input is not rounded, and sums are float32: the result is the checkpoint's own weights times the
+input. On a CPU only float8 is multiplied so (csrc/linear_grouped.cpp; an output row depends on its
+input row alone, bit for bit); integer codes are in `code_linear.py`.
 
-| format | codes | memory layout, `[N, …]` bytes |
-|---|---|---|
-| int4 | uint8 from 0 to 15; offset 8 without shift | byte j of 32 inputs has inputs j and 16 + j |
-| int8 | int8 | a byte each |
-| float8 | float8_e4m3fn, finite | a byte each |
+| codes | memory layout, `[N, …]` bytes |
+|---|---|
+| uint8 from 0 to 15; offset 8 with neither table nor shift | byte j of 32 has inputs j, 16 + j |
+| int8 | a byte each |
+| float8_e4m3fn, finite | a byte each |
 
 Shapes: M rows, N output features, K input features, G groups of them.
 """
@@ -29,16 +29,16 @@ from motet_kernels.linear.group_weights import (
     dequantize,
     in_input_order,
 )
+from motet_kernels.linear.levels import LEVELS
 from motet_kernels.linear.linear import Linear, rows_of
+from motet_kernels.linear.scales import Scales, dense, narrowed
 from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.memory import huge_zeros
 from motet_kernels.runtime.native import Kernel
 
-# The native kernel's numbers for the formats.
-KINDS = {"int4": 0, "int8": 1, "float8": 2}
 _TWIN_ROWS = 2048  # rows that the twin unpacks at a time
 
-_GROUPED = Kernel("motet_linear_grouped", "piipippp" + "if" + "ppipiiiii")
+_GROUPED = Kernel("motet_linear_grouped", "piipppip" + "pipiiiii")
 
 
 class GroupedLinear(Linear):
@@ -51,17 +51,21 @@ class GroupedLinear(Linear):
 
     def __init__(self, weights: GroupWeights, bias_N: Tensor | None, device: torch.device):
         features, inputs = weights.codes_NK.shape
-        packed = _pack(weights.codes_NK, weights.format)
+        packed = _pack(weights.codes_NK)
         bias_N = None if bias_N is None else bias_N.detach().to(device, torch.float32, copy=True)
-        group = min(weights.group, packed.shape[1] * (2 if weights.format == "int4" else 1))
+        nibbles = weights.codes_NK.dtype == torch.uint8
+        group = min(weights.group, packed.shape[1] * (2 if nibbles else 1))
         super().__init__(
             packed.to(device), None, bias_N, (features, inputs), f"{weights.format}:{group}"
         )
-        self.codes, self.group, self.offset = weights.format, group, weights.offset
+        self.codes, self.nibbles = weights.format, nibbles
+        self.group, self.offset = group, weights.offset
         self.register_buffer("scale_NG", _copied(weights.scale_NG, device))
         self.register_buffer(
             "shift_NG", None if weights.shift_NG is None else _copied(weights.shift_NG, device)
         )
+        levels = LEVELS.get(weights.format)
+        self.register_buffer("levels", None if levels is None else levels.tensor.to(device))
         self.register_buffer(
             "order_K", None if weights.order_K is None else weights.order_K.to(device, torch.int32)
         )
@@ -69,6 +73,7 @@ class GroupedLinear(Linear):
 
     scale_NG: Tensor
     shift_NG: Tensor | None
+    levels: Tensor | None
     order_K: Tensor | None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -81,11 +86,16 @@ class GroupedLinear(Linear):
             x_MK = x_MK if self.order_K is None else x_MK[:, self.order_K]
             residual_MN = None if residual is None else residual.reshape(-1, self.out_features)
             return kernels.grouped_linear(x_MK.contiguous(), self, residual_MN).view(shape)
-        if not is_native(x):
+        if not self.is_native(x):
             return self.forward_torch(x, residual)
         out = x.new_empty(shape)
         self.write(x, residual, out, 0)
         return out
+
+    def is_native(self, x: Tensor) -> bool:
+        """Return True if the native kernel multiplies rows like x by this format."""
+        known = self.codes == "float8" and is_cpu(x) and x.dtype in FLOATS
+        return known and _GROUPED.native() is not None
 
     def write(self, x: Tensor, residual: Tensor | None, out: Tensor, column: int) -> None:
         """Write the product and `residual`, if given, to columns of a dense `out` from `column` on.
@@ -100,21 +110,9 @@ class GroupedLinear(Linear):
         more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
         begin = column * out.element_size()
         native(
-            *(
-                kept_alive.data_ptr(),
-                is_bf16,
-                stride,
-                self.packed.data_ptr(),
-                KINDS[self.codes],
-                self.scale_NG.data_ptr(),
-            ),
-            *(
-                _address(self.shift_NG),
-                _address(self.order_K),
-                self.group,
-                self.offset,
-                _address(self.bias_N),
-            ),
+            *(kept_alive.data_ptr(), is_bf16, stride),
+            *(self.packed.data_ptr(), self.scale_NG.data_ptr()),
+            *(_address(self.order_K), self.group, _address(self.bias_N)),
             *(None if more is None else more.data_ptr() + begin, more_stride),
             *(out.data_ptr() + begin, is_bf16, width),
             *(x.numel() // self.in_features, self.out_features, self.in_features),
@@ -141,47 +139,47 @@ class GroupedLinear(Linear):
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return rows `start` to `stop` of the weights, in float32 `[stop - start, K]`."""
-        codes_NK = _unpack(self.packed[start:stop], self.codes)[:, : self.in_features]
-        return self._weight(codes_NK, slice(start, stop))
+        return self._weight(self.packed[start:stop], slice(start, stop))
 
     def read(self, ids: Tensor) -> Tensor:
         """Return rows of the weights by index, float32 `[..., K]`: an embedding lookup in codes."""
         flat = ids.reshape(-1)
-        codes_NK = _unpack(self.packed[flat], self.codes)[:, : self.in_features]
-        return self._weight(codes_NK, flat).view(*ids.shape, self.in_features)
+        return self._weight(self.packed[flat], flat).view(*ids.shape, self.in_features)
 
-    def _weight(self, codes_NK: Tensor, rows: slice | Tensor) -> Tensor:
-        shift_NG = None if self.shift_NG is None else self.shift_NG[rows]
-        weight_NK = dequantize(codes_NK, self.scale_NG[rows], shift_NG, self.group, self.offset)
+    def _weight(self, packed: Tensor, rows: slice | Tensor) -> Tensor:
+        codes_NK = _unpack(packed, self.codes, self.nibbles)[:, : self.in_features]
+        if self.levels is not None:
+            codes_NK = self.levels[codes_NK.long()]
+        shift_NG = None if self.shift_NG is None else self.shift_NG[rows].float()
+        scale_NG = self.scale_NG[rows].float()
+        weight_NK = dequantize(codes_NK.float(), scale_NG, shift_NG, self.group, self.offset)
         return in_input_order(weight_NK, self.order_K)
 
 
-def is_native(x: Tensor) -> bool:
-    """Return True if the native kernel takes rows like x."""
-    return is_cpu(x) and x.dtype in FLOATS and _GROUPED.native() is not None
-
-
-def _copied(part_NG: Tensor, device: torch.device) -> Tensor:
-    """Return a contiguous copy on `device`, whatever the strides were."""
-    return part_NG.to(device, copy=True, memory_format=torch.contiguous_format)
+def _copied(scales: Scales, device: torch.device) -> Tensor:
+    """Return a contiguous copy on `device`: on a GPU in 16 bits where that is exact."""
+    numbers_NG = dense(scales)
+    if device.type != "cpu":
+        numbers_NG = narrowed(numbers_NG)
+    return numbers_NG.to(device, copy=True, memory_format=torch.contiguous_format)
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pack(codes_NK: Tensor, form: str) -> Tensor:
+def _pack(codes_NK: Tensor) -> Tensor:
     """Return bytes `[N, …]`, K padded to whole blocks of 32."""
     padded_NK = F.pad(codes_NK.view(torch.uint8), (0, -codes_NK.shape[1] % BLOCK))
-    if form == "int4":
+    if codes_NK.dtype == torch.uint8:
         halves = padded_NK.unflatten(1, (-1, 2, BLOCK // 2))
         padded_NK = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
     return huge_zeros(tuple(padded_NK.shape), torch.uint8).copy_(padded_NK)
 
 
-def _unpack(packed: Tensor, form: str) -> Tensor:
-    """Return float32 codes `[N, K]`, padding included."""
-    if form == "int4":
+def _unpack(packed: Tensor, form: str, nibbles: bool) -> Tensor:
+    """Return codes `[N, K]` in their own type, padding included."""
+    if nibbles:
         both = packed.unflatten(1, (-1, BLOCK // 2))
-        return torch.stack((both & 15, both >> 4), dim=2).flatten(1).float()
-    return packed.view(torch.int8 if form == "int8" else FLOAT8).float()
+        return torch.stack((both & 15, both >> 4), dim=2).flatten(1)
+    return packed.view(torch.int8 if form == "int8" else FLOAT8)

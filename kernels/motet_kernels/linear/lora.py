@@ -98,6 +98,27 @@ class LoraFactors(nn.Module):
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers())
 
+    @torch.inference_mode(False)  # what it makes is written to outside of that mode
+    @torch.no_grad()
+    def grown(self, slots: int, rank: int) -> LoraFactors:
+        """Return factors with room for at least so many adapters of that rank, these ones included."""
+        old, most = len(self.ranks_S), self.max_rank
+        grown = LoraFactors(
+            max(slots, old),
+            max(rank, most),
+            self.in_features,
+            self.out_features,
+            self.down.dtype,
+            self.down.device,
+        )
+        for slot in range(old):
+            _in_pieces(Tensor.copy_, grown.down[slot, :most], self.down[slot])
+            rows = grown.up[slot, ..., :most] if self._plain else grown.up[slot, :, :most]
+            _in_pieces(Tensor.copy_, rows, self.up[slot])
+        grown.ranks_S[:old] = self.ranks_S
+        grown.scales_S[:old] = self.scales_S
+        return grown
+
     def clear(self, slot: int) -> None:
         """Clear the slot: it adds nothing from now on."""
         self.ranks_S[slot] = 0

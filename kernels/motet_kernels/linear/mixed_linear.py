@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from motet_kernels import gpu
-from motet_kernels.linear.grouped_linear import GroupedLinear, is_native
+from motet_kernels.linear.code_linear import CodeLinear
+from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.runtime.errors import KernelError
 
@@ -24,9 +25,9 @@ class MixedLinear(Linear):
     different numbers of input features.
     """
 
-    def __init__(self, parts: Sequence[GroupedLinear]):
+    def __init__(self, parts: Sequence[CodeLinear | GroupedLinear]):
         nn.Module.__init__(self)
-        self.parts: Sequence[GroupedLinear] = nn.ModuleList(parts)  # type: ignore[assignment]
+        self.parts: Sequence[CodeLinear | GroupedLinear] = nn.ModuleList(parts)  # type: ignore[assignment]
         widths = {part.in_features for part in parts}
         if len(widths) != 1:
             raise KernelError(
@@ -34,13 +35,13 @@ class MixedLinear(Linear):
             )
         self.in_features, self.out_features = widths.pop(), sum(part.out_features for part in parts)
         self.format = "mixed"
-        self.inputs = parts[0].inputs
+        self.inputs = min((part.inputs for part in parts), key=len)
         self._exact = False
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the product as `Linear.forward` does."""
         shape = self.check(x, residual)
-        if gpu.takes(x) or not is_native(x):
+        if gpu.takes(x) or not all(part.is_native(x) for part in self.parts):
             return self.forward_torch(x, residual)
         out, column = x.new_empty(shape), 0
         for part in self.parts:
@@ -54,7 +55,8 @@ class MixedLinear(Linear):
         return out if residual is None else out + residual
 
     def round_input(self, x_MK: Tensor) -> Tensor:
-        return x_MK.float()
+        """Raise KernelError: each part rounds in its own way."""
+        raise KernelError("x_MK: each part rounds it for itself; call the parts")
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
         return torch.cat([part.weight() for part in self.parts])[start:stop]

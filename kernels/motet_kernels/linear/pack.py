@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from motet_kernels import gpu
-from motet_kernels.linear.group_weights import quantize_float8
+from motet_kernels.linear.code_linear import CodeLinear
+from motet_kernels.linear.group_weights import GroupWeights, quantize_float8
 from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.row_linear import RowLinear
 from motet_kernels.runtime.errors import KernelError
+
+Packed = CodeLinear | GroupedLinear
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GPU_FORMATS = (*FORMATS, "float16")
@@ -46,6 +49,19 @@ def pack_linear(
     if on_gpu:
         return RowLinear.from_rows(weight_NK, bias_N, form, device)
     return Linear.from_panels(weight_NK, bias_N, form)
+
+
+def pack_groups(
+    weights: GroupWeights, bias_N: Tensor | None, device: torch.device, *, precise: bool = False
+) -> Packed:
+    """Pack a checkpoint's codes to compute on `device`.
+
+    On a CPU rows are rounded as `CodeLinear` says, with `precise` to 16 bits. Only float8 takes
+    rows in as they are, as all formats do on a GPU.
+    """
+    if weights.format == "float8" or gpu.is_gpu(device):
+        return GroupedLinear(weights, bias_N, device)
+    return CodeLinear(weights, bias_N, precise=precise)
 
 
 def _check_weight(

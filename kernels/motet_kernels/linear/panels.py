@@ -76,6 +76,37 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     return output
 
 
+def pack_codes4(codes_NK: Tensor) -> Tensor:
+    """Return `[P, G, 4, 32, 4]` bytes of codes from 0 to 15, without scales; see `pack_nibbles`."""
+    blocks = _pad(codes_NK, GROUP).unflatten(0, (-1, PANEL)).unflatten(2, (-1, 2, 4, 4))
+    both = blocks[:, :, :, 0] | blocks[:, :, :, 1] << 4  # [P, 32, G, 4, 4]
+    return _on_huge_pages(both.permute(0, 2, 3, 1, 4))
+
+
+def unpack_codes4(packed: Tensor) -> Tensor:
+    """Return uint8 codes `[32 panels, 32 G]`."""
+    both = packed.permute(0, 3, 1, 2, 4)  # [P, 32, G, 4, 4]
+    return torch.stack([both & 15, both >> 4], dim=3).flatten(2).flatten(0, 1)
+
+
+def pack_codes8(codes_NK: Tensor) -> Tensor:
+    """Return `[P, G, 8, 32, 4]` bytes of c + 128 from int8 codes."""
+    raised_NK = (_pad(codes_NK, GROUP).to(torch.int16) + 128).to(torch.uint8)
+    blocks = raised_NK.unflatten(0, (-1, PANEL)).unflatten(2, (-1, 8, 4))
+    return _on_huge_pages(blocks.permute(0, 2, 3, 1, 4))
+
+
+def unpack_codes8(packed: Tensor) -> Tensor:
+    """Return int8 codes `[32 panels, 32 G]`."""
+    raised = packed.permute(0, 3, 1, 2, 4).flatten(2).flatten(0, 1)
+    return (raised.to(torch.int16) - 128).to(torch.int8)
+
+
+def codes_of_rows(packed: Tensor, rows_M: Tensor) -> Tensor:
+    """Return the panels `[M, G, …, 1, 4]` of some output features, for the unpackers above."""
+    return packed[rows_M // PANEL, :, :, rows_M % PANEL].unsqueeze(3)
+
+
 def _pad(rows: Tensor, multiple: int) -> Tensor:
     return F.pad(rows, (0, -rows.shape[1] % multiple, 0, -rows.shape[0] % PANEL))
 

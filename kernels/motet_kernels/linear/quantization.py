@@ -45,18 +45,18 @@ def quantize_groups(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     return best_q.flatten(1).to(torch.int8), best_scale
 
 
-def round_trip(x_MK: Tensor, group: int | None) -> Tensor:
-    """Return float32 input as the integer kernels round it: int8 steps of a scale per row or group.
+def round_trip(x_MK: Tensor, group: int | None, top: int = 127) -> Tensor:
+    """Return float32 input as the integer kernels round it: steps of a scale per row or group.
 
-    With `group` None there is one scale per row, else one per `group` inputs of a row. Rows (or
-    groups) that hold a value that is not finite become NaN.
+    With `group` None there is one scale per row, else one per `group` inputs of a row, whose
+    largest becomes `top`. Rows (or groups) that hold a value that is not finite become NaN.
     """
     columns = x_MK.shape[1]
     if columns == 0:
         return x_MK
     size = columns if group is None else group
     x_MGk = F.pad(x_MK, (0, -columns % size)).unflatten(1, (-1, size))
-    scale_MG1 = x_MGk.abs().amax(2, keepdim=True) / 127
+    scale_MG1 = x_MGk.abs().amax(2, keepdim=True) / top
     inverse_MG1 = torch.where(scale_MG1 >= 1.2e-38, 1 / scale_MG1, 0.0)
     rounded = (x_MGk * inverse_MG1).round_() * scale_MG1
     return torch.where(scale_MG1.isfinite(), rounded, torch.nan).flatten(1)[:, :columns]

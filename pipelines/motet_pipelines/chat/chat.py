@@ -22,7 +22,7 @@ from typing import cast
 import msgspec
 
 from motet_pipelines.failover import Failover, StreamMoves
-from motet_shared.messages import Chat, Complete, End, Resume, Text
+from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, Text
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
@@ -36,7 +36,7 @@ class Outcome(StreamMoves):
     end: End | None = None
 
 
-async def chat(
+def chat(
     bus: Bus,
     request: Chat | Complete,
     outcome: Outcome | None = None,
@@ -45,7 +45,23 @@ async def chat(
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
 ) -> AsyncGenerator[list[Text], None]:
-    """Yield the reply in batches of whatever has arrived.
+    """Yield the reply as `chat_with_prompt` does, to a request that wants nothing of its prompt."""
+    batches = chat_with_prompt(
+        bus, request, outcome, deadline=deadline, patience=patience, epoch=epoch
+    )
+    return cast(AsyncGenerator[list[Text], None], batches)
+
+
+async def chat_with_prompt(
+    bus: Bus,
+    request: Chat | Complete,
+    outcome: Outcome | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+    epoch: Epoch = NO_EPOCH,
+) -> AsyncGenerator[list[Text | PromptPiece], None]:
+    """Yield the reply in batches of whatever has arrived, behind the pieces of its prompt.
 
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
@@ -55,12 +71,13 @@ async def chat(
     outcome = outcome or Outcome()
     ids: list[int] = list(request.resume.ids) if request.resume is not None else []
     text_len = request.resume.text_len if request.resume is not None else 0
+    prompt = _PromptPosition()
     moves = Failover(
         bus,
         "tokenizer",
         bus.directory.base_of(request.model),  # tokenizers do not announce adapters
         outcome,
-        lambda: len(ids),
+        lambda: len(ids) + prompt.scored,
         patience=patience,
         deadline=deadline,
         check=partial(check_known, model=request.model),
@@ -72,18 +89,44 @@ async def chat(
                 "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
             )
             async with stream:
-                async for batch in cast(AsyncIterator[list[Text]], stream.batches()):
-                    text_len += _note(batch, ids)
-                    yield batch
+                async for batch in cast(AsyncIterator[list[Text | PromptPiece]], stream.batches()):
+                    new = prompt.unknown(batch)
+                    text_len += _note(new, ids)
+                    if new:
+                        yield new
                 outcome.end = stream.end
                 return
         request = msgspec.structs.replace(request, resume=Resume(ids, text_len) if ids else None)
 
 
-def _note(batch: list[Text], ids: list[int]) -> int:
-    """Add the token ids of `batch` to `ids`; return the characters of all that it holds."""
+@dataclass(slots=True)
+class _PromptPosition:
+    """Hold what has been received of a prompt, which every attempt sends from the beginning."""
+
+    scored: int = 0  # tokens whose log-probabilities have been received
+    has_ids: bool = False
+
+    def unknown(self, batch: list[Text | PromptPiece]) -> list[Text | PromptPiece]:
+        """Return `batch` without pieces of the prompt that have been received."""
+        if not isinstance(batch[0], PromptPiece):  # they precede all text
+            return batch
+        return [item for item in batch if isinstance(item, Text) or self._is_new(item)]
+
+    def _is_new(self, piece: PromptPiece) -> bool:
+        if piece.logprobs is None:
+            is_new, self.has_ids = not self.has_ids, True
+            return is_new
+        end = piece.start + len(piece.ids)
+        is_new, self.scored = end > self.scored, max(end, self.scored)
+        return is_new
+
+
+def _note(batch: list[Text | PromptPiece], ids: list[int]) -> int:
+    """Add the token ids of `batch` to `ids`; return the characters of its text."""
     length = 0
     for item in batch:
+        if isinstance(item, PromptPiece):
+            continue
         ids += item.ids
         length += received_length(item)
     return length

@@ -30,7 +30,7 @@ def servable(directory: Directory) -> dict[str, ModelCard]:
     adapters = {
         name: replace(models[card.parent], name=name, parent=card.parent, created=card.created)
         for name, card in sorted(decoded.items())
-        if card.parent in models and name not in models
+        if card.parent in models and name not in models and not card.problem
     }
     return models | adapters
 

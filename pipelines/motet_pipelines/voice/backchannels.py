@@ -1,4 +1,4 @@
-"""Tell backchannels ("mhm", "yeah", a cough) from words that interrupt a speaker.
+"""Distinguish backchannels ("mhm", "yeah", a cough) from words that interrupt a speaker.
 
 The list is short on purpose: any word that is not on it counts as an interruption.
 """

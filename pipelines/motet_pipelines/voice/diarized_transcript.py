@@ -42,7 +42,7 @@ ROLE = "speakers"
 
 @dataclass(frozen=True, kw_only=True)
 class Diarization:
-    """Settings of a diarization: how speech is found, and audio of known speakers."""
+    """Configure a diarization: the detection of speech, and audio of known speakers."""
 
     speech: FindSpeech = field(default_factory=lambda: FindSpeech(audio=NO_AUDIO))
     known: tuple[tuple[str, Bytes], ...] = ()

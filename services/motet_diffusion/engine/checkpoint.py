@@ -65,7 +65,7 @@ def unpack(data: bytes, like: Tensor, generator: Generator, scheduler: Any) -> T
 
 
 def scheduler_tensors(scheduler: Any) -> dict[str, Any]:
-    """Return the tensors of a scheduler that has made no step, as `fixed` for `pack`."""
+    """Return a scheduler's tensors before its first step, to pass to `pack` as `fixed`."""
     return _memory(scheduler)
 
 

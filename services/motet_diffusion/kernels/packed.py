@@ -37,7 +37,10 @@ def _can(parameter: Tensor) -> bool:
 
 
 class PackedConv(nn.Module):
-    """Replace `nn.Conv2d`; hold its weights as they were, and laid out for the first input."""
+    """Replace `nn.Conv2d`: keep its weights, and a copy packed for the size of the first input.
+
+    Inputs of other sizes use the original weights.
+    """
 
     def __init__(self, conv: nn.Conv2d):
         super().__init__()

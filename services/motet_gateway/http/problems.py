@@ -11,6 +11,7 @@ from motet_shared.errors import (
     BadRequest,
     Cancelled,
     DeadlineExceeded,
+    LoadFailed,
     MotetError,
     Overloaded,
     PayloadTooLarge,
@@ -54,6 +55,19 @@ class RateLimited(Overloaded):
     def __init__(self, message: str, kind: str, retry_after: int):
         super().__init__(message)
         self.kind, self.retry_after = kind, retry_after
+
+
+class ModelLoading(Unavailable):
+    """Signal that a model is loaded on demand, later than the client waits for it.
+
+    `retry_after`: whole seconds until it is expected to be ready.
+    """
+
+    code = "model_loading"
+
+    def __init__(self, message: str, retry_after: int):
+        super().__init__(message, param="model")
+        self.retry_after = retry_after
 
 
 class QuotaExceeded(BadRequest):
@@ -109,6 +123,7 @@ _STATUS: tuple[tuple[type[MotetError], int, str], ...] = (
     (BadRequest, 400, "invalid_request_error"),
     (Overloaded, 429, "rate_limit_error"),
     (Unavailable, 503, "service_unavailable_error"),
+    (LoadFailed, 503, "service_unavailable_error"),
     (StreamBroken, 503, "service_unavailable_error"),
     (DeadlineExceeded, 504, "timeout_error"),
     (Cancelled, 499, "cancelled_error"),
@@ -143,6 +158,8 @@ class Problem:
             return cls(
                 status, known.kind, known.code, known.message, known.param, known.retry_after
             )
+        if isinstance(known, ModelLoading):
+            return cls(status, kind, known.code, known.message, known.param, known.retry_after)
         allow = known.allow if isinstance(known, MethodNotAllowed) else ""
         return cls(status, kind, known.code, without_names(known.message), known.param, allow=allow)
 

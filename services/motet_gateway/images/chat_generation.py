@@ -37,7 +37,7 @@ _OPTIONS = ImageOptions.__struct_fields__
 
 @dataclass(frozen=True, slots=True)
 class ChatImageGeneration:
-    """How the images of a chat are generated, and whether progress is reported."""
+    """Hold how the images of a chat are generated, and whether progress is reported."""
 
     request: Draw
     progress: bool
@@ -117,7 +117,7 @@ class ImageChatChunks(ChatChunks):
         response_id: str,
         created: int,
         model: str,
-        **usage: bool,
+        **usage: Any,
     ):
         super().__init__(response_id, created, model, **usage)
         self.generation = generation

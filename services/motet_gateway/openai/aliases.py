@@ -72,7 +72,7 @@ def model_of(directory: Directory, role: str, name: str) -> str:
     if name not in models:
         _check_kind(directory, role, name)
         if not name or role_of_alias(name) == role:
-            name = next(iter([*models, *directory.presence.models(role)]), name or "any")
+            name = next(iter([*models, *_coming(directory, role)]), name or "any")
     check_served(directory, role, name)
     return name
 
@@ -95,7 +95,7 @@ def _chat_model(directory: Directory, name: str) -> str:
     except (UnknownModel, Unavailable):
         _check_kind(directory, CHAT, name)
         if role_of_alias(name) == CHAT and (
-            models := [*servable(directory), *directory.presence.models("decode")]
+            models := [*servable(directory), *_coming(directory, "decode")]
         ):
             return models[0]
         raise
@@ -116,8 +116,16 @@ def _check_kind(directory: Directory, role: str, name: str) -> None:
         raise WrongModelKind(message, param="model")
 
 
+def _coming(directory: Directory, role: str) -> list[str]:
+    """Return the models of a role that are expected, then those that are loaded on demand."""
+    return [*directory.presence.models(role), *_offered(directory, role)]
+
+
+def _offered(directory: Directory, role: str) -> list[str]:
+    return [offer.model for offer in directory.presence.offers(role)]
+
+
 def _names(directory: Directory, role: str) -> list[str]:
     roles = CHAT_ROLES if role == CHAT else (role,)
-    return sorted(
-        {card.name for one in roles for beat in directory.instances(one) for card in beat.models}
-    )
+    served = {c.name for one in roles for beat in directory.instances(one) for c in beat.models}
+    return sorted(served.union(*(_offered(directory, one) for one in roles)))

@@ -20,18 +20,21 @@ from motet_gateway.images.chat_generation import (
     chat_with_images,
     collector_with_images,
 )
+from motet_gateway.operations.loading import check_wait
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens
-from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.chat.chat import Outcome, chat_with_prompt
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
-from motet_shared.messages import Chat, Complete, Text
+from motet_shared.errors import UnsupportedParameter
+from motet_shared.messages import Chat, Complete, PromptPiece, Text
 
 from .chat_images import leased_images, read_images
 from .generate import ChoiceStreams, Source
+from .prompt_scores import bounded_scores
 from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
-from .requests import chat_requests, completion_requests, wire_tools
+from .requests import chat_requests, completion_requests, reply_details, wire_tools
 from .results import chat_result, completion_result
 from .schema import ChatBody, SamplingFields, parse_chat, parse_completion
 
@@ -44,6 +47,7 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
         await read_prompt(service, http, "messages", entries=MAX_ENTRIES), http.hints("chat")
     )
     body.model = service.admit(body.model)
+    check_wait(http, service.bus.directory, "decode", body.model)
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     size.check_count(len(body.messages), "messages")
     size.check_tools(wire_tools(body.tools or []))
@@ -53,6 +57,9 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     size.check_chat(requests[0])
     head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
     images = len(requests) if generation is not None else 0
+    if images and (named := _detail_named(body)):
+        message = f"`{named}` is not supported in chats that generate images; omit it"
+        raise UnsupportedParameter(message, param=named)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
         pictures = await read_images(service, body, accepts_images=is_seeing)
         if generation is None:
@@ -69,6 +76,13 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
             await choices.collect(partial(chat_result, *head), collector_with_images(generation))
 
 
+def _detail_named(body: ChatBody) -> str:
+    """Return the parameter that asks for token ids or scores, or nothing."""
+    if body.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    return "return_token_ids" if body.return_token_ids else ""
+
+
 async def _plain(
     service: GatewayContext,
     http: Exchange,
@@ -81,31 +95,34 @@ async def _plain(
     """Answer a chat request without image generation; its choices share the input images."""
     async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
-        choices = ChoiceStreams(
-            service, http, requests, _reasoning(body, _pipeline(service)), ticket
-        )
+        details = reply_details(body)
+        source = bounded_scores(_reasoning(body, _pipeline(service)), details)
+        choices = ChoiceStreams(service, http, requests, source, ticket)
         if body.stream:
-            await choices.stream(ChatChunks(*head, **_usage(body)))
+            await choices.stream(ChatChunks(*head, **_usage(body), details=details))
         else:
-            await choices.collect(partial(chat_result, *head))
+            await choices.collect(partial(chat_result, *head, details=details))
 
 
 async def completions(service: GatewayContext, http: Exchange) -> None:
     """Answer a plain completion request of one or several prompts, streamed or whole."""
     body = parse_completion(await read_prompt(service, http, "prompt"), http.hints("completions"))
     body.model = service.admit(body.model)
+    check_wait(http, service.bus.directory, "decode", body.model)
     requests = completion_requests(body, http.request_id, http.tenant.rights)
     PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant).check_completions(
         requests
     )
     prompts = len(requests) // (body.n or 1)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
-        choices = ChoiceStreams(service, http, requests, _pipeline(service), ticket, prompts)
+        details = reply_details(body)
+        source = bounded_scores(_pipeline(service), details)
+        choices = ChoiceStreams(service, http, requests, source, ticket, prompts)
         head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
         if body.stream:
-            await choices.stream(CompletionChunks(*head, **_usage(body)))
+            await choices.stream(CompletionChunks(*head, **_usage(body), details=details))
         else:
-            await choices.collect(partial(completion_result, *head))
+            await choices.collect(partial(completion_result, *head, details=details))
 
 
 def _usage(body: SamplingFields) -> dict[str, Any]:
@@ -139,8 +156,10 @@ def _pipeline(service: GatewayContext) -> Source:
     """Return the source of replies for requests without image generation."""
     config = service.config
 
-    def asked(request: Chat | Complete, outcome: Outcome) -> AsyncGenerator[list[Text], None]:
-        return chat(
+    def asked(
+        request: Chat | Complete, outcome: Outcome
+    ) -> AsyncGenerator[list[Text | PromptPiece], None]:
+        return chat_with_prompt(
             service.bus, request, outcome, deadline=config.request_timeout, patience=config.patience
         )
 

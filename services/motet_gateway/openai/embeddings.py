@@ -17,6 +17,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Count, Positive, Strict
+from motet_gateway.operations.loading import check_wait
 from motet_gateway.tenancy.usage import settled, text_tokens
 from motet_pipelines.embed import ROLE, Embedded, embed
 from motet_shared.errors import BadRequest
@@ -58,6 +59,7 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
         dimensions=body.dimensions or 0,
         request_id=http.request_id,
     )
+    check_wait(http, service.bus.directory, ROLE, request.model)
     size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)
     for text in texts:
         size.check_text(text, "input")

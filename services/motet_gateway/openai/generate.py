@@ -6,13 +6,14 @@ The endpoints differ only in the renderer that they pass.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Problem
+from motet_gateway.operations.loading import unloaded, while_loading
 from motet_gateway.operations.metrics import server_timing
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import ReplyMeter, prompt_tokens
@@ -40,7 +41,7 @@ class ChoiceStreams:
         ticket: Ticket,
         prompts: int = 1,
     ):
-        self._http = http
+        self._http, self._directory = http, service.bus.directory
         self._requests = requests
         self._source = source
         self._prompts = prompts
@@ -112,7 +113,7 @@ class ChoiceStreams:
         opening = choice.start()
         with track:
             async with aclosing(self._open(index)) as batches:
-                async for batch in batches:
+                async for batch in self._told(batches, index):
                     track.got(batch)
                     # Blocks while the client does not read: its stream then gets no more credit,
                     # and other streams are not affected.
@@ -129,6 +130,15 @@ class ChoiceStreams:
                     track.got(batch)
                     choice.add(batch)
         choice.end = self._end(index)
+
+    def _told(
+        self, batches: AsyncGenerator[list[Any], None], index: int
+    ) -> AsyncIterator[list[Any]]:
+        """Return the batches; until the first, the client is told of a model that is loaded."""
+        model = self._requests[index].model
+        if unloaded(self._directory, "decode", model) is None:
+            return batches
+        return while_loading(self._http, self._directory, "decode", model, batches)
 
     def _open(self, index: int) -> AsyncGenerator[list[Any], None]:
         return self._source(self._requests[index], self._outcomes[index])

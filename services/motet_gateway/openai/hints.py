@@ -102,12 +102,13 @@ HINTS: tuple[Hint, ...] = (
     *_each("", "skip_special_tokens spaces_between_special_tokens detokenize", _TEXT, (True,)),
     *_each(
         "",
-        "use_beam_search include_stop_str_in_output early_stopping return_token_ids",
+        "use_beam_search include_stop_str_in_output early_stopping",
         _TEXT,
         (False,),
     ),
     *_each("", "return_tokens_as_token_ids", _TEXT, (False,)),
     *_each("", "length_penalty", _TEXT, (1, 1.0)),
+    *_each("", "guided_decoding_backend", _TEXT),  # every grammar is compiled by the engine's own
     *_each("", "echo safe_prompt", _CHAT, (False,)),
     *_each("", "options", _TEXT, ({},)),
     *_each("", "chat_template_kwargs", ("completions",), ({},)),

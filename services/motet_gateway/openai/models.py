@@ -1,6 +1,7 @@
 """Serve GET /v1/models, GET /v1/models/{id} and GET /v1/audio/voices.
 
-The lists contain models that are ready, and expected ones that are still starting.
+The lists contain models that are ready, expected ones that are still starting, and those that are
+loaded on demand.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from typing import Annotated, Any
 from fastapi import Path
 
 from motet_gateway.context import GatewayContext, Service
+from motet_gateway.operations.loading import state_of
 from motet_gateway.operations.readiness import KINDS
 from motet_pipelines.chat.models import servable
 from motet_pipelines.instances import served
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import ModelCard
+from motet_shared.messages import ModelCard, Offer
+from motet_shared.wire.discovery import Directory
+
+_STATUS = {"ready": "ready", "loading": "loading", "clearing": "loading", "failed": "failed"}
 
 
 async def list_models(service: Service) -> dict[str, Any]:
@@ -43,64 +48,108 @@ async def list_voices(service: Service) -> dict[str, Any]:
 def _models(service: GatewayContext) -> list[dict[str, Any]]:
     """List chat models with their adapters, then speech, transcription, embedding and image models.
 
-    `kind` names the type. `status` is "ready", or "starting" for an expected model that cannot be
-    used yet; requests for it wait.
+    `kind` names the type. `status` is "ready"; "starting" for an expected model that cannot be used
+    yet; "unloaded", "loading" or "failed" for one that is loaded on demand. Requests for these
+    wait, except for a failed one.
     """
-    directory = service.bus.directory
-    found = {role: _starting(service, role) for role in KINDS}
-    chat = [
-        _as_dict(card)
-        | {
-            "kind": "chat",
-            "context_length": card.context,
-            "images": card.images,
-            "tools": card.tools,
-            "reasoning": card.reasoning,
-        }
-        | ({"parent": card.parent} if card.parent else {})
-        for card in servable(directory).values()
-    ]
-    speech = [
-        _as_dict(card) | {"kind": "speech", "voices": card.voices}
-        for card in served(directory, "tts").values()
-    ]
-    listening = [
-        _as_dict(card) | {"kind": "transcription"} for card in served(directory, "asr").values()
-    ]
-    embedding = [
-        _as_dict(card) | {"kind": "embedding", "context_length": card.context}
-        for card in served(directory, "embedding").values()
-    ]
-    drawing = [
-        _as_dict(card) | {"kind": "image"} for card in served(directory, "diffusion").values()
-    ]
-    ready = {
-        "decode": chat,
-        "tts": speech,
-        "asr": listening,
-        "embedding": embedding,
-        "diffusion": drawing,
-    }
-    return [model for role in KINDS for model in ready[role] + found[role]]
+    found = []
+    for role in KINDS:
+        ready = _ready(service.bus.directory, role)
+        found += [_described(role, card) for card in ready.values()]
+        found += _starting(service, role, ready) + _offered(service.bus.directory, role, ready)
+    return found
 
 
-def _starting(service: GatewayContext, role: str) -> list[dict[str, Any]]:
-    """List expected models that are not ready yet.
-
-    Their creation time is unknown before they are loaded.
-    """
-    names = service.readiness.starting(role)
-    return [
-        _as_dict(ModelCard(name=name, context=0), "starting") | {"kind": KINDS[role]}
-        for name in names
-    ]
+def _ready(directory: Directory, role: str) -> dict[str, ModelCard]:
+    return servable(directory) if role == "decode" else served(directory, role)
 
 
-def _as_dict(card: ModelCard, status: str = "ready") -> dict[str, Any]:
-    return {
+def _described(role: str, card: ModelCard, status: str = "ready") -> dict[str, Any]:
+    """Return a model with what it can do."""
+    known = {
         "id": card.name,
         "object": "model",
         "created": card.created,
         "owned_by": "motet",
         "status": status,
+        "kind": KINDS[role],
+        "capabilities": capabilities(role, card),
+    }
+    if role == "decode":
+        known |= {
+            "context_length": card.context,
+            "images": card.images,
+            "tools": card.tools,
+            "reasoning": card.reasoning,
+        }
+        return known | ({"parent": card.parent} if card.parent else {})
+    if role == "embedding":
+        return known | {"context_length": card.context}
+    return known | ({"voices": card.voices} if role == "tts" else {})
+
+
+def capabilities(role: str, card: ModelCard) -> list[str]:
+    """Return what a model can do, in the words of Ollama where it has one."""
+    if role != "decode":
+        words = {
+            "tts": ["speech"],
+            "asr": ["transcription", *(["realtime"] if card.live else [])],
+            "embedding": ["embedding"],
+            "diffusion": ["image"],
+        }
+        return words[role]
+    able = {
+        "completion": True,
+        "chat": card.chat,
+        "tools": card.tools,
+        "vision": card.images,
+        "thinking": card.reasoning,
+    }
+    return [name for name, has in able.items() if has]
+
+
+def _starting(
+    service: GatewayContext, role: str, ready: dict[str, ModelCard]
+) -> list[dict[str, Any]]:
+    """List expected models that are not ready yet.
+
+    Their creation time is unknown before they are loaded.
+    """
+    names = service.readiness.starting(role)
+    return [_bare(role, name, "starting") for name in names if name not in ready]
+
+
+def _offered(directory: Directory, role: str, ready: dict[str, ModelCard]) -> list[dict[str, Any]]:
+    """List models that are loaded on demand and are not ready, with the state of their loading.
+
+    Of a language model, its tokenizer knows most of what a loaded one would tell.
+    """
+    known = {c.name: c for beat in directory.ready("tokenizer") for c in beat.models}
+    found = []
+    for offer in directory.presence.offers(role):
+        if offer.model in ready:
+            continue
+        card = known.get(offer.model) if role == "decode" else None
+        model = (
+            _bare(role, offer.model, _status(offer))
+            if card is None
+            else _described(role, card, _status(offer))
+        )
+        found.append(model | {"loading": state_of(offer)})
+    return found
+
+
+def _status(offer: Offer) -> str:
+    return _STATUS.get(offer.stage, "unloaded") if offer.stage != "ready" else "loading"
+
+
+def _bare(role: str, name: str, status: str) -> dict[str, Any]:
+    """Return a model of which only the name is known."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "motet",
+        "status": status,
+        "kind": KINDS[role],
     }

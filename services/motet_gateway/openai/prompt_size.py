@@ -62,7 +62,7 @@ class PromptSize:
 
     def check_completions(self, requests: Iterable[Complete]) -> None:
         for request in requests:
-            self.check_text(request.prompt, "prompt")
+            self.check_text(request.prompt, "prompt", len(request.suffix))
 
     def check_tools(self, tools: list[Any]) -> None:
         """Raise BadRequest for too many or too long tools, ContextTooLong if they cannot fit."""

@@ -6,12 +6,16 @@ text is encoded per token: this is the gateway's hot path. `results.py` renders 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from motet_gateway.http.problems import Problem
-from motet_shared.messages import End, Text, TextLogprob, ToolCallDelta, Usage
+from motet_shared.messages import End, PromptPiece, Text, ToolCallDelta, Usage
+
+from .logprobs import TokenEntry, chat_logprobs, completion_logprobs, entries_of, trimmed
+from .reply_details import NO_DETAILS, ReplyDetails
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,8 +52,10 @@ class Chunks:
         model: str,
         include_usage: bool = False,
         continuous: bool = False,
+        details: ReplyDetails = NO_DETAILS,
     ):
         """Prepare common fields; `continuous` adds the usage so far to each event (as vLLM)."""
+        self.details = details
         self._head = {"id": response_id, "object": self.object, "created": created, "model": model}
         self._usage: dict[str, Any] = {"usage": None} if include_usage else {}
         self.include_usage = include_usage
@@ -60,9 +66,10 @@ class Chunks:
         """Return the renderer of one choice's events, which keeps that choice's state."""
         raise NotImplementedError
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
+    def chunk(self, choice: dict[str, Any], **fields: Any) -> bytes:
+        """Render an event with one choice; `fields` are added to the event itself."""
         usage = {"usage": self._so_far(choice["index"])} if self.continuous else self._usage
-        return event({**self._head, "choices": [choice], **usage})
+        return event({**self._head, "choices": [choice], **fields, **usage})
 
     def count(self, index: int, item: Text) -> None:
         """Add the tokens of this item to the usage of its choice."""
@@ -97,11 +104,12 @@ class Choice:
         self._index = index
         self._before, self._after = chunks.split(self._as_dict(_MARK))
         self._opened = not chunks.continuous
+        self._is_detailed = chunks.continuous or chunks.details.any
 
-    def batch(self, items: list[Text]) -> bytes:
+    def batch(self, items: list[Any]) -> bytes:
         """Render one event per item that has visible content, joined for one write."""
-        if self._chunks.continuous:
-            return b"".join([self._counted(item) for item in items])
+        if self._is_detailed:
+            return b"".join([self._detailed(item) for item in items])
         before, after = self._before, self._after
         out: list[bytes] = []
         for item in items:
@@ -112,14 +120,18 @@ class Choice:
                 out.append(self._rich(item))
         return b"".join(out)
 
-    def _counted(self, item: Text) -> bytes:
-        """Render the event of one item with the usage so far.
+    def _detailed(self, item: Text | PromptPiece) -> bytes:
+        """Render the event of one item with the usage so far, or with its token ids.
 
         The first one is preceded by the opening of the choice.
         """
+        if isinstance(item, PromptPiece):
+            return self._prompt(item)
         self._chunks.count(self._index, item)
         opening = self._open()
         if item.tools is not None or item.logprobs is not None or item.reasoning:
+            return opening + self._rich(item)
+        if self._chunks.details.token_ids and item.ids:
             return opening + self._rich(item)
         return opening + (self._chunks.chunk(self._as_dict(item.text)) if item.text else b"")
 
@@ -145,6 +157,14 @@ class Choice:
 
     def _rich(self, item: Text) -> bytes:
         raise NotImplementedError
+
+    def _prompt(self, piece: PromptPiece) -> bytes:
+        """Render the event of a piece of the prompt."""
+        raise NotImplementedError
+
+    def _ids(self, item: Text) -> dict[str, Any]:
+        """Return the field of a choice with the token ids of an item, if they are wanted."""
+        return {"token_ids": item.ids} if self._chunks.details.token_ids else {}
 
 
 # ----------------------------------------------------------------------------------------------------------- chat
@@ -174,20 +194,22 @@ class ChatChoice(Choice):
         return self._delta({"content": text})
 
     def _rich(self, item: Text) -> bytes:
-        out = []
+        deltas = []
         if item.reasoning:
-            out.append(self._chunks.chunk(self._delta({"reasoning_content": item.reasoning})))
+            deltas.append(self._delta({"reasoning_content": item.reasoning}))
         if item.text or item.logprobs:
             logprobs = None if item.logprobs is None else chat_logprobs(item.logprobs)
-            out.append(self._chunks.chunk(self._delta({"content": item.text}, logprobs)))
+            deltas.append(self._delta({"content": item.text}, logprobs))
         if item.tools:
             self._called_tools = True
-            out.append(
-                self._chunks.chunk(
-                    self._delta({"tool_calls": [tool_delta(tool) for tool in item.tools]})
-                )
-            )
-        return b"".join(out)
+            deltas.append(self._delta({"tool_calls": [tool_delta(tool) for tool in item.tools]}))
+        if self._chunks.details.token_ids:
+            deltas = deltas or [self._delta({})]
+            deltas[0] |= self._ids(item)
+        return b"".join([self._chunks.chunk(delta) for delta in deltas])
+
+    def _prompt(self, piece: PromptPiece) -> bytes:
+        return self._chunks.chunk(self._delta({}), prompt_token_ids=piece.ids)
 
     def _delta(
         self,
@@ -214,22 +236,6 @@ def chat_finish(status: str, called_tools: bool) -> str:
     return "tool_calls" if called_tools and status == "stop" else status
 
 
-def chat_logprobs(logprobs: list[TextLogprob]) -> dict[str, Any]:
-    return {"content": [_logprob_entry(entry) for entry in logprobs], "refusal": None}
-
-
-def _logprob_entry(entry: TextLogprob) -> dict[str, Any]:
-    return {
-        **_token(entry.token, entry.logprob),
-        "top_logprobs": [_token(token, value) for token, value in entry.top],
-    }
-
-
-def _token(token: bytes, logprob: float) -> dict[str, Any]:
-    # A token may be a part of a character; then only `bytes` is exact.
-    return {"token": token.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(token)}
-
-
 # ----------------------------------------------------------------------------------------------- plain completions
 class CompletionChunks(Chunks):
     object = "text_completion"
@@ -252,29 +258,20 @@ class CompletionChoice(Choice):
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _rich(self, item: Text) -> bytes:
-        logprobs = completion_logprobs(item.logprobs or [], self._offset)
+        logprobs = None if item.logprobs is None else self._logprobs(entries_of(item.logprobs))
+        return self._chunks.chunk({**self._as_dict(item.text, logprobs), **self._ids(item)})
+
+    def _prompt(self, piece: PromptPiece) -> bytes:
+        choice = self._as_dict("")
+        if piece.logprobs is None:
+            return self._chunks.chunk({**choice, "prompt_token_ids": piece.ids})
+        echoed = trimmed(piece.logprobs, self._chunks.details.echo_logprobs)
+        return self._chunks.chunk({**choice, "logprobs": self._logprobs(echoed)})
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        logprobs = completion_logprobs(entries, self._offset)
         self._offset += sum(len(token) for token in logprobs["tokens"])
-        return self._chunks.chunk(self._as_dict(item.text, logprobs))
-
-
-def completion_logprobs(logprobs: list[TextLogprob], offset: int = 0) -> dict[str, Any]:
-    """Render log-probabilities in the older format of parallel lists.
-
-    `offset` is the number of characters of the tokens before these.
-    """
-    tokens, offsets = [], []
-    for entry in logprobs:
-        tokens.append(entry.token.decode("utf-8", "replace"))
-        offsets.append(offset)
-        offset += len(tokens[-1])
-    return {
-        "tokens": tokens,
-        "token_logprobs": [entry.logprob for entry in logprobs],
-        "top_logprobs": [
-            {t.decode("utf-8", "replace"): value for t, value in entry.top} for entry in logprobs
-        ],
-        "text_offset": offsets,
-    }
+        return logprobs
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:

@@ -6,12 +6,14 @@ import secrets
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from motet_gateway.tenancy.rights import UNRESTRICTED, Rights
 from motet_pipelines.images.chat_drawing import remembered
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Complete, Sampling
 
+from .reply_details import ReplyDetails
 from .schema import (
     AssistantMessage,
     ChatBody,
@@ -27,8 +29,9 @@ from .schema import (
     Tool,
     UserMessage,
     VideoPart,
+    grammar_of_body,
 )
-from .structured import ToolChoice, grammar_of, tool_choice_of
+from .structured import ToolChoice, tool_choice_of
 
 # Fields for which a model may recommend values.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -57,7 +60,7 @@ def chat_requests(
         parallel_tools=body.parallel_tool_calls is not False,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        grammar=grammar_of(body.response_format, body.structured_outputs),
+        grammar=grammar_of_body(body),
         reasoning_effort=body.reasoning_effort or "",
         template_options=body.chat_template_kwargs or {},
         stop=_stops(body.stop),
@@ -67,7 +70,9 @@ def chat_requests(
         tenant=rights.share(body.safety_identifier or body.user or ""),
         max_context=rights.max_context,
     )
-    return [_with_seed(base, seed) for seed in _seeds(body.seed, body.n or 1)]
+    requests = [_with_seed(base, seed) for seed in _seeds(body.seed, body.n or 1)]
+    # The choices share a prompt, so one of them returns what is wanted of it.
+    return [replace(requests[0], **_of_prompt(body, requests[0].sampling)), *requests[1:]]
 
 
 def completion_requests(
@@ -81,13 +86,14 @@ def completion_requests(
     if len(prompts) * n > MAX_COMPLETIONS:
         message = f"`prompt` times `n` requests {len(prompts) * n} completions; at most {MAX_COMPLETIONS} are allowed"
         raise BadRequest(message, param="prompt")
-    max_tokens = body.max_tokens or 16
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
     base = Complete(
         model=body.model,
         prompt="",
         sampling=_sampling(body, max_tokens, -1 if body.logprobs is None else body.logprobs),
-        grammar=grammar_of(body.response_format, body.structured_outputs),
+        grammar=grammar_of_body(body),
         echo=bool(body.echo),
+        suffix=body.suffix or "",
         stop=_stops(body.stop),
         max_tokens=max_tokens,
         request_id=request_id,
@@ -95,11 +101,32 @@ def completion_requests(
         tenant=rights.share(body.user or ""),
         max_context=rights.max_context,
     )
+    base = replace(base, **_of_prompt(body, base.sampling))
     return [
-        msgspec.structs.replace(_with_seed(base, seed), prompt=prompt)
+        replace(_with_seed(base, seed), prompt=prompt)
         for prompt in prompts
         for seed in _seeds(body.seed, n)
     ]
+
+
+def reply_details(body: ChatBody | CompletionBody) -> ReplyDetails:
+    """Return what a body wants of its reply besides the text."""
+    echoes = isinstance(body, CompletionBody) and body.echo and body.logprobs is not None
+    return ReplyDetails(
+        token_ids=bool(body.return_token_ids),
+        echo_logprobs=_or_none(body.logprobs) if echoes else -1,
+        prompt_logprobs=_or_none(body.prompt_logprobs),
+    )
+
+
+def _of_prompt(body: ChatBody | CompletionBody, sampling: Sampling) -> dict[str, Any]:
+    """Return the fields of a request for what is wanted of its prompt."""
+    details = reply_details(body)
+    most = max(details.echo_logprobs, details.prompt_logprobs)
+    return {
+        "return_prompt": details.token_ids,
+        "sampling": replace(sampling, prompt_logprobs=most),
+    }
 
 
 def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> list[dict[str, Any]]:
@@ -210,8 +237,8 @@ def _seeds(seed: int | None, n: int) -> list[int]:
 
 
 def _with_seed(request: Any, seed: int) -> Any:
-    sampling = msgspec.structs.replace(request.sampling, seed=seed)
-    return msgspec.structs.replace(request, sampling=sampling)
+    sampling = replace(request.sampling, seed=seed)
+    return replace(request, sampling=sampling)
 
 
 def _chat_logprobs(body: ChatBody) -> int:
@@ -239,10 +266,16 @@ def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int) -> Sa
         logprobs=logprobs,
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=body.stop_token_ids or [],
         left_out=[name for name in _RECOMMENDED if getattr(body, name) is None],
-        max_tokens=max_tokens
-        or 16,  # a placeholder: without a limit the tokenizer sets the rest of the context
+        # A placeholder: without a limit the tokenizer sets the rest of the context.
+        max_tokens=16 if max_tokens is None else max_tokens,
     )
+
+
+def _or_none(count: int | None) -> int:
+    """Return a number of alternatives, -1 for none requested."""
+    return -1 if count is None else count
 
 
 def _or(value: float | None, default: float) -> float:

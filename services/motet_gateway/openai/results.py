@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
-from motet_shared.messages import End, Text, TextLogprob, Usage
+from motet_shared.messages import End, PromptLogprob, PromptPiece, TextLogprob, Usage
 
-from .render import chat_finish, chat_logprobs, completion_logprobs, usage_dict
+from .logprobs import chat_logprobs, completion_logprobs, entries_of, prompt_logprobs, trimmed
+from .render import chat_finish, usage_dict
+from .reply_details import NO_DETAILS, ReplyDetails
 
 
 @dataclass(slots=True)
@@ -21,10 +23,18 @@ class Collected:
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TextLogprob] | None = None
     images: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    scored_ids: list[int] = field(default_factory=list)  # tokens of `prompt`
+    prompt: list[PromptLogprob] = field(default_factory=list)
     end: End | None = None
 
-    def add(self, items: list[Text]) -> None:
+    def add(self, items: list[Any]) -> None:
         for item in items:
+            if isinstance(item, PromptPiece):
+                self._add_prompt(item)
+                continue
+            self.ids += item.ids
             self.texts.append(item.text)
             self.reasoning.append(item.reasoning)
             if item.logprobs is not None:
@@ -37,6 +47,13 @@ class Collected:
                 call["id"] += tool.id
                 call["function"]["name"] += tool.name
                 call["function"]["arguments"] += tool.arguments
+
+    def _add_prompt(self, piece: PromptPiece) -> None:
+        if piece.logprobs is None:
+            self.prompt_ids = piece.ids
+        else:
+            self.scored_ids += piece.ids
+            self.prompt += piece.logprobs
 
     @property
     def text(self) -> str:
@@ -63,25 +80,42 @@ def add_usage(ends: list[End | None], prompts: int = 1) -> Usage:
 
 
 def chat_result(
-    response_id: str, created: int, model: str, choices: list[Collected], usage: Usage
+    response_id: str,
+    created: int,
+    model: str,
+    choices: list[Collected],
+    usage: Usage,
+    *,
+    details: ReplyDetails = NO_DETAILS,
 ) -> bytes:
-    """Render the body of a chat completion that is not streamed."""
-    return _body(
-        response_id,
-        "chat.completion",
-        created,
-        model,
-        [*map(_chat_choice, range(len(choices)), choices)],
-        usage,
-    )
+    """Render the body of a chat completion that is not streamed; its choices share a prompt."""
+    shaped = [_chat_choice(index, choice, details) for index, choice in enumerate(choices)]
+    fields = _prompt_fields(choices[0], details) if choices else {}
+    return _body(response_id, "chat.completion", created, model, shaped, usage, fields)
 
 
 def completion_result(
-    response_id: str, created: int, model: str, choices: list[Collected], usage: Usage
+    response_id: str,
+    created: int,
+    model: str,
+    choices: list[Collected],
+    usage: Usage,
+    *,
+    details: ReplyDetails = NO_DETAILS,
 ) -> bytes:
     """Render the body of a plain completion that is not streamed."""
-    shaped = [_completion_choice(index, choice) for index, choice in enumerate(choices)]
-    return _body(response_id, "text_completion", created, model, shaped, usage)
+    shaped = [_completion_choice(index, choice, details) for index, choice in enumerate(choices)]
+    return _body(response_id, "text_completion", created, model, shaped, usage, {})
+
+
+def _prompt_fields(choice: Collected, details: ReplyDetails) -> dict[str, Any]:
+    """Return the fields about the prompt that were requested, as vLLM names them."""
+    fields: dict[str, Any] = {}
+    if details.token_ids:
+        fields["prompt_token_ids"] = choice.prompt_ids
+    if (most := details.prompt_logprobs) >= 0:
+        fields["prompt_logprobs"] = prompt_logprobs(choice.prompt, choice.scored_ids, most)
+    return fields
 
 
 def _body(
@@ -91,12 +125,13 @@ def _body(
     model: str,
     choices: list[dict[str, Any]],
     usage: Usage,
+    fields: dict[str, Any],
 ) -> bytes:
     head = {"id": response_id, "object": kind, "created": created, "model": model}
-    return msgspec.json.encode({**head, "choices": choices, "usage": usage_dict(usage)})
+    return msgspec.json.encode({**head, "choices": choices, "usage": usage_dict(usage), **fields})
 
 
-def _chat_choice(index: int, choice: Collected) -> dict[str, Any]:
+def _chat_choice(index: int, choice: Collected, details: ReplyDetails) -> dict[str, Any]:
     calls = [choice.tools[key] for key in sorted(choice.tools)]
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if reasoning := "".join(choice.reasoning):
@@ -108,14 +143,28 @@ def _chat_choice(index: int, choice: Collected) -> dict[str, Any]:
         message["images"] = choice.images
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
     finish = chat_finish(choice.status, bool(calls))
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish,
+        **({"token_ids": choice.ids} if details.token_ids else {}),
+    }
 
 
-def _completion_choice(index: int, choice: Collected) -> dict[str, Any]:
-    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs)
+def _completion_choice(index: int, choice: Collected, details: ReplyDetails) -> dict[str, Any]:
     return {
         "index": index,
         "text": choice.text,
-        "logprobs": logprobs,
+        "logprobs": _completion_logprobs(choice, details),
         "finish_reason": choice.status,
+        **_prompt_fields(choice, details),
+        **({"token_ids": choice.ids} if details.token_ids else {}),
     }
+
+
+def _completion_logprobs(choice: Collected, details: ReplyDetails) -> dict[str, Any] | None:
+    entries = None if choice.logprobs is None else entries_of(choice.logprobs)
+    if details.echo_logprobs >= 0:
+        entries = [*trimmed(choice.prompt, details.echo_logprobs), *(entries or [])]
+    return None if entries is None else completion_logprobs(entries)

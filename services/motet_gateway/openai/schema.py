@@ -18,11 +18,12 @@ from motet_gateway.http.fields import Count, Int64, Metadata, Name, Penalty, Pos
 from motet_gateway.images.options import ImageTool
 from motet_pipelines.images.chat_drawing import TOOL
 from motet_shared.errors import BadRequest, UnsupportedParameter
-from motet_shared.messages import TEMPLATE_OPTIONS_SIZE
+from motet_shared.messages import TEMPLATE_OPTIONS_SIZE, Grammar
 from motet_shared.text.characters import characters
 
 from .hints import Ignored
 from .structured import (
+    ALIASES,
     ResponseFormat,
     StructuredOutputs,
     check_tool_choice,
@@ -32,6 +33,7 @@ from .structured import (
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
+MAX_STOP_IDS = 256
 
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -54,7 +56,7 @@ class ImagePart(Strict, tag="image_url"):
 
 
 class VideoPart(Strict, tag="video_url"):
-    """A video, in the format that servers of open models share; an extension of OpenAI's.
+    """Hold a video, in the format common to servers of open models; not part of OpenAI's API.
 
     `max_pixels` applies to each frame.
     """
@@ -165,7 +167,7 @@ class StreamOptions(Strict):
 class SamplingFields(Strict):
     """Fields that chat and plain completions share.
 
-    The last seven are extensions that servers of open models share.
+    Those from `top_k` on are extensions that servers of open models share.
     """
 
     model: str
@@ -189,6 +191,13 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None  # OpenAI has it in chats only
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None  # older names of its fields
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
@@ -229,14 +238,19 @@ class ChatBody(SamplingFields, kw_only=True):
 
 
 class CompletionBody(SamplingFields, kw_only=True):
-    """Body of POST /v1/completions; `prompt` is a text, token ids, or a list of either."""
+    """Body of POST /v1/completions; `prompt` is a text, token ids, or a list of either.
+
+    `max_tokens` 0 asks for the prompt alone: echoed, or its log-probabilities. `suffix` is the text
+    behind the gap that the completion fills.
+    """
 
     prompt: str | list[str | int | list[int]]
+    max_tokens: Count | None = None
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     # See NO_EFFECT.
     best_of: Any = None
-    suffix: Any = None
 
 
 # Values of `modalities` that enable the tool `image_generation` with its defaults.
@@ -255,7 +269,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "store": (False,),
-    "suffix": ("",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -293,10 +306,24 @@ def parse_completion(body: bytes, ignored: Ignored | None = None) -> CompletionB
     """
     request = _completion.decode(body, ignored)
     _check_common(request)
-    if request.echo and request.logprobs is not None:
-        message = "`logprobs` with `echo`: the log-probabilities of a prompt are not computed; give one of them"
-        raise UnsupportedParameter(message, param="logprobs")
+    if request.suffix and request.echo:
+        raise UnsupportedParameter(
+            "`suffix` with `echo` is not supported; send one of them", param="suffix"
+        )
+    if request.suffix and not _is_text(request.prompt):
+        raise BadRequest("`suffix` needs a `prompt` of text, not of token ids", param="suffix")
     return request
+
+
+def _is_text(prompt: str | list[str | int | list[int]]) -> bool:
+    return isinstance(prompt, str) or all(isinstance(entry, str) for entry in prompt)
+
+
+def grammar_of_body(request: SamplingFields) -> Grammar | None:
+    """Return the grammar that a body asks for. Raises BadRequest for more than one."""
+    values = {name: getattr(request, name) for name in ALIASES}
+    guided = {name: value for name, value in values.items() if value is not None}
+    return grammar_of(request.response_format, request.structured_outputs, guided)
 
 
 def check_tools(request: ChatBody) -> None:
@@ -334,7 +361,10 @@ def _check_common(request: ChatBody | CompletionBody) -> None:
             raise UnsupportedParameter(_refusal(name, value, accepted), param=name)
     if request.stream_options is not None:
         _check_stream_options(request.stream_options, request.stream)
-    grammar_of(request.response_format, request.structured_outputs)
+    grammar_of_body(request)
+    if request.stream and request.prompt_logprobs is not None:
+        message = "`prompt_logprobs` is not streamed; omit `stream`, or send `echo` with `logprobs`"
+        raise UnsupportedParameter(message, param="prompt_logprobs")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > MAX_STOPS:
         raise BadRequest(

@@ -1,12 +1,15 @@
 """Convert structured output parameters and tool choices from a body to the wire format.
 
-`response_format` is OpenAI's, `structured_outputs` the extension that servers of open models share.
+`response_format` is OpenAI's, `structured_outputs` the extension that servers of open models share,
+with the older names `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -55,18 +58,39 @@ class StructuredOutputs(Strict):
 
 _ANY_OBJECT = '{"type":"object"}'
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
+# Names that vLLM gave these constraints before `structured_outputs`.
+ALIASES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
 
 
 def grammar_of(
-    response_format: ResponseFormat | None, structured: StructuredOutputs | None
+    response_format: ResponseFormat | None,
+    structured: StructuredOutputs | None,
+    guided: Mapping[str, Any] = MappingProxyType({}),
 ) -> Grammar | None:
     """Return the grammar that constrains the reply, or None.
 
-    Raises BadRequest if both parameters, or not exactly one field of `structured_outputs`, are set.
+    guided: values by the names of ALIASES. Raises BadRequest if more than one constraint is given,
+    or not exactly one field of `structured_outputs` is set.
     """
-    formatted = _of_response_format(response_format)
-    if structured is None:
-        return formatted
+    ways = [_of_response_format(response_format)]
+    if structured is not None:
+        ways.append(_of_structured(structured))
+    ways += [_of_constraint(ALIASES[name], value, name) for name, value in guided.items()]
+    grammars = [way for way in ways if way is not None]
+    if len(grammars) > 1:
+        first, second = (grammar.param for grammar in grammars[:2])
+        param = second.partition(".")[0]
+        message = f"`{second}` and `{first}` both constrain the reply; send one of them"
+        raise BadRequest(message, param=param)
+    return grammars[0] if grammars else None
+
+
+def _of_structured(structured: StructuredOutputs) -> Grammar:
     ways = [name for name in _CONSTRAINTS if getattr(structured, name) not in (None, False)]
     if len(ways) != 1:
         given = " and ".join(f"`{way}`" for way in ways) or "none"
@@ -74,10 +98,7 @@ def grammar_of(
             f"`structured_outputs` takes exactly one of {', '.join(_CONSTRAINTS)}, not {given}"
         )
         raise BadRequest(message, param="structured_outputs")
-    if formatted is not None:
-        message = f"`structured_outputs` and `{formatted.param}` both constrain the reply; send one of them"
-        raise BadRequest(message, param="structured_outputs")
-    return _of_constraint(ways[0], getattr(structured, ways[0]))
+    return _of_constraint(ways[0], getattr(structured, ways[0]), f"structured_outputs.{ways[0]}")
 
 
 def _of_response_format(wanted: ResponseFormat | None) -> Grammar | None:
@@ -91,8 +112,7 @@ def _of_response_format(wanted: ResponseFormat | None) -> Grammar | None:
     return None
 
 
-def _of_constraint(way: str, value: Any) -> Grammar:
-    param = f"structured_outputs.{way}"
+def _of_constraint(way: str, value: Any, param: str) -> Grammar:
     if way == "json_object":
         return Grammar(kind="json_schema", text=_ANY_OBJECT, param=param)
     if way == "json":

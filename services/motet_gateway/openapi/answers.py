@@ -105,6 +105,15 @@ class ChatChoice(Struct):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[Count] = []
+
+
+class RankedToken(Struct):
+    """Log-probability of a token and its rank among all, from 1."""
+
+    logprob: float
+    rank: Annotated[int, Meta(ge=1)]
+    decoded_token: str
 
 
 class ChatCompletion(Struct):
@@ -114,14 +123,16 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: TokenUsage
+    prompt_token_ids: list[Count] = []
+    prompt_logprobs: list[dict[str, RankedToken] | None] = []
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of tokens, as parallel lists."""
+    """Log-probabilities of tokens, as parallel lists; null for the first token of a prompt."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[Count]
 
 
@@ -130,6 +141,9 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    token_ids: list[Count] = []
+    prompt_token_ids: list[Count] = []
+    prompt_logprobs: list[dict[str, RankedToken] | None] = []
 
 
 class Completion(Struct):
@@ -142,12 +156,21 @@ class Completion(Struct):
 
 
 # ------------------------------------------------------------------------------------------------------- models, voices
+class Loading(Struct):
+    """Where a model stands that is loaded on demand: `seconds` and `share` are estimates."""
+
+    stage: Literal["absent", "queued", "clearing", "loading", "ready", "leaving", "failed"]
+    share: float
+    seconds: float
+    problem: str = ""
+
+
 class Model(Struct):
-    """A model that is ready or starting.
+    """A model that is ready, starting, or loaded on demand.
 
     `context_length`, `images`, `tools` and `reasoning` are of chat models, `voices` of speech models. `parent`
     is the base model of an adapter. `status` is "starting" for an expected model that cannot be
-    used yet; requests for it wait.
+    used yet, and "unloaded" or "loading" for one that is loaded on demand; requests for these wait.
     """
 
     id: str
@@ -155,7 +178,9 @@ class Model(Struct):
     created: Unix
     owned_by: str
     kind: Literal["chat", "speech", "transcription", "embedding", "image"]
-    status: Literal["ready", "starting"]
+    status: Literal["ready", "starting", "unloaded", "loading", "failed"]
+    capabilities: list[str] = []
+    loading: Loading | None = None
     context_length: Count = 0
     images: bool = False
     tools: bool = False

@@ -24,7 +24,7 @@ class MissingRoles(Struct):
 
 
 class ImageInput(Struct):
-    """Services that image inputs need and that are missing; `models` cannot read images now."""
+    """Report missing services for image inputs, and the models that cannot read images meanwhile."""
 
     missing: list[str]
     models: list[str]

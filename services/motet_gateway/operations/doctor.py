@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Query
 
-from motet_doctor import Window, diagnose
+from motet_doctor import ObservationWindow, diagnose
 from motet_gateway.context import Service
 
 from .heartbeat_history import LONGEST
@@ -25,7 +25,7 @@ async def doctor(service: Service, window: Seconds = 10.0) -> dict[str, Any]:
     first; an empty list means healthy.
     """
     recent, heartbeats = service.metrics.recent, service.heartbeats
-    seen = Window.of(
+    seen = ObservationWindow.of(
         heartbeats.last(window),
         [reply.timing for reply in recent.since(recent.clock() - window)],
     )

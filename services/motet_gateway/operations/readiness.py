@@ -57,7 +57,11 @@ class Readiness:
         ready = self.models()
         if model in ready:
             return []
-        known = [name for role in KINDS for name in self._bus.directory.presence.models(role)]
+        presence = self._bus.directory.presence
+        for role in KINDS:
+            if (offer := presence.offer(role, model)) is not None:
+                return [] if offer.stage != "failed" else [f"{model} cannot be loaded"]
+        known = [name for role in KINDS for name in presence.models(role)]
         if model not in known:
             names = ", ".join([*ready, *known]) or "none"
             raise UnknownModel(
@@ -69,7 +73,7 @@ class Readiness:
         directory = self._bus.directory
         if not self._was_ready and (due := directory.presence.due):
             return [f"{role} for {model} is not ready yet" for role, model in due]
-        if self.models():
+        if self.models() or any(directory.presence.offers(role) for role in KINDS):
             self._was_ready = True
             return []
         return [f"no {role} is ready" for role in missing(directory)] or [

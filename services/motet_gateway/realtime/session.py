@@ -210,7 +210,7 @@ class Session:
             await self.channel.send(*rendered)
 
     async def _next_inputs(self) -> AsyncGenerator[inputs.Input, None]:
-        """Yield the inputs of `_do`; one is handled when the conversation asks for the next."""
+        """Yield the inputs queued by `_do`; mark each as handled when the next is requested."""
         while True:
             given, handled = await self._inputs.get()
             yield given

@@ -50,7 +50,7 @@ class SessionSettings:
 
     @classmethod
     def default(cls, model: str, speech: SpeechServices, kind: Kind) -> SessionSettings:
-        """Return the settings of a new session: it listens and speaks where this server can."""
+        """Return the settings of a new session: speech is on if this server has the services for it."""
         turns = ServerVad() if speech.transcription and speech.turn_detection else None
         if kind == "transcription":
             return cls(

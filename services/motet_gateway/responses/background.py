@@ -84,7 +84,7 @@ class BackgroundResponses:
 
 
 class _Run:
-    """One response on this gateway."""
+    """Run one response on this gateway."""
 
     def __init__(
         self, service: GatewayContext, store: ResponseStore, owner: str, record: StoredResponse

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Foreground:
-    """One response whose client waits.
+    """Run one response whose client waits.
 
     A response that is to be stored is stored before its client hears that it has ended, so that it
     can be the previous one of the next at once. One whose client leaves is not stored.

@@ -33,7 +33,7 @@ class PreviousResponseNotFound(NotFound):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a response answers.
+    """Hold the conversation that a response continues.
 
     `own`: its own input items, as they are stored. `chain`: ids of the responses before it.
     """

@@ -43,7 +43,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """How much the model reasons; summaries are not made: the reasoning itself is returned."""
+    """Hold how much the model reasons; summaries are not made: the reasoning itself is returned."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

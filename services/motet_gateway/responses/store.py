@@ -27,7 +27,7 @@ _RETRY = 0.2  # seconds between two attempts to store
 
 
 class Stop(Enum):
-    """Why a response in the background ends before its end."""
+    """Enumerate why a response in the background ends early."""
 
     CANCELLED = b"cancelled"
     DELETED = b"deleted"

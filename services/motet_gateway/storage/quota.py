@@ -30,7 +30,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something stored, under a name that is unique in the ledger.
+    """Represent a stored item, under a name that is unique in the ledger.
 
     `owner` is the tenant's name, `size` is in bytes, `expires` in Unix seconds.
     """

@@ -12,7 +12,7 @@ from motet_media.audio import SAMPLE_BYTES
 from motet_pipelines.images.chat_drawing import Drawing
 from motet_pipelines.voice.speak import RATE
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Complete, DenoisingProgress, Text, Usage
+from motet_shared.messages import Chat, Complete, DenoisingProgress, PromptPiece, Text, Usage
 
 from .buckets import Hold
 from .tenant import SECOND, Ticket
@@ -31,9 +31,8 @@ def text_tokens(text: str) -> int:
 def prompt_tokens(request: Chat | Complete) -> int:
     """Estimate the number of tokens of a prompt."""
     if isinstance(request, Complete):
-        return (
-            text_tokens(request.prompt) if isinstance(request.prompt, str) else len(request.prompt)
-        )
+        prompt = request.prompt
+        return text_tokens(prompt + request.suffix) if isinstance(prompt, str) else len(prompt)
     tools = text_tokens(msgspec.json.encode(request.tools).decode()) if request.tools else 0
     return tools + messages_tokens(request.messages)
 
@@ -111,7 +110,7 @@ class ReplyMeter:
         for item in batch:
             if isinstance(item, Text):
                 tokens += len(item.ids)
-            else:
+            elif not isinstance(item, PromptPiece):  # a prompt is charged at the start
                 self._count_image(item)
         self._counted += tokens
         self._ticket.tokens.use(tokens)

@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from motet_shared.errors import DeadlineExceeded
@@ -26,11 +26,15 @@ AfterStep = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True, eq=False)
 class _Resident:
-    """State of one slot's adapter. holders: requests that use it or wait until it is loaded."""
+    """State of one slot's adapter.
+
+    holders: requests that use it or wait until it is loaded. is_gone: the adapter is served no more.
+    """
 
     slot: int
     loading: asyncio.Future[ResidentAdapter]
     holders: int = 0
+    is_gone: bool = False
 
 
 class AdapterCache:
@@ -45,6 +49,8 @@ class AdapterCache:
         self._thread = ThreadPoolExecutor(1, "motet-adapters")
         self._by_name: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
         self._free = list(range(bank.slots))
+        self._num_slots = bank.slots
+        self._leaving: set[_Resident] = set()  # those that are gone, while requests hold them
         self._queue = asyncio.Lock()
         self._freed = asyncio.Event()
         self._stalled_since: float | None = None  # when the first in the queue found no free slot
@@ -53,6 +59,28 @@ class AdapterCache:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def refresh(self) -> None:
+        """Use the slots that the bank has got since."""
+        self._free += range(self._num_slots, self._bank.slots)
+        self._num_slots = self._bank.slots
+        self._freed.set()
+
+    async def forget(self, name: str) -> None:
+        """Let no request take an adapter any more, and return once none holds it."""
+        resident = self._by_name.pop(name, None)
+        if resident is None:
+            return
+        resident.is_gone = True
+        self._leaving.add(resident)
+        with suppress(Exception):  # a failed load is told to those that wait for it
+            await asyncio.shield(resident.loading)
+        while resident.holders:
+            self._freed.clear()
+            await self._freed.wait()
+        self._leaving.discard(resident)
+        self._free.append(resident.slot)
+        self._freed.set()
 
     def is_resident(self, name: str) -> bool:
         resident = self._by_name.get(name)
@@ -155,8 +183,9 @@ class AdapterCache:
         A failure is not cached: the next request for the adapter tries again.
         """
         if resident.loading.cancelled() or resident.loading.exception() is not None:
-            del self._by_name[name]
-            self._free.append(resident.slot)
+            if not resident.is_gone:  # else `forget` frees the slot
+                del self._by_name[name]
+                self._free.append(resident.slot)
             self._freed.set()
             return
         self._loads += 1
@@ -192,8 +221,9 @@ class AdapterCache:
 
         Call it while the actor is idle.
         """
-        slots = sorted([*self._free, *(one.slot for one in self._by_name.values())])
-        held = sum(one.holders for one in self._by_name.values())
+        taken = [*self._by_name.values(), *self._leaving]
+        slots = sorted([*self._free, *(one.slot for one in taken)])
+        held = sum(one.holders for one in taken)
         if slots != list(range(self._bank.slots)) or held != self._ending:
             raise RuntimeError(
                 f"adapters: slots {slots} of {self._bank.slots}, held {held} times though nothing runs"

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -102,8 +105,8 @@ def named_folders(given: Sequence[str], folder: str, taken: str) -> dict[str, Pa
             raise ConfigError(
                 f"adapter_folder={folder!r}: no such folder; give one whose subfolders are adapters"
             )
-        inner = sorted(path for path in Path(folder).iterdir() if (path / CONFIG).is_file())
-        pairs += [("adapter_folder", str(path), path.name, str(path)) for path in inner]
+        inner = list_adapters(Path(folder))
+        pairs += [("adapter_folder", str(path), name, str(path)) for name, path in inner.items()]
     found: dict[str, Path] = {}
     for field, one, name, path in pairs:
         if not name or not path:
@@ -116,11 +119,22 @@ def named_folders(given: Sequence[str], folder: str, taken: str) -> dict[str, Pa
     return found
 
 
+def list_adapters(folder: Path) -> dict[str, Path]:
+    """Return the adapters in a folder by name; characters in names may be percent-encoded."""
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError:
+        return {}
+    found = {unquote(entry): folder / entry for entry in entries if not entry.startswith(".")}
+    return {name: path for name, path in found.items() if (path / CONFIG).is_file()}
+
+
 class AdapterBank:
     """Hold the adapters in `folders`, by name, for a model of these matrices.
 
     Up to `slots` of them may be resident, each of at most `max_rank`. An adapter that cannot be
-    served is logged, and requests for it are refused. dtype: of the factors.
+    served is logged, and requests for it are refused. There is room for the adapters that are
+    there; `add` makes more where it is needed. dtype: of the factors.
     """
 
     def __init__(
@@ -134,61 +148,95 @@ class AdapterBank:
         device: torch.device,
     ):
         self.refused: dict[str, str] = {}  # reasons by name
-        self._device = device
+        self.slots = 0
+        self._most_slots, self._max_rank = slots, max_rank
+        self._dtype, self._device = dtype, device
         self._segments: Segments | None = None
-        shapes = {name: matrix.shape for name, matrix in matrices.items()}
+        self._matrices = matrices
+        self._shapes = {name: matrix.shape for name, matrix in matrices.items()}
         self._folders: dict[str, AdapterFolder] = {}
+        self._factors: dict[str, LoraFactors] = {}
+        self._parts: dict[Linear, dict[str, LoraFactors]] = {}
+        self._filling = threading.Lock()  # held while factors are written or replaced
         for name, path in folders.items():
-            self._read_folder(name, path, shapes, max_rank)
-        self.slots = min(slots, max(len(self._folders), 1))
-        self._factors = self._make_factors(shapes, dtype)
-        self._attach(matrices)
+            self._note(name, self.read(name, path))
+        self._grow()
 
-    def _read_folder(
-        self, name: str, path: Path, shapes: Mapping[str, tuple[int, int]], max_rank: int
-    ) -> None:
+    def read(self, name: str, path: Path) -> AdapterFolder | BadRequest:
+        """Return what is known of an adapter, or why it cannot be served; from any thread."""
         try:
-            self._folders[name] = AdapterFolder.read(name, path, shapes, max_rank)
+            return AdapterFolder.read(name, path, self._shapes, self._max_rank)
         except BadRequest as error:
-            self.refused[name] = error.message
-            log.warning("an adapter cannot be served", extra={"reason": error.message})
-        else:
-            log.info(
-                "adapter found", extra={"adapter": name, "trained_for": self._folders[name].base}
-            )
+            return error
 
-    def _make_factors(
-        self, shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype
-    ) -> dict[str, LoraFactors]:
+    def add(self, name: str, found: AdapterFolder | BadRequest) -> bool:
+        """Add an adapter that was read, between two steps; True if factors have moved in memory.
+
+        An adapter of that name is replaced: none of its requests may be left.
+        """
+        self.remove(name)
+        self._note(name, found)
+        return self._grow()
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter, between two steps; what it leaves in its slot is overwritten."""
+        self._folders.pop(name, None)
+        self.refused.pop(name, None)
+
+    def _note(self, name: str, found: AdapterFolder | BadRequest) -> None:
+        if isinstance(found, BadRequest):
+            self.refused[name] = found.message
+            log.warning("an adapter cannot be served", extra={"reason": found.message})
+        else:
+            self._folders[name] = found
+            log.info("adapter found", extra={"adapter": name, "trained_for": found.base})
+
+    def _grow(self) -> bool:
+        """Make room for all adapters, or as many as may be resident; True if factors have moved."""
+        self.slots = max(self.slots, min(self._most_slots, max(len(self._folders), 1)))
         ranks: dict[str, int] = {}
         for folder in self._folders.values():
             for matrix, pair in folder.pairs.items():
                 ranks[matrix] = max(ranks.get(matrix, 0), pair.rank)
-        return {
-            name: LoraFactors(
-                self.slots, rank, shapes[name][1], shapes[name][0], dtype, self._device
-            )
-            for name, rank in ranks.items()
-        }
+        moved = [name for name, rank in ranks.items() if not self._has_room(name, rank)]
+        with self._filling:
+            for name in moved:
+                self._put_factors(name, self._roomy(name, ranks[name]))
+        return bool(moved)
 
-    def _attach(self, matrices: Mapping[str, Matrix]) -> None:
-        parts: dict[Linear, list[tuple[int, int, LoraFactors]]] = {}
-        for name, factors in self._factors.items():
-            matrix = matrices[name]
-            parts.setdefault(matrix.linear, []).append((matrix.start, matrix.stop, factors))
-        for linear, changed in parts.items():
-            linear.register_forward_hook(partial(self._add, changed))
+    def _has_room(self, matrix: str, rank: int) -> bool:
+        factors = self._factors.get(matrix)
+        return (
+            factors is not None and factors.max_rank >= rank and len(factors.ranks_S) >= self.slots
+        )
+
+    def _roomy(self, matrix: str, rank: int) -> LoraFactors:
+        factors = self._factors.get(matrix)
+        if factors is not None:
+            return factors.grown(self.slots, rank)
+        outputs, inputs = self._shapes[matrix]
+        return LoraFactors(self.slots, rank, inputs, outputs, self._dtype, self._device)
+
+    def _put_factors(self, name: str, factors: LoraFactors) -> None:
+        """Have the product of a matrix add these factors."""
+        self._factors[name] = factors
+        linear = self._matrices[name].linear
+        if linear not in self._parts:
+            self._parts[linear] = {}
+            linear.register_forward_hook(partial(self._add, self._parts[linear]))
+        self._parts[linear][name] = factors
 
     def _add(
         self,
-        parts: list[tuple[int, int, LoraFactors]],
+        parts: Mapping[str, LoraFactors],
         _linear: nn.Module,
         inputs: tuple[Any, ...],
         out: Tensor,
     ) -> None:
         if self._segments is not None:
-            for start, stop, factors in parts:
-                factors.add(inputs[0], out[..., start:stop], self._segments)
+            for name, factors in parts.items():
+                matrix = self._matrices[name]
+                factors.add(inputs[0], out[..., matrix.start : matrix.stop], self._segments)
 
     # -------------------------------------------------------------------------------------- listing
     @property
@@ -215,7 +263,10 @@ class AdapterBank:
         """Return the card of an adapter, from its model's; a refused adapter has only a name."""
         folder = self._folders.get(name)
         if folder is None:
-            return replace(base, name=name, parent=base.name, kv_format="", resident=False)
+            problem = self.refused.get(name, "")
+            return replace(
+                base, name=name, parent=base.name, kv_format="", resident=False, problem=problem
+            )
         kv_format, root = adapted(base.kv_format, folder.digest), root_of(folder.digest)
         return replace(
             base,
@@ -228,6 +279,7 @@ class AdapterBank:
         )
 
     def adapter(self, name: str, slot: int) -> ResidentAdapter:
+        """Return a resident adapter, for requests that use it."""
         return ResidentAdapter(name, slot, root_of(self.folder(name).digest))
 
     # ------------------------------------------------------------------------------------------------------------ slots
@@ -238,11 +290,12 @@ class AdapterBank:
         """
         folder = self.folder(name)
         loaded = folder.load()
-        for matrix, factors in self._factors.items():
-            if matrix in loaded:
-                factors.put(slot, *loaded.pop(matrix), folder.pairs[matrix].scale)
-            else:
-                factors.clear(slot)
+        with self._filling:
+            for matrix, factors in self._factors.items():
+                if matrix in loaded:
+                    factors.put(slot, *loaded.pop(matrix), folder.pairs[matrix].scale)
+                else:
+                    factors.clear(slot)
         return self.adapter(name, slot)
 
     # ------------------------------------------------------------------------------------------------------------ steps

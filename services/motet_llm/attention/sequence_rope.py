@@ -35,7 +35,7 @@ _TOLERANCE = 1e-6
 
 
 class Rotated(Protocol):
-    """What the rule reads of a request. rope_key: which frequencies its keys have."""
+    """Hold the properties of a request that select its frequencies. rope_key: which frequencies its keys have."""
 
     num_prompt: int
     rope_key: int
@@ -46,7 +46,7 @@ class Rotated(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RopeRule:
-    """Tell which frequencies a sequence has; original: the length up to which they do not change."""
+    """Select the frequencies of a sequence; original: the length up to which they do not change."""
 
     kind: Literal["longrope", "dynamic"]
     original: int

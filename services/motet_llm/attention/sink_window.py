@@ -68,7 +68,7 @@ def rows_by_group(
     )
     return [
         replace(left if group.window is None else whole, tables_BM=torch.from_numpy(tables_BM))
-        if group.recent is None and group.chunk is None
+        if group.sink_window is None and group.chunk is None
         else _cut_rows(group, block_size, tables_BM, spans)
         for group, tables_BM in zip(groups, tables, strict=True)
     ]

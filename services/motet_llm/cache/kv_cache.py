@@ -21,7 +21,7 @@ from motet_kernels.attention.kv import store_kv
 from motet_kernels.attention.kv_format import CODED, decode, row_size
 from motet_kernels.attention.rotary import PackedHeads, rotate_store_kv
 from motet_kernels.runtime.memory import huge_zeros
-from motet_models.capacity import KvLayout, Recent, kv_layout, slot_sizes
+from motet_models.capacity import KvLayout, SinkWindow, kv_layout, slot_sizes
 
 CPU = torch.device("cpu")
 
@@ -52,13 +52,13 @@ def layout_of(
     shapes: Mapping[int, LayerShape],
     block_size: int,
     dtype: torch.dtype,
-    recent: Recent | None = None,
+    sink_window: SinkWindow | None = None,
 ) -> KvLayout:
     """Return how these layers share blocks."""
     windows = {layer: shape.window for layer, shape in shapes.items()}
     chunks = {layer: shape.chunk for layer, shape in shapes.items() if shape.chunk is not None}
     sizes = {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}
-    return kv_layout(windows, sizes, block_size, recent, chunks)
+    return kv_layout(windows, sizes, block_size, sink_window, chunks)
 
 
 def zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
@@ -82,13 +82,13 @@ class KvCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device = CPU,
-        recent: Recent | None = None,
+        sink_window: SinkWindow | None = None,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
-        self.layout = layout_of(shapes, block_size, dtype, recent)
+        self.layout = layout_of(shapes, block_size, dtype, sink_window)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         sizes = slot_sizes(

@@ -33,7 +33,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Tell a prefill worker to compute all of `tokens` from `start` on.
+    """Request that a prefill worker computes all of `tokens` from `start` on.
 
     An empty `instance` ends the handover: no worker computes the prompt any more.
     """
@@ -86,6 +86,7 @@ class Handovers:
             or request.times.transfer_seconds is not None
             or request.constraints.prefill_only
             or request.images is not None
+            or request.constraints.scores_prompt
         ):
             return
         instance = self._placement.choose(

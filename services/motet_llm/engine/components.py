@@ -30,6 +30,7 @@ from motet_llm.speculation.speculator import Speculation
 from .feature import Feature
 from .model_runner import ModelRunner
 from .model_thread import ModelThread
+from .prompt_scores import PromptScoring
 from .thread_owner import ThreadOwner
 
 
@@ -50,6 +51,7 @@ class Components:
     sender: KvSender
     compression: PromptCompression | None
     speculation: Speculation | None
+    scoring: PromptScoring
     features: tuple[Feature, ...]
 
 
@@ -95,6 +97,7 @@ def build(
         None if blocks.spill is None else LongSequences(runner.kv, blocks.tables, blocks.spill)
     )
     rope = None if runner.rope is None else RopeSwitch(runner.rope.rule, scheduler)
+    scoring = PromptScoring(runner)
     optional = (compression, speculation, long_sequences, rope)
     return Components(
         pool=blocks.pool,
@@ -107,7 +110,8 @@ def build(
         sender=sender,
         compression=compression,
         speculation=speculation,
-        features=(receiver, sender, *(one for one in optional if one is not None)),
+        scoring=scoring,
+        features=(receiver, sender, *(one for one in optional if one is not None), scoring),
     )
 
 

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.scheduling.work import Work
+from motet_shared.messages import PromptScores
 
+from .request import Request
 from .sampler import Sampled
 
 
@@ -18,6 +20,7 @@ class StepResult:
     """Hold the result of one step's computation, with the times it took.
 
     num_finite: for each work, how many of its first tokens are free of NaN and infinity.
+    scores: log-probabilities of prompt tokens, by request.
     waited: seconds that the model was idle before the step although there was work.
     model_seconds: seconds of the forward pass.
     seconds: seconds of the forward pass and sampling together.
@@ -25,6 +28,7 @@ class StepResult:
 
     num_finite: list[int]
     sampled: Sampled
+    scores: dict[Request, PromptScores]
     waited: float
     model_seconds: float
     seconds: float

@@ -90,7 +90,7 @@ class Engine:
             config, self.runner, parts.tables, self.scheduler, self.prefix_cache, parts.spill
         )
         self.context = self._admission.context
-        self._forward = ForwardPass(self.runner, self.speculation, parts.compression)
+        self._forward = ForwardPass(self.runner, self.speculation, parts.compression, parts.scoring)
         self._token_update = TokenUpdate(
             self.runner, parts.tables, self.scheduler, self.prefix_cache
         )
@@ -225,6 +225,7 @@ class Engine:
         works = batch.works
         self._accounts.record(works, batch.mask, computed)
         failed = self._failed([work.request for work in works])
+        self.parts.scoring.take(computed.scores)  # a scored prompt may end with its first token
         outputs, accepted = self._token_update.apply(works, computed, failed)
         if self.speculation is not None:
             self.speculation.count(works, accepted)
@@ -280,7 +281,7 @@ class Engine:
         and do not depend on its length.
         """
         config, runner = self.config, self.runner
-        keeps_all = not (runner.states or runner.rope or config.recent or config.heavy_hitters)
+        keeps_all = not (runner.states or runner.rope or config.sink_window or config.heavy_hitters)
         return ModelCard(
             name=config.model_name,
             context=self.context,

@@ -15,6 +15,7 @@ from motet_llm.speculation.speculator import Speculation
 
 from .counts import StepResult
 from .model_runner import ModelRunner
+from .prompt_scores import PromptScoring, ScoredRows
 from .sampler import sample
 
 
@@ -26,6 +27,7 @@ class Batch:
     drafts: those of the works that draw.
     mask: tokens that the rows may draw; it is computed while the model runs.
     watched: watches that record queries, each with its slice of the step's tokens.
+    scored: rows that give log-probabilities of prompt tokens.
     """
 
     works: Sequence[Work]
@@ -33,6 +35,7 @@ class Batch:
     drafts: list[tuple[int, ...]]
     mask: TokenMask
     watched: Sequence[tuple[Watch, slice]]
+    scored: Sequence[ScoredRows]
 
 
 class ForwardPass:
@@ -43,10 +46,12 @@ class ForwardPass:
         runner: ModelRunner,
         speculation: Speculation | None,
         compression: PromptCompression | None,
+        scoring: PromptScoring,
     ):
         self._runner = runner
         self._speculation = speculation
         self._compression = compression
+        self._scoring = scoring
         self._idle_since: float | None = None  # when the last step ended, if work was left
 
     def prepare(self, works: Sequence[Work]) -> Batch:
@@ -58,6 +63,7 @@ class ForwardPass:
             [work.draft for work in works if work.draws],
             TokenMask(rows, self._runner.vocab, self._runner.device),
             () if self._compression is None else self._compression.observations(works),
+            self._scoring.rows(works),
         )
 
     def compute(self, batch: Batch) -> StepResult:
@@ -65,6 +71,7 @@ class ForwardPass:
         started = time.perf_counter()
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         forward = self._runner.forward(batch.works, batch.watched)
+        scores = self._scoring.compute(batch.scored)
         model_seconds = time.perf_counter() - started
         sampled = sample(forward.logits_RV, batch.rows, batch.mask, batch.drafts)
         if self._speculation is not None:
@@ -74,7 +81,7 @@ class ForwardPass:
         seconds = self._idle_since - started
         if self._runner.on_gpu:  # reading the tokens is what waits for the GPU
             model_seconds = seconds
-        return StepResult(num_finite, sampled, waited, model_seconds, seconds)
+        return StepResult(num_finite, sampled, scores, waited, model_seconds, seconds)
 
     def exclude(self, seconds: float) -> None:
         """Do not count `seconds` since the last step as idle: the model's thread was in use."""

@@ -5,7 +5,7 @@ Shapes: N packed tokens, R rows that draw a token, V vocabulary, B rows, M block
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,11 +104,15 @@ class ModelRunner:
         self.rope = sequence_rope.install(self.model)
         START.mark("weights")
         matrices: dict[str, Matrix] = {}
-        self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
+        precise = config.code_inputs == "int16"
+        self.fused = optimize(
+            self.model, self._weights, self.dtype, self.device, matrices, precise=precise
+        )
         START.mark("packing")
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
+        self._backbone_output: Any = None  # of the last step
         self._memories: dict[
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
@@ -120,8 +124,10 @@ class ModelRunner:
         )
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
-        self._recent = config.recent
-        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
+        self._sink_window = config.sink_window
+        layout = layout_of(
+            self._shapes.layers, config.block_size, self._kv_dtype, self._sink_window
+        )
         staging = self._staging_bytes(config.block_size) if config.long_context else 0
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
@@ -150,13 +156,13 @@ class ModelRunner:
     def _make_adapters(
         self, config: EngineConfig, matrices: dict[str, Matrix]
     ) -> AdapterBank | None:
-        """Return the adapter bank, or None where no adapters are served.
+        """Return the adapter bank, or None where no adapters are served or may come.
 
         Factors have the activations' type on a GPU; on a CPU float32 with float32 weights, else
         bfloat16.
         """
         folders = named_folders(config.adapters, config.adapter_folder, config.model_name)
-        if not folders:
+        if not folders and not config.adapter_folder:
             return None
         narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
         return AdapterBank(
@@ -169,7 +175,7 @@ class ModelRunner:
         )
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
-        self._hidden_1ND = output[0]
+        self._hidden_1ND, self._backbone_output = output[0], output
 
     @torch.inference_mode()
     def _probe(self) -> ShapeProbe:
@@ -184,12 +190,21 @@ class ModelRunner:
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
         return KvCache(
-            self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device, self._recent
+            self._shapes.layers,
+            num_blocks,
+            block_size,
+            self._kv_dtype,
+            self.device,
+            self._sink_window,
         )
 
     def resize(self, blocks_per_group: int) -> None:
         """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
+        self._memories = {}
+
+    def forget_recordings(self) -> None:
+        """Forget the recordings of steps, after tensors that they read have moved."""
         self._memories = {}
 
     @contextmanager
@@ -322,6 +337,25 @@ class ModelRunner:
         return Forward(
             logits_RV, [work.num_tokens for work in works], Download(finite_N), hidden_ND, draws_at
         )
+
+    @torch.inference_mode()
+    def logits_of(self, rows: Sequence[int]) -> Tensor:
+        """Return logits `[R, V]` of any tokens of the step that was computed last.
+
+        rows: their positions among the step's tokens. The model's own head is applied to the hidden
+        states that are kept, so that only these rows take memory.
+        """
+        backbone, kept = checkpoint.backbone(self.model), self._backbone_output
+        rows_R = torch.tensor([*rows], device=self.device)
+        tokens = self._hidden_1ND.shape[:2]  # some classes slice only if it matches the input
+        with _replaced_forward(backbone, lambda *_args, **_named: kept):
+            output = self.model(
+                input_ids=torch.zeros(tokens, dtype=torch.long, device=self.device),
+                use_cache=False,
+                logits_to_keep=rows_R,
+            )
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _call(
         self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor
@@ -505,6 +539,20 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Zero blocks that hold NaN before they are freed."""
         self.kv.scrub(blocks)
+
+
+@contextmanager
+def _replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Have a module return what `forward` returns within the context."""
+    own = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = own
 
 
 def _any_adapter(works: Sequence[Work]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from motet_llm.disaggregation.handovers import Handover
 from motet_llm.disaggregation.kv_transfer import PackedPart
 from motet_shared.errors import MotetError
-from motet_shared.messages import TokenLogprob, Usage
+from motet_shared.messages import PromptScores, TokenLogprob, Usage
 
 from .request import Key
 
@@ -18,6 +18,8 @@ class StepOutput:
     """Report the result of one step for one request.
 
     ids: new tokens; a stop token is never among them.
+    logprobs: one per token, and one more of the stop token if the prompt is scored.
+    scores: log-probabilities of the prompt's next tokens, which are before `ids`.
     finish: "stop" (a stop token, or the end of the grammar) or "length" (max_tokens or the end of
         the context); None while the request runs or when `error` is set.
     usage: set with `finish`; completion tokens include those emitted before a failover.
@@ -30,6 +32,7 @@ class StepOutput:
     key: Key
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    scores: PromptScores | None = None
     finish: str | None = None
     error: MotetError | None = None
     usage: Usage | None = None

@@ -68,6 +68,8 @@ class Constraints:
     chunk_end: a chunk may not reach beyond this token; None: no limit.
     match_end: the prefix cache may not provide this token or later ones; None: no limit.
     drafts_end: drafts may not make the sequence longer than that; None: no limit.
+    chunk_most: tokens that are computed in one go; None: no limit.
+    scores_prompt: log-probabilities of its prompt are still to be sent.
     """
 
     on_hold: bool = False
@@ -75,6 +77,8 @@ class Constraints:
     chunk_end: int | None = None
     match_end: int | None = None
     drafts_end: int | None = None
+    chunk_most: int | None = None
+    scores_prompt: bool = False
 
 
 @dataclass(slots=True)
@@ -237,8 +241,9 @@ class Request:
     @property
     def num_due(self) -> int:
         """Return the tokens that may be computed in one go."""
-        end = self.constraints.chunk_end
-        return (len(self.tokens) if end is None else end) - self.num_computed
+        end, most = self.constraints.chunk_end, self.constraints.chunk_most
+        due = (len(self.tokens) if end is None else end) - self.num_computed
+        return due if most is None else min(due, most)
 
     @property
     def matchable(self) -> list[int]:
@@ -248,8 +253,11 @@ class Request:
 
     @property
     def out_of_credit(self) -> bool:
-        """Return True if the caller has granted no credit for further outputs."""
-        return self.emitted >= self.credit
+        """Return True if a step might emit more outputs than are granted.
+
+        Scores of the prompt and tokens are outputs of their own.
+        """
+        return self.emitted + self.constraints.scores_prompt >= self.credit
 
     @property
     def is_idle(self) -> bool:
@@ -263,7 +271,12 @@ class Request:
 
     @property
     def end(self) -> str | None:
-        """Return why no token can follow: "stop" (end of grammar), "length" (full), or None."""
+        """Return why no token can follow: "stop" (end of grammar), "length" (full), or None.
+
+        A request whose prompt is still to be scored goes on.
+        """
+        if self.constraints.scores_prompt:
+            return None
         if self.grammar_state is not None and self.grammar_state.ended:
             return "stop"
         return "length" if self.is_full else None

@@ -12,6 +12,7 @@ from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation.verification import AcceptedTokens, accept_tokens
 from motet_shared.errors import InternalError, MotetError
+from motet_shared.messages import PromptScores
 
 from .counts import StepResult
 from .model_runner import ModelRunner
@@ -51,8 +52,10 @@ class TokenUpdate:
             accepted.append(None if failure is not None else self._accept(work, draw, num_finite))
             if failure is not None:
                 outputs.append(failure)
-            elif draw.ids and (one := accepted[-1]) is not None:
-                outputs.append(_output(work.request, one))
+            elif (one := accepted[-1]) is not None:
+                scores = computed.scores.get(work.request)
+                if draw.ids or scores is not None or _is_scored_whole(work):
+                    outputs.append(_output(work, one, scores))
         return outputs, accepted
 
     def _accept(self, work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:
@@ -95,8 +98,15 @@ def _end_of_grammar(request: Request, state: GrammarState) -> StepOutput:
     return StepOutput(request.key, [], error=error)
 
 
-def _output(request: Request, accepted: AcceptedTokens) -> StepOutput:
-    times = request.times
-    times.first_token_at = times.first_token_at or time.monotonic()
-    request.emitted += bool(accepted.ids)
-    return StepOutput(request.key, accepted.ids, accepted.logprobs, finish=accepted.finish)
+def _is_scored_whole(work: Work) -> bool:
+    """Return True if a request without output ends, as all of its prompt is computed."""
+    return work.request.sampling.max_tokens == 0 and not work.request.num_uncomputed
+
+
+def _output(work: Work, accepted: AcceptedTokens, scores: PromptScores | None) -> StepOutput:
+    request = work.request
+    if accepted.ids or _is_scored_whole(work):
+        request.times.first_token_at = request.times.first_token_at or time.monotonic()
+    request.emitted += bool(accepted.ids or accepted.logprobs) + (scores is not None)
+    finish = accepted.finish or ("length" if _is_scored_whole(work) else None)
+    return StepOutput(request.key, accepted.ids, accepted.logprobs, scores, finish=finish)

@@ -17,7 +17,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "repetition_penalty": (0.01, 100),
-    "max_tokens": (1, math.inf),
+    "max_tokens": (0, math.inf),
     "min_tokens": (0, math.inf),
 }
 _LOGIT_BIAS = 100
@@ -32,6 +32,12 @@ def check_sampling(sampling: Sampling, vocab: int, max_logprobs: int) -> None:
             "top_p=0: give more than 0, or temperature=0 for the most likely token", param="top_p"
         )
     _check_range("logprobs", sampling.logprobs, -1, max_logprobs)
+    _check_range("prompt_logprobs", sampling.prompt_logprobs, -1, max_logprobs)
+    if sampling.max_tokens == 0 and sampling.prompt_logprobs < 0:
+        raise BadRequest(
+            "max_tokens=0: give at least 1, or prompt_logprobs to score the prompt alone",
+            param="max_tokens",
+        )
     for token, bias in sampling.logit_bias.items():
         _check_id("logit_bias", token, vocab)
         _check_range("logit_bias", bias, -_LOGIT_BIAS, _LOGIT_BIAS)

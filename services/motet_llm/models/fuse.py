@@ -38,15 +38,17 @@ def optimize(
     dtype: torch.dtype,
     device: torch.device = CPU,
     matrices: dict[str, Matrix] | None = None,
+    *,
+    precise: bool = False,
 ) -> dict[str, int]:
     """Pack a model that is ready to run on the CPU, in place.
 
     Returns how many modules were packed, joined or replaced. weights: a format of
     `motet_kernels.linear.linear`; with quantized ones embeddings stay exact. dtype: of activations.
-    device: where it will run. matrices: filled with the matrices that adapters may change. Each
-    original matrix is freed once it is packed.
+    device: where it will run. matrices: filled with the matrices that adapters may change. precise:
+    codes of 4 bits take in 16 bits. Each original matrix is freed once it is packed.
     """
-    counts = {"packed": coded.pack(model, SIBLINGS, dtype, device), "joined": 0}
+    counts = {"packed": coded.pack(model, SIBLINGS, dtype, device, precise), "joined": 0}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = isinstance(head, nn.Linear) and head.weight is getattr(
         embedding, "weight", None

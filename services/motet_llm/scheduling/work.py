@@ -13,7 +13,7 @@ class Work:
     """Compute the next `num_tokens` tokens of `request`.
 
     If those are all its uncomputed tokens, draw the next one, unless the prompt is computed for
-    another engine.
+    another engine or for its scores alone.
 
     draft: tokens that may come next. They are computed too and counted in `num_tokens`; a token is
         drawn after each of them.
@@ -29,6 +29,7 @@ class Work:
         return (
             self.num_tokens - len(self.draft) == self.request.num_uncomputed
             and not self.request.constraints.prefill_only
+            and not self.request.is_full
         )
 
     @property

@@ -7,12 +7,14 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from motet_kernels.runtime import native
 from motet_llm.adapters.adapter_cache import AdapterCache
+from motet_llm.adapters.adapter_folder_watch import AdapterFolderWatch
 from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.config import DecodeConfig
 from motet_llm.engine.engine import Engine
@@ -56,7 +58,7 @@ class EngineActor(Actor):
         self.store = store
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
-        self._adapter_cards: list[ModelCard] = []
+        self._watch: AdapterFolderWatch | None = None
         self._residents: AdapterCache | None = None
 
     async def warm(self) -> None:
@@ -75,9 +77,37 @@ class EngineActor(Actor):
 
     def _know_adapters(self, engine: Engine) -> None:
         bank = engine.runner.adapters
-        if bank is not None:
-            self._adapter_cards = [bank.card(name, self.card) for name in bank.names]
-            self._residents = AdapterCache(bank, self._after_step)
+        if bank is None:
+            return
+        self._residents = AdapterCache(bank, self._after_step)
+        if self.config.adapter_folder:
+            given = [entry.partition("=")[0] for entry in self.config.adapters]
+            self._watch = AdapterFolderWatch(
+                Path(self.config.adapter_folder),
+                [self.card.name, *given],
+                bank,
+                self._residents,
+                self._change_bank,
+            )
+            self.bus.monitor.duties.append(self._watch.tick)
+
+    async def _change_bank(self, change: Callable[[], bool]) -> None:
+        """Run `change` between two steps; recordings of steps end with factors that it moves."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        runner = self.thread.engine.runner
+
+        def finish() -> None:
+            if not done.cancelled():
+                done.set_result(None)
+
+        def run() -> None:
+            if change():
+                runner.forget_recordings()
+            _call_on(loop, finish)
+
+        self.thread.between_steps(run)
+        await done
 
     def _after_step(self, function: Callable[[], None]) -> None:
         """Call `function` on the loop once a step that may be running now has ended."""
@@ -100,6 +130,8 @@ class EngineActor(Actor):
             yield adapter
 
     async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         if self._residents is not None:
             self._residents.close()
         if self._thread is not None:
@@ -157,11 +189,10 @@ class EngineActor(Actor):
         """Return the model's card, then those of its adapters."""
         if self._card is None or self._residents is None:
             return [self._card] if self._card else []
-        is_resident = self._residents.is_resident
-        return [
-            self._card,
-            *(replace(card, resident=is_resident(card.name)) for card in self._adapter_cards),
-        ]
+        bank, is_resident = self.thread.engine.runner.adapters, self._residents.is_resident
+        assert bank is not None
+        cards = [bank.card(name, self._card) for name in bank.names]
+        return [self._card, *(replace(card, resident=is_resident(card.name)) for card in cards)]
 
     def stats(self) -> dict[str, Any]:
         """Return numbers, exported as metrics, and the choices made when the model was loaded."""
@@ -184,6 +215,6 @@ class EngineActor(Actor):
             self._residents.check_integrity()
 
 
-def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     with suppress(RuntimeError):  # the loop is closed: no call is needed any more
         loop.call_soon_threadsafe(function)

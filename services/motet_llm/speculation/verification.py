@@ -25,7 +25,8 @@ class AcceptedTokens:
 def accept_tokens(work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:
     """Append the accepted tokens to the request of `work`, and return them.
 
-    A stop token ends the request and is not appended. num_finite: tokens of the work that the model
+    A stop token ends the request and is not appended; of a request whose prompt is scored, its
+    log-probability is the last one. num_finite: tokens of the work that the model
     computed without NaN or infinity. Where no token can be drawn at a speculative row, the tokens
     before it stay; the next step begins there and reports the error.
     """
@@ -37,6 +38,8 @@ def accept_tokens(work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:
             break
         if token in request.stop_ids:
             accepted.finish = "stop"
+            if logprob is not None and request.sampling.prompt_logprobs >= 0:
+                accepted.logprobs = [*(accepted.logprobs or []), logprob]
             break
         request.append(token)
         accepted.ids.append(token)

@@ -307,10 +307,12 @@ def prepare(model: PreTrainedModel) -> PreTrainedModel:
 def backbone(model: PreTrainedModel) -> nn.Module:
     """Return the module that computes the last hidden states.
 
-    It is the base model, or its decoder where the head calls that itself.
+    It is the base model, or its decoder where the head calls that itself. A class whose prefix
+    belongs to a larger model (Llama 4's) names itself as its base; its `model` is meant then.
     """
-    inner = getattr(model.base_model, "decoder", None)
-    value: nn.Module = inner if isinstance(inner, PreTrainedModel) else model.base_model
+    base = model.base_model if model.base_model is not model else getattr(model, "model", model)
+    inner = getattr(base, "decoder", None)
+    value: nn.Module = inner if isinstance(inner, PreTrainedModel) else base
     return value
 
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
-from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.mixed_linear import MixedLinear
+from motet_kernels.linear.pack import Packed, pack_groups
+from motet_kernels.linear.scales import Scales
 from motet_kernels.runtime.errors import KernelError
 from motet_llm.models.joined_linear import JoinedLinear, JoinedPart
 from motet_shared.errors import ConfigError
@@ -42,9 +43,9 @@ class CodedLinear(nn.Module):
             f"{self.name}: this model reads the weight itself; give the original, unquantized checkpoint"
         )
 
-    def packed(self, device: torch.device) -> GroupedLinear:
-        """Return a packed layer that computes the same on `device`."""
-        return GroupedLinear(self.codes, self.bias, device)
+    def packed(self, device: torch.device, precise: bool) -> Packed:
+        """Return a packed layer that computes the same on `device`; see `pack_groups`."""
+        return pack_groups(self.codes, self.bias, device, precise=precise)
 
 
 class CodedEmbedding(nn.Module):
@@ -53,58 +54,63 @@ class CodedEmbedding(nn.Module):
     def __init__(self, codes: GroupWeights, dtype: torch.dtype):
         super().__init__()
         self.codes: GroupWeights | None = codes
-        self.table, self.dtype = GroupedLinear(codes, None, CPU), dtype
+        self.table, self.dtype = pack_groups(codes, None, CPU), dtype
 
-    def pack(self, dtype: torch.dtype, device: torch.device) -> None:
+    def pack(self, dtype: torch.dtype, device: torch.device, precise: bool) -> None:
         """Prepare to return rows of `dtype` on `device`."""
         assert self.codes is not None
-        if device.type != "cpu":
-            self.table = GroupedLinear(self.codes, None, device)
+        if device.type != "cpu" or precise:
+            self.table = pack_groups(self.codes, None, device, precise=precise)
         self.codes, self.dtype = None, dtype
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.table.read(ids).to(self.dtype)
 
 
-def join(parent: nn.Module, names: tuple[str, ...], device: torch.device) -> int:
+def join(parent: nn.Module, names: tuple[str, ...], device: torch.device, precise: bool) -> int:
     """Compute quantized children of these names as one product; return 1 if all exist, else 0."""
     children = [getattr(parent, name, None) for name in names]
     coded = [child for child in children if isinstance(child, CodedLinear)]
     if len(coded) < len(names) or len({child.in_features for child in coded}) > 1:
         return 0
-    whole, start = JoinedLinear(_together(coded, device)), 0
+    whole, start = JoinedLinear(_together(coded, device, precise)), 0
     for name, child in zip(names, coded, strict=True):
         setattr(parent, name, JoinedPart(whole, start, start + child.out_features))
         start += child.out_features
     return 1
 
 
-def _together(coded: Sequence[CodedLinear], device: torch.device) -> Linear:
+def _together(coded: Sequence[CodedLinear], device: torch.device, precise: bool) -> Linear:
     """Return one matrix where codes and biases are compatible, else the matrices side by side."""
     biases = [child.bias for child in coded if child.bias is not None]
     codes = [child.codes for child in coded]
     if can_join(codes) and len(biases) in (0, len(coded)):
-        return GroupedLinear(joined(codes), torch.cat(biases) if biases else None, device)
-    return MixedLinear([child.packed(device) for child in coded])
+        bias = torch.cat(biases) if biases else None
+        return pack_groups(joined(codes), bias, device, precise=precise)
+    return MixedLinear([child.packed(device, precise) for child in coded])
 
 
 def pack(
-    model: nn.Module, siblings: Sequence[tuple[str, ...]], dtype: torch.dtype, device: torch.device
+    model: nn.Module,
+    siblings: Sequence[tuple[str, ...]],
+    dtype: torch.dtype,
+    device: torch.device,
+    precise: bool,
 ) -> int:
     """Pack all quantized modules in place, and return the number of matrices.
 
-    They compute on `device` with activations of `dtype`.
+    They compute on `device` with activations of `dtype`; precise: see `pack_groups`.
     """
     count, tables = 0, {}
     for embedding in [module for module in model.modules() if isinstance(module, CodedEmbedding)]:
         codes = embedding.codes
-        embedding.pack(dtype, device)
+        embedding.pack(dtype, device, precise)
         tables[id(codes)] = embedding.table
     for parent in list(model.modules()):
-        count += sum(join(parent, names, device) for names in siblings)
+        count += sum(join(parent, names, device, precise) for names in siblings)
         for name, child in list(parent.named_children()):
             if isinstance(child, CodedLinear):
-                setattr(parent, name, tables.get(id(child.codes)) or child.packed(device))
+                setattr(parent, name, tables.get(id(child.codes)) or child.packed(device, precise))
                 count += 1
     return count
 
@@ -127,7 +133,7 @@ def of_steps(
     half = 1 << (bits - 1)
     inputs = steps_NK.shape[1]
     group = -(-inputs // 32) * 32 if group in (-1, inputs) or group > inputs else group
-    narrow = bits == 4 and group % 32 == 0
+    narrow = bits == 4
     middle = 0 if narrow else half  # subtracted from the steps
     if zero_NG is not None and not 0 <= int(zero_NG.min()) <= int(zero_NG.max()) < 1 << bits:
         raise ConfigError(f"{name}: a zero point is beyond {bits} bits; copy the checkpoint again")
@@ -144,14 +150,15 @@ def of_steps(
 def checked(
     name: str,
     codes_NK: Tensor,
-    scale_NG: Tensor,
-    shift_NG: Tensor | None,
+    scale_NG: Scales,
+    shift_NG: Scales | None,
     group: int,
     order_K: Tensor | None = None,
+    levels: str | None = None,
 ) -> GroupWeights:
     """Return `GroupWeights` of the matrix `name`. Raises ConfigError if the kernels refuse them."""
     try:
-        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K)
+        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K, levels)
     except KernelError as error:
         raise ConfigError(
             f"{name}: {error}; give another checkpoint, or the original weights"

@@ -1,8 +1,7 @@
 """Load quantized checkpoints, leaving their matrices in codes.
 
-The format is named by `quantization_config.quant_method` in config.json (gptq, awq,
-compressed-tensors), or is a GGUF file instead of safetensors. transformers would need a separate
-library for each.
+The format is named by `quantization_config.quant_method` in config.json (`METHODS`), or is a GGUF
+file instead of safetensors. transformers would need a separate library for each.
 """
 
 from __future__ import annotations
@@ -18,15 +17,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from motet_kernels.linear.group_weights import GroupWeights
-from motet_kernels.linear.grouped_linear import GroupedLinear
+from motet_kernels.linear.linear import Linear
 from motet_shared.errors import ConfigError
 
+from .bits_and_bytes import BitsAndBytes
 from .coded_linear import CodedEmbedding, CodedLinear
 from .compressed_tensors import Compressed
+from .float8_blocks import Float8Blocks
 from .gptq import Awq, Gptq
 from .tensor_files import TensorFiles
 
-METHODS: dict[str, Any] = {"gptq": Gptq, "awq": Awq, "compressed-tensors": Compressed}
+METHODS: dict[str, Any] = {
+    "gptq": Gptq,
+    "awq": Awq,
+    "compressed-tensors": Compressed,
+    "fp8": Float8Blocks,
+    "bitsandbytes": BitsAndBytes,
+}
 
 
 class Codes(Protocol):
@@ -99,6 +106,7 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
         config.quantization_config = settings
     tied = bool(getattr(config, "tie_word_embeddings", False))
     _put_codes(model, codes, dtype, tied)
+    _drop_unused(model, plain)
     faults = [
         *_put_plain(model, plain, dtype, tied),
         *(f"unknown {name}" for name in sorted(plain.left)),
@@ -201,6 +209,30 @@ def _put_plain(
     yield from (f"missing {name}" for name, buffer in model.named_buffers() if buffer.is_meta)
 
 
+def _drop_unused(model: nn.Module, plain: Plain) -> None:
+    """Drop tensors that change nothing, which published checkpoints contain.
+
+    These are biases of zeros where the model has none, as AutoGPTQ writes them, and the frequencies
+    of rotary embeddings, which config.json determines.
+    """
+    for name in list(plain.left):
+        module, _, last = name.rpartition(".")
+        if last == "inv_freq" and module.endswith("rotary_emb"):
+            plain.left.discard(name)
+        elif last == "bias" and _has_no_bias(model, module):
+            bias = plain.take(name)
+            if bias is not None and bool(bias.any()):
+                plain.left.add(name)
+
+
+def _has_no_bias(model: nn.Module, name: str) -> bool:
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        return False
+    return isinstance(module, CodedLinear) and module.bias is None
+
+
 def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
     module, _, last = name.rpartition(".")
     setattr(model.get_submodule(module), last, nn.Parameter(tensor, requires_grad=False))
@@ -208,6 +240,6 @@ def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def formats(model: nn.Module) -> str:
     """Return the formats of quantized matrices with their counts: "int4:32 (96), int8:16 (17)"."""
-    found = [module.format for module in model.modules() if isinstance(module, GroupedLinear)]
+    found = [module.format for module in model.modules() if isinstance(module, Linear)]
     count = Counter(form for form in found if ":" in form)  # others were quantized here
     return ", ".join(f"{form} ({number})" for form, number in sorted(count.items()))

@@ -13,6 +13,7 @@ from motet_shared.errors import ConfigError
 
 _TYPES = {
     "I8": torch.int8,
+    "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
 }  # dtypes that callers ask for; all others count as float32
@@ -42,11 +43,17 @@ class TensorFiles:
     def dtype(self, name: str) -> torch.dtype | None:
         """Return the dtype of a tensor without reading it; None if there is none.
 
-        All dtypes but int8, int32 and float8 (E4M3) are given as float32.
+        All dtypes but int8, uint8, int32 and float8 (E4M3) are given as float32.
         """
         if name not in self._files:
             return None
         return _TYPES.get(self._files[name].get_slice(name).get_dtype(), torch.float32)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor without reading it; None if there is none."""
+        if name not in self._files:
+            return None
+        return tuple(self._files[name].get_slice(name).get_shape())
 
     def take(self, name: str) -> Tensor | None:
         """Return the tensor; None if there is none."""

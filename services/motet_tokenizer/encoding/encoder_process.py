@@ -30,6 +30,7 @@ class EncodeJob(Struct, array_like=True):
     tools: list[dict[str, Any]] = []
     options: dict[str, Any] = {}  # variables of the chat template
     text: str | None = None
+    suffix: str = ""  # text behind the gap, if the reply fills one
     starts_turn: bool = True
     continues: bool = False
 
@@ -95,7 +96,7 @@ def _answer(
             )
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return EncodeAnswer(array("i", vocabulary.encode(job.text)).tobytes())
+            return EncodeAnswer(array("i", vocabulary.encode(job.text, job.suffix)).tobytes())
         end = PromptEnd(job.starts_turn, job.continues)
         ids = vocabulary.template.encode(job.messages, job.tools, job.options, end)
         return EncodeAnswer(array("i", ids).tobytes())

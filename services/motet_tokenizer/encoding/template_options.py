@@ -39,7 +39,7 @@ _OWN = frozenset(
 
 
 class TemplateOptions:
-    """Know the variables of one template.
+    """Hold the variables of one template.
 
     model: its name in error messages. reserved: variables that clients must not set. levels: values
     of `reasoning_effort` that the model knows; empty: any. reasons: replies may hold reasoning.

@@ -27,6 +27,7 @@ from motet_tokenizer.detokenizer import (
     WindowDetokenizer,
 )
 from motet_tokenizer.dialect import Dialect
+from motet_tokenizer.encoding.infill import Infill, no_infill
 from motet_tokenizer.encoding.template import ChatTemplate
 from motet_tokenizer.encoding.template_options import TemplateOptions
 from motet_tokenizer.response_template import ResponseFormat
@@ -71,6 +72,7 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if accepts_images(config) else None
+        self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
         self.dialect = Dialect.of(
@@ -169,9 +171,17 @@ class Vocabulary:
         )
 
     # ----------------------------------------------------------------------------------------- text
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants."""
-        return list(self.backend.encode(text).ids)
+    def encode(self, text: str, suffix: str = "") -> list[int]:
+        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants.
+
+        suffix: text behind the gap that the reply fills. Raises UnsupportedParameter where the
+        tokenizer has no tokens for that.
+        """
+        if not suffix:
+            return list(self.backend.encode(text).ids)
+        if self.infill is None:
+            raise no_infill(self.name)
+        return self.infill.encode(self.backend, text, suffix)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a prompt given as ids, without special tokens."""

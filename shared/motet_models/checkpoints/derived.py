@@ -37,10 +37,10 @@ def files_of(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """A kind of derived folders.
+    """Define a kind of derived folders.
 
-    kind: name of their parent in the cache. version: of the conversion; a folder that another one
-    has made is made again.
+    kind: name of their parent in the cache.
+    version: of the conversion; a folder that another version has made is made again.
     """
 
     kind: str
@@ -48,11 +48,11 @@ class Derivation:
 
     @property
     def stamp_name(self) -> str:
-        """Return the name of the file with the stamp, which tells these folders from others."""
+        """Return the name of the stamp file, which marks these folders."""
         return f"{self.kind}_source.json"
 
     def target(self, source: Path) -> Path:
-        """Return the place for what is derived of a file or folder, by the path of that."""
+        """Return the folder for what is derived of a file or folder, by the path of that."""
         path = absolute(source)
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
         return cache_root() / self.kind / f"{path.stem if path.is_file() else path.name}-{digest}"
@@ -84,7 +84,7 @@ class Derivation:
         if found == stamp:
             return target
         if target.exists() and found is None:
-            raise ConfigError(f"{target} is there and has no {self.stamp_name}; give another place")
+            raise ConfigError(f"{target} exists and has no {self.stamp_name}; give another folder")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
@@ -94,7 +94,9 @@ class Derivation:
                 (made / self.stamp_name).write_text(json.dumps(stamp))
                 self._put(made, target, stamp)
         except OSError as error:
-            raise ConfigError(f"{target} cannot be written: {error}; give another place") from error
+            raise ConfigError(
+                f"{target} cannot be written: {error}; give another folder"
+            ) from error
         return target
 
     def _put(self, made: Path, target: Path, stamp: dict[str, Any]) -> None:

@@ -34,7 +34,11 @@ _MOST = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Range:
-    """Allowed values of a field; with `above`, the least value is excluded; `whole`: integers."""
+    """Describe the allowed values of a field.
+
+    above: the least value is excluded.
+    whole: integers only.
+    """
 
     least: float
     most: float = math.inf

@@ -35,7 +35,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Entry of a safetensors header."""
+    """Hold an entry of a safetensors header."""
 
     name: str
     kind: str

@@ -160,7 +160,8 @@ class Actor:
     async def stop(self) -> None:
         """Refuse new work, finish running calls, and release everything."""
         self.bus.set_state("draining")
-        await self.bus.calls.drain(self.drain_timeout, self.hurry)
+        given = getattr(self.config, "drain_timeout", None)  # tests give other configs
+        await self.bus.calls.drain(self.drain_timeout if given is None else given, self.hurry)
         await self.close()
         await self.bus.close()
 

@@ -76,10 +76,20 @@ _TIMES = {
     "d": 86400.0,
 }
 
-Bytes = Annotated[int, _Quantity("a size such as 4096, 512MB (10^6) or 64MiB (2^20)", _SIZES, True)]
-Duration = Annotated[
-    float, _Quantity("a duration such as 250ms, 2s, 5m or plain seconds", _TIMES, False)
-]
+_SIZE = _Quantity("a size such as 4096, 512MB (10^6) or 64MiB (2^20)", _SIZES, True)
+_TIME = _Quantity("a duration such as 250ms, 2s, 5m or plain seconds", _TIMES, False)
+Bytes = Annotated[int, _SIZE]
+Duration = Annotated[float, _TIME]
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size in bytes. Raises ValueError that describes valid ones."""
+    return int(_SIZE.parse(text))
+
+
+def parse_duration(text: str) -> float:
+    """Return a time in seconds. Raises ValueError that describes valid ones."""
+    return float(_TIME.parse(text))
 
 
 def setting(
@@ -146,6 +156,9 @@ class ProcessConfig:
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "least severe level logged", default="info"
     )
+    drain_timeout: Duration | None = setting(
+        "time for running calls to end after SIGTERM (default: the role's)", default=None, min=0.0
+    )
     stop_with_parent: bool = setting(
         "end when the parent process ends, however it ends", default=False
     )
@@ -184,7 +197,7 @@ class ProcessConfig:
 # ------------------------------------------------------------------------------------------ loading
 @dataclass(frozen=True)
 class _Field:
-    """One setting: its Python name, flag, environment variable, and type."""
+    """Describe one setting: its Python name, flag, environment variable, and type."""
 
     name: str
     hint: Any

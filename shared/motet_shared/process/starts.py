@@ -69,7 +69,7 @@ class Start:
             self._last = began
 
     def mark(self, stage: str) -> None:
-        """Assign the time since the last mark to `stage`."""
+        """Add the time since the last mark to `stage`; do nothing before `begin` and after `end`."""
         if self._last is not None:
             at = self._clock()
             self.stages[stage] = self.stages.get(stage, 0.0) + max(at - self._last, 0.0)

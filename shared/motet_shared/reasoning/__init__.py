@@ -1,1 +1,1 @@
-"""Know how models write reasoning: one module per format, with its tags, grammar and parser."""
+"""Read and write models' reasoning: one module per format, with its tags, grammar and parser."""

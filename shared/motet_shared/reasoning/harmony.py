@@ -77,7 +77,7 @@ HARMONY = Harmony()
 
 
 class _Kind(Enum):
-    """What a part of the reply is."""
+    """Enumerate the kinds of parts of a reply."""
 
     BEGINNING = "beginning"  # nothing yet: a header, or text of a model that writes none
     HEADER = "header"
@@ -154,7 +154,7 @@ class HarmonyParser(ReplyParser):
         return Parts(tools=ending)
 
     def _begin_message(self) -> Parts:
-        """Tell from the header what the message is."""
+        """Return the kind of a message, read from its header."""
         recipient = _RECIPIENT.search(self._header.replace(CHANNEL, " ").replace(CONSTRAIN, " "))
         channel = self._header.partition(CHANNEL)[2].strip()
         if recipient is not None and self._takes_calls and not channel.startswith("analysis"):

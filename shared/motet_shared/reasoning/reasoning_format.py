@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 class Beginning(Enum):
-    """What a prompt has written of the reasoning.
+    """Enumerate how much of the reasoning the prompt has written.
 
     The chat template may open it, so that the model continues it, or close it, so that the model
     answers at once.
@@ -27,7 +27,7 @@ class Beginning(Enum):
 
 
 class ReasoningFormat(ABC):
-    """How some models write reasoning.
+    """Describe how some models write reasoning.
 
     name: for settings. markers: texts that are all in the chat templates of such models. ends:
     special tokens that end a reply. levels: values of `reasoning_effort` that the models know;

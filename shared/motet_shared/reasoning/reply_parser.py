@@ -9,7 +9,7 @@ from motet_shared.messages import ToolCallDelta
 
 
 class Parts(NamedTuple):
-    """What some tokens of a reply add to its reasoning, its text and its tool calls."""
+    """Hold what some tokens of a reply add to its reasoning, its text and its tool calls."""
 
     reasoning: str = ""
     text: str = ""

@@ -1,1 +1,1 @@
-"""Know how models write tool calls: one module per format, with its tags, grammar and parser."""
+"""Read and write models' tool calls: one module per format, with its tags, grammar and parser."""

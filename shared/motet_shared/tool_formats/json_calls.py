@@ -23,7 +23,7 @@ BRACE = re.compile(r"(?=\{)")  # arguments begin here
 
 @dataclass(frozen=True)
 class Step:
-    """What may follow in a state, and the state behind it.
+    """Describe what may follow in a state, and the state behind it.
 
     An expression called `name` begins a call; one called `id` is the call's id. opens: the matched
     text is restored if no call follows; otherwise it belongs to the calls before it.

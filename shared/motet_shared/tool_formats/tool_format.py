@@ -27,7 +27,7 @@ class ReplyGrammar(Protocol):
         ...
 
     def instead(self, answer: str, tools: Sequence[Tool], *, several: bool) -> list[str]:
-        """Return the rules of calls, or of an expression `answer`."""
+        """Return rules that match either tool calls or the expression `answer`."""
         ...
 
 
@@ -81,7 +81,7 @@ class CallGrammar:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFormat:
-    """How some models write tool calls.
+    """Describe how some models write tool calls.
 
     markers: texts that are all in the chat templates of such models. tags: tokens of the format,
     which belong to the text even where a tokenizer calls them special. parser: None where the

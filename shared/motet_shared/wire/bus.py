@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from motet_shared.credentials import PasswordFile
-from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
+from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, Offer, encode
 from motet_shared.process.clock import Clock, SystemClock
 from motet_shared.process.config import ProcessConfig
 from motet_shared.process.starts import START
@@ -56,13 +56,14 @@ class Bus:
         self.describe: Callable[[], dict[str, Any]] = dict
         self.integrity: Callable[[], str] = lambda: "unknown"
         self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
+        self.offers: Callable[[], list[Offer]] = list  # a supervisor's
         self._vitals = Vitals(lambda: self.monitor.late)
         # Of several queued heartbeats only the newest is sent.
         self._events = Outbox(control, lambda parts: parts[-1])
         self._beats = 0
         self._since_beat = 0.0
         self.caller.on_lost = self.directory.suspect
-        self.directory.on_newcomer = self.heartbeat
+        self.directory.on_newcomer = self.directory.on_want = self.heartbeat
         self.caller.is_settled = lambda: self.broker.settled
         self.monitor.duties = [self._expire_silent, self._beat_when_due]
 
@@ -165,6 +166,7 @@ class Bus:
             host=HOST,
             pid=os.getpid(),
             start=round(START.seconds, 3),
+            offers=self.offers(),
         )
         self._beats += 1
         self._since_beat = 0.0
@@ -179,6 +181,10 @@ class Bus:
             "active": float(len(calls.active)),
             "requests": float(calls.requests),
             "unread": float(calls.unread),
+            **{
+                wanted_key(role, model): float(count)
+                for (role, model), count in self.directory.wanted.items()
+            },
         }
 
     async def _beat_when_due(self, elapsed: float) -> None:
@@ -225,6 +231,11 @@ class Bus:
                 await transport.flush()
             finally:
                 await transport.close()
+
+
+def wanted_key(role: str, model: str) -> str:
+    """Return the key of a heartbeat's load that counts the requests waiting for a model."""
+    return f"wanted/{role}/{model}"
 
 
 def _password(config: ProcessConfig, user: str) -> str | Callable[[], str] | None:

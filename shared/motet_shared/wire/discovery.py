@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +30,7 @@ from .stream import Caller
 from .transport import Message
 
 HEARTBEAT_EVERY = 0.5
+WANTED_FOR = 2.0  # seconds that a refused request counts as one that waits
 EXPIRES_AFTER = 3.0  # seconds, counted in this process's monitor ticks
 
 
@@ -52,6 +54,9 @@ class Directory:
         self.on_gone: list[Callable[[str], None]] = []
         self.dropped: Counter[str] = Counter()
         self.presence = Presence()  # expected models, and models that have been ready
+        # Requests of this process that wait for an instance, by (role, model).
+        self.wanted: Counter[tuple[str, str]] = Counter()
+        self.on_want: Callable[[], None] = lambda: None  # called for the first of them
 
     # -------------------------------------------------------------------------------------- reading
     def instances(self, role: str) -> list[Heartbeat]:
@@ -99,8 +104,10 @@ class Directory:
     def is_coming(self, role: str, model: str) -> bool:
         """Return True if work for `model` should wait.
 
-        The model is starting, or was lost a moment ago and may be replaced.
+        The model is starting, was lost a moment ago and may be replaced, or is loaded on demand.
         """
+        if self.presence.offer(role, model) is not None:
+            return True
         return self.is_starting(role, model) or self.presence.may_return(role, model)
 
     def is_starting(self, role: str, model: str) -> bool:
@@ -110,6 +117,8 @@ class Directory:
         """
         if self.presence.is_due(role, model):
             return True
+        if (offer := self.presence.offer(role, model)) is not None:
+            return offer.stage != "failed"
         beats = self.instances(role)
         # The models of an instance are unknown until it has loaded: assume any known model, or a
         # first one.
@@ -119,6 +128,34 @@ class Directory:
             and (any(card.name == model for card in beat.models) or (any_known and not beat.models))
             for beat in beats
         )
+
+    @contextmanager
+    def wanting(self, role: str, model: str) -> Iterator[None]:
+        """Announce within the block that a request of this process waits for an instance.
+
+        A supervisor loads a model that it offers on demand because of that.
+        """
+        self.wanted[role, model] += 1
+        if self.wanted[role, model] == 1 and self.presence.offer(role, model) is not None:
+            self.on_want()
+        try:
+            yield
+        finally:
+            self.wanted[role, model] -= 1
+            if not self.wanted[role, model]:
+                del self.wanted[role, model]
+
+    def want_soon(self, role: str, model: str, seconds: float = WANTED_FOR) -> None:
+        """Announce for some seconds that a request for a model was refused and will be repeated."""
+        hold = self.wanting(role, model)
+        hold.__enter__()
+        asyncio.get_running_loop().call_later(seconds, hold.__exit__, None, None, None)
+
+    async def changed(self, timeout: float) -> None:
+        """Wait for the next heartbeat, at most `timeout` seconds."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
 
     async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
         """Return the first true value of `condition(self)`, evaluated at every change.
@@ -177,6 +214,7 @@ class Directory:
                 self._remove(instance)
 
     def _remove(self, instance: str) -> None:
+        self.presence.forget(instance)
         if self._peers.pop(instance, None) is not None:
             self._changed.set()
             for tell in self.on_gone:

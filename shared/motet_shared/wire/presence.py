@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from motet_shared.errors import ConfigError
-from motet_shared.messages import Heartbeat
+from motet_shared.errors import ConfigError, LoadFailed
+from motet_shared.messages import Heartbeat, Offer
 
 # Roles that announce models.
 ROLES = (
@@ -29,6 +29,8 @@ ROLES = (
 REMEMBERED = 512  # (role, model) pairs; the least recently announced is evicted
 SLOWER = 2.0  # multiplier on the measured start time, since the machine may be busy at a restart
 SHORTEST = 5.0  # seconds to wait for a replacement if the start was not measured
+SUPERVISOR = "operator"  # role that offers models
+ON_DEMAND = 600.0  # seconds to wait for a model that is loaded on demand, if no deadline is shorter
 NOTICED = 3.0  # seconds until a death is detected and a supervisor has started a replacement
 
 
@@ -46,6 +48,7 @@ class Presence:
         self.expected: tuple[tuple[str, str], ...] = ()
         self.now = 0.0  # seconds, in monitor ticks; stands still during a broker outage
         self._served: OrderedDict[tuple[str, str], _Served] = OrderedDict()
+        self._offers: dict[str, dict[tuple[str, str], Offer]] = {}  # by supervisor
 
     def expect(self, pairs: Iterable[str]) -> None:
         """Set the expected models from ROLE=MODEL pairs; ROLE=none is ignored.
@@ -62,7 +65,9 @@ class Presence:
         return [model for expected, model in self.expected if expected == role]
 
     def note(self, beat: Heartbeat) -> None:
-        """Record the models of a ready instance and its start time."""
+        """Record a supervisor's offers, or the models of a ready instance and its start time."""
+        if beat.role == SUPERVISOR:
+            self._offers[beat.instance] = {(one.role, one.model): one for one in beat.offers}
         if beat.state != "ready":
             return
         for card in beat.models:
@@ -71,6 +76,29 @@ class Presence:
             self._served.move_to_end((beat.role, card.name))
         while len(self._served) > REMEMBERED:
             self._served.popitem(last=False)
+
+    def forget(self, instance: str) -> None:
+        """Withdraw the offers of a supervisor that is gone."""
+        self._offers.pop(instance, None)
+
+    def offer(self, role: str, model: str) -> Offer | None:
+        """Return where a model that is loaded on demand stands; None if it is not."""
+        found = (offers.get((role, model)) for offers in self._offers.values())
+        return next((one for one in found if one is not None), None)
+
+    def offers(self, role: str) -> list[Offer]:
+        """Return the models of a role that are loaded on demand, ready or not."""
+        every = (one for offers in self._offers.values() for one in offers.values())
+        return [one for one in every if one.role == role]
+
+    def check_offer(self, role: str, model: str) -> None:
+        """Raise LoadFailed if a model that is loaded on demand could not be started."""
+        offer = self.offer(role, model)
+        if offer is not None and offer.stage == "failed":
+            raise LoadFailed(
+                f"model {model!r} cannot be loaded: {offer.problem}; see the log of `motet up`",
+                param="model",
+            )
 
     def has_served(self, role: str, model: str) -> bool:
         """Return True if an instance of `role` has been ready for `model`."""
@@ -88,8 +116,11 @@ class Presence:
     def patience(self, role: str, model: str, least: float) -> float:
         """Return the seconds to wait for the replacement of a lost instance.
 
-        It scales with the measured start time and is at least `least`.
+        It scales with the measured start time and is at least `least`. A model that is loaded on
+        demand may wait for others to leave, so that only the deadline of a request bounds it.
         """
+        if (offer := self.offer(role, model)) is not None:
+            return least if offer.stage == "failed" else max(least, ON_DEMAND)
         served = self._served.get((role, model))
         return (
             max(least, SLOWER * served.start + NOTICED)

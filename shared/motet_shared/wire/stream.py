@@ -67,7 +67,7 @@ KEEPALIVE_TIMEOUT = 0.65  # seconds of silence: three keepalives at 200 ms and s
 
 
 class Stream:
-    """One streaming call, created by `Bus.open`."""
+    """Represent one streaming call, created by `Bus.open`."""
 
     def __init__(
         self,

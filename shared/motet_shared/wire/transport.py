@@ -34,7 +34,7 @@ class NoResponders(Unavailable):
 
 @dataclass(slots=True)
 class Message:
-    """One received message."""
+    """Hold one received message."""
 
     subject: str
     data: bytes

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from motet_kernels.linear.group_weights import FLOAT8, GroupWeights
 from motet_kernels.linear.grouped_linear import GroupedLinear
+from motet_kernels.linear.levels import LEVELS
+from motet_kernels.linear.scales import dense
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; a part of a block of inputs, and several; groups that end within one.
@@ -21,21 +25,30 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def weights(form: str, features: int, inputs: int, group: int, shifted: bool) -> GroupWeights:
     given = torch.Generator().manual_seed(features)
     codes = torch.randint(0, 256, (features, inputs), generator=given, dtype=torch.uint8)
-    if form == "int4":
+    if form in ("int4", *LEVELS):
         codes = codes & 15
     elif form == "int8":
         codes = codes.view(torch.int8)
     else:
         codes = torch.where(codes & 0x7F == 0x7F, 0, codes).view(FLOAT8)
     shape = (features, -(-inputs // group))
-    return GroupWeights(
-        codes, randn(*shape) / 30, randn(*shape, seed=1) / 10 if shifted else None, group
-    )
+    shift = randn(*shape, seed=1) / 10 if shifted else None
+    levels = form if form in LEVELS else None
+    return GroupWeights(codes, randn(*shape) / 30, shift, group, None, levels)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @pytest.mark.parametrize(
-    ("form", "shifted"), [("int4", False), ("int4", True), ("int8", False), ("float8", False)]
+    ("form", "shifted"),
+    [
+        ("int4", False),
+        ("int4", True),
+        ("int8", False),
+        ("float8", False),
+        ("fp4", False),
+        ("nf4", False),
+        ("iq4", False),
+    ],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product(
@@ -69,3 +82,18 @@ def test_inputs_in_another_order(device: torch.device) -> None:
     x = randn(3, 96).to(device)
     out = GroupedLinear(given, None, device)(x)
     torch.testing.assert_close(out, x @ given.dense().to(device).T, rtol=1e-4, atol=1e-3)
+
+
+def test_codes_of_four_bits_in_groups_of_sixteen(device: torch.device) -> None:
+    given = weights("int4", 20, 80, 16, True)
+    x = randn(3, 80).to(device)
+    out = GroupedLinear(given, None, device)(x)
+    torch.testing.assert_close(out, x @ given.dense().to(device).T, rtol=1e-4, atol=1e-3)
+
+
+def test_scales_of_sixteen_bits(device: torch.device) -> None:
+    given = weights("fp4", 20, 96, 32, False)
+    narrow = replace(given, scale_NG=dense(given.scale_NG).bfloat16().float())
+    x = randn(3, 96).to(device)
+    linear = GroupedLinear(narrow, None, device)
+    torch.testing.assert_close(linear(x), x @ narrow.dense().to(device).T, rtol=1e-4, atol=1e-3)

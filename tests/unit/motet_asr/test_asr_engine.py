@@ -33,7 +33,7 @@ from motet_shared.errors import BadRequest, ConfigError, InternalError, Overload
 from support.asr_checkpoints import RATE, WINDOW, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
 from support.refusals import refuses
 
-CALM = settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
+CALM = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 SOUNDS = [noise(WINDOW, seed) for seed in range(6)]
 
 

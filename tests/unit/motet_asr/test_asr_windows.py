@@ -18,7 +18,7 @@ from motet_shared.errors import BadRequest
 from support.refusals import refuses
 
 RATE = 16_000
-CALM = settings(deadline=None, max_examples=60)
+CALM = settings(max_examples=60)
 TEXTS = ("no", "no", "yes", "red", "circle", "a", "the", "square")
 
 
@@ -183,7 +183,7 @@ def heard_in(words: list[Word], window: Window, draw: Any) -> list[TimedSegment]
     return segments
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(streams(), st.sampled_from([6.0, 10.0]), st.data())
 def test_stitching_neither_loses_nor_doubles_a_word(
     words: list[Word], longest: float, data: st.DataObject
@@ -223,7 +223,7 @@ def test_words_that_do_not_match_are_taken_by_their_time() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- stable
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(streams(), st.data())
 def test_the_stable_prefix_only_grows(words: list[Word], data: st.DataObject) -> None:
     """Whatever the hearings say: changing words, words that vanish, times that jump."""

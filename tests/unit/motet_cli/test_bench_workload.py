@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from motet_cli.bench import lengths
 from motet_cli.bench.request import Request, Shape
 from motet_cli.bench.tokens_per_word import TokensPerWord
-from motet_cli.bench.trace import MOONCAKE_BLOCK, Trace
+from motet_cli.bench.trace import Trace
 from motet_cli.bench.workload import Workload
 from motet_shared.errors import ConfigError
+from motet_shared.recorded_traffic import MOONCAKE_BLOCK
 
 WORDS = TokensPerWord()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from motet_cli.commands import doctor
 from motet_cli.main import main
-from motet_doctor import Finding, Layer, Snapshot, Window, diagnose
+from motet_doctor import Finding, Layer, ObservationWindow, Snapshot, diagnose
 from motet_doctor.rules import NAMES
 from motet_gateway.http.readers import PATIENCE, SlowReaders
 from motet_gateway.operations.heartbeat_history import LONGEST, HeartbeatHistory
@@ -22,13 +22,13 @@ from motet_shared.wire.discovery import HEARTBEAT_EVERY
 from support.doctor_cases import CASES, DECODING, MACHINE, QUIET, healthy, instance, window
 
 
-def names(seen: Window) -> list[str]:
+def names(seen: ObservationWindow) -> list[str]:
     return [finding.name for finding in diagnose(seen)]
 
 
 def test_a_quiet_stack_is_healthy() -> None:
     assert diagnose(window(*healthy())) == []
-    assert diagnose(Window.of([])) == []
+    assert diagnose(ObservationWindow.of([])) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +94,7 @@ def test_slow_encoding_is_diagnosed_from_replies() -> None:
 def test_a_restarted_instance_starts_from_zero() -> None:
     before = instance("decode-1", recomputed_tokens=1e6)[1]
     after = instance("decode-2")[0]
-    assert diagnose(Window.of([Snapshot(0.0, [before]), Snapshot(10.0, [after])])) == []
+    assert diagnose(ObservationWindow.of([Snapshot(0.0, [before]), Snapshot(10.0, [after])])) == []
 
 
 Load = dict[str, float]

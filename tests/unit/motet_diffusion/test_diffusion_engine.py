@@ -212,9 +212,7 @@ def test_a_changed_picture_goes_on_too(folder: Callable[..., Path]) -> None:
 
 # ------------------------------------------------------------------------------------------------------ come and go
 @given(st.data())
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whoever_joins_and_leaves_the_others_do_not_notice(
     folder: Callable[..., Path], data: st.DataObject
 ) -> None:

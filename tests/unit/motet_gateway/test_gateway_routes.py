@@ -44,6 +44,8 @@ EXPECTED = {
     ("GET", "/metrics/stack"): OPERATOR,
     ("GET", "/metrics/doctor"): OPERATOR,
     ("GET", "/metrics/replies"): OPERATOR,
+    ("POST", "/v1/load_lora_adapter"): OPERATOR,
+    ("POST", "/v1/unload_lora_adapter"): OPERATOR,
     ("GET", "/health"): PUBLIC,
     ("GET", "/health/live"): PUBLIC,
     ("GET", "/health/ready"): PUBLIC,

@@ -13,7 +13,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from motet_gateway.http.problems import Problem
 from motet_gateway.openai import schema
-from motet_gateway.openai.requests import chat_requests, completion_requests
+from motet_gateway.openai.reply_details import ReplyDetails
+from motet_gateway.openai.requests import chat_requests, completion_requests, reply_details
 from motet_shared.errors import BadRequest, MalformedMessage, MotetError, UnsupportedParameter
 from support.refusals import refuses
 
@@ -124,7 +125,14 @@ def test_one_is_not_true() -> None:
         ),
         ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
+        ({"guided_choice": "a"}, "guided_choice"),
+        ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1] * 257}, "stop_token_ids"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
         ({"tools": [{**DRAW, "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"metadata": {"k": 5}}, "metadata[...]"),
@@ -168,10 +176,43 @@ def test_a_refusal_shows_the_value_and_the_bound() -> None:
     assert "2.0" in refused(temperature=2.5).message
 
 
-def test_log_probabilities_of_a_prompt_are_refused() -> None:
-    assert completion(echo=True).echo
-    with refuses(UnsupportedParameter, "logprobs"):
-        completion(echo=True, logprobs=0)
+def test_what_a_prompt_is_asked_for() -> None:
+    (plain,) = completion_requests(completion(echo=True), "r")
+    assert (plain.echo, plain.return_prompt, plain.sampling.prompt_logprobs) == (True, False, -1)
+    fields: dict[str, Any] = {"echo": True, "logprobs": 1, "prompt_logprobs": 3, "max_tokens": 0}
+    body = completion(**fields, return_token_ids=True, stop_token_ids=[5])
+    (scored,) = completion_requests(body, "r")
+    assert (scored.return_prompt, scored.max_tokens) == (True, 0)
+    assert (scored.sampling.logprobs, scored.sampling.prompt_logprobs) == (1, 3)
+    assert scored.sampling.stop_token_ids == [5]
+    assert reply_details(body) == ReplyDetails(True, 1, 3)
+    first, second = chat_requests(chat(prompt_logprobs=0, return_token_ids=True, n=2), "r")
+    assert (first.return_prompt, first.sampling.prompt_logprobs) == (True, 0)
+    assert (second.return_prompt, second.sampling.prompt_logprobs) == (False, -1)
+
+
+def test_a_suffix() -> None:
+    assert completion_requests(completion(suffix="end"), "r")[0].suffix == "end"
+    assert completion_requests(completion(suffix=None), "r")[0].suffix == ""
+    with refuses(UnsupportedParameter, "suffix"):
+        completion(suffix="end", echo=True)
+    with refuses(BadRequest, "suffix"):
+        completion(suffix="end", prompt=[5, 6])
+
+
+def test_guided_parameters_are_structured_outputs() -> None:
+    for name, value in {
+        "json": {"type": "object"},
+        "regex": "a+",
+        "choice": ["a", "b"],
+        "grammar": 'start: "a"',
+    }.items():
+        (alias,) = chat_requests(chat(**{f"guided_{name}": value}), "r")
+        (given,) = chat_requests(chat(structured_outputs={name: value}), "r")
+        assert alias.grammar is not None
+        assert given.grammar is not None
+        assert (alias.grammar.kind, alias.grammar.text) == (given.grammar.kind, given.grammar.text)
+        assert alias.grammar.param == f"guided_{name}"
 
 
 def test_required_fields() -> None:

@@ -211,7 +211,7 @@ EVENTS = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(events=st.lists(EVENTS, min_size=4, max_size=14))
 def test_every_reply_is_the_one_that_its_request_has_alone(
     stage: Stage, events: list[Event]

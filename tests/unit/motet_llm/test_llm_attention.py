@@ -45,7 +45,7 @@ def textbook(
     return out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     before=st.lists(st.integers(0, 20), min_size=1, max_size=4),

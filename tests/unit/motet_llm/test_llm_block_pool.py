@@ -91,7 +91,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_the_least_recently_freed_content_goes_first() -> None:

@@ -17,12 +17,39 @@ from motet_llm.weights.coded_linear import checked
 from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
-from support.quantized_checkpoints import SIZES, answer, check, engine_of
+from support.quantized_checkpoints import SIZES, answer, calmed, check, engine_of
 
 TYPES: Any = gguf.GGMLQuantizationType
 # Where a block's float16 are, and how large: codes and small scales may be anything, these not.
-_HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
-_SIZE = {"Q4_0": 0.02, "Q5_0": 0.01, "Q8_0": 0.002, "Q4_K": 0.0004, "Q6_K": 0.0002}
+_HALVES: dict[str, tuple[int, ...]] = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "MXFP4": (),
+    "IQ4_NL": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_XS": (0,),
+}
+_SIZE = {
+    "Q4_0": 0.013,
+    "Q4_1": 0.006,
+    "Q5_0": 0.006,
+    "Q5_1": 0.003,
+    "Q8_0": 0.0008,
+    "IQ4_NL": 0.0008,
+    "Q2_K": 0.004,
+    "Q3_K": 0.0008,
+    "Q4_K": 0.00018,
+    "Q5_K": 0.00009,
+    "Q6_K": 0.00013,
+    "IQ4_XS": 0.00004,
+}
 _LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -49,6 +76,8 @@ def blocks(kind: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray:
             np.float16
         )
         data[:, :, at : at + 2] = halves.view(np.uint8)
+    if kind == "MXFP4":  # exponents
+        data[:, :, 0] = random.integers(118, 122, data.shape[:2])
     if kind == "Q6_K":
         data[:, :, 192:208] = random.integers(
             -40, 40, (rows, inputs // count, 16), dtype=np.int8
@@ -59,8 +88,8 @@ def blocks(kind: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_what_the_gguf_package_makes_of_them(kind: str) -> None:
     data = blocks(kind, 6, 512)
-    codes, scales, shifts, group = read_blocks(kind, torch.from_numpy(data))
-    found = checked("blocks", codes, scales, shifts, group).dense()
+    read = read_blocks(kind, torch.from_numpy(data))
+    found = checked("blocks", *read[:4], levels=read.levels).dense()
     torch.testing.assert_close(
         found, torch.from_numpy(dequantize(data, TYPES[kind])), rtol=1e-5, atol=1e-6
     )
@@ -87,7 +116,7 @@ def back(rows: np.ndarray, heads: int) -> np.ndarray:
 def make(folder: Path, family: str, kinds: dict[str, str], **sizes: Any) -> tuple[Path, Path]:
     """A folder with a GGUF file whose matrices have the type of the first ending in `kinds`, and what it stands for."""
     plain = tiny_checkpoint(family, folder / "plain", **{**SIZES, **sizes})
-    tensors = load_file(plain / "model.safetensors")
+    tensors = calmed(load_file(plain / "model.safetensors"))
     coded = folder / "coded"
     shutil.copytree(plain, coded, ignore=shutil.ignore_patterns("*.safetensors"))
     writer = gguf.GGUFWriter(
@@ -143,6 +172,19 @@ def test_the_usual_mixture_with_its_tied_table(tmp_path: Path) -> None:
     check(coded, plain, "int4:32 (9)")
 
 
+MIXTURES = {
+    "int4:16": {"v_proj": "Q4_K", "down_proj": "Q3_K", "_proj": "Q2_K", "embed_tokens": "Q2_K"},
+    "int8:32": {"v_proj": "Q6_K", "down_proj": "Q6_K", "_proj": "Q5_K", "lm_head": "Q6_K"},
+    "iq4:32": {"v_proj": "Q5_K", "o_proj": "IQ4_NL", "_proj": "IQ4_XS"},
+    "fp4:32": {"v_proj": "Q5_1", "o_proj": "Q4_1", "_proj": "MXFP4"},
+}
+
+
+@pytest.mark.parametrize("form", MIXTURES)
+def test_mixtures(form: str, tmp_path: Path) -> None:
+    check(*make(tmp_path, "qwen3", MIXTURES[form]), form)
+
+
 def test_layers_of_one_type_are_computed_together(tmp_path: Path) -> None:
     coded, _ = make(tmp_path, "qwen3", {"embed_tokens": "Q8_0", "_proj": "Q4_K"})
     engine = engine_of(coded)
@@ -171,14 +213,14 @@ def test_a_file_of_another_model_is_named(tmp_path: Path) -> None:
 def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     coded, _ = make(tmp_path, "qwen3", {})
     writer = gguf.GGUFWriter(coded / "model.gguf", "qwen3")
-    count, size = gguf.GGML_QUANT_SIZES[TYPES.Q2_K]
+    count, size = gguf.GGML_QUANT_SIZES[TYPES.IQ2_XS]
     data = np.zeros((256, 256 // count * size), np.uint8)
-    writer.add_tensor("blk.0.attn_q.weight", data, raw_dtype=TYPES.Q2_K)
+    writer.add_tensor("blk.0.attn_q.weight", data, raw_dtype=TYPES.IQ2_XS)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight .*Q2_K"):
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight .*IQ2_XS"):
         engine_of(coded)
 
 

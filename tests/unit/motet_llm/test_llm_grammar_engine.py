@@ -155,9 +155,7 @@ def compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict
 
 
 schemas = st.recursive(scalars, compound, max_leaves=4)
-relaxed = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @relaxed

@@ -248,7 +248,7 @@ def alphabet_prompts(rng: random.Random) -> list[int]:
 
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("shapes", [FULL, MIXED, WINDOWED], ids=["full", "mixed", "windowed"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     num_blocks=st.integers(40, 80),

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from motet_llm.attention.sink_window import rows_by_group
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from motet_models.capacity import KvGroup, Recent
+from motet_models.capacity import KvGroup, SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support import families
@@ -26,7 +26,7 @@ from support.schedules import Job, Schedule, random_prompts
 
 TIE = 1e-4
 SIZE = 4
-RECENT = Recent(first=4, last=8)
+RECENT = SinkWindow(first=4, last=8)
 FAMILIES = ("LlamaForCausalLM", "Qwen3ForCausalLM", "DeepseekV2ForCausalLM")
 
 
@@ -142,7 +142,7 @@ def test_a_long_stream_holds_few_blocks(family: tuple[Path, PreTrainedModel]) ->
 def test_rows_list_what_their_queries_see(
     starts: list[tuple[int, int]], first: int, last: int
 ) -> None:
-    group = KvGroup((0,), None, Recent(first * SIZE, last * SIZE))
+    group = KvGroup((0,), None, SinkWindow(first * SIZE, last * SIZE))
     spans = [(start, start + count) for start, count in starts]
     tables = np.array(
         [[100 * row + block for block in range(30)] for row in range(len(spans))], dtype=np.int32

@@ -90,7 +90,7 @@ def test_long_prompts_span_blocks(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", KINDS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(cuts=st.lists(st.integers(1, 99), max_size=6, unique=True))
 def test_cuts_do_not_matter(family: str, cuts: list[int]) -> None:
     whole, cut = Slots(family), Slots(family)

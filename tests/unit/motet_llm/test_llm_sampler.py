@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motet_kernels.sampling import sampling
@@ -95,7 +95,6 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 
 
 # ------------------------------------------------------------------------------------------------- filters, penalties
-@settings(deadline=None)
 @example(seed=0, wish={"temperature": 2.0, "top_k": 5, "top_p": 0.5, "min_p": 0.0}, narrow=4)
 @given(seed=st.integers(0, 1000), wish=filters, narrow=st.sampled_from([1, 4, 256]))
 def test_filters_keep_what_the_reference_keeps(
@@ -123,7 +122,6 @@ def _nudge(s: Sampling, by: float) -> Sampling:
     )
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1000), wish=edits, prompt=tokens, output=tokens)
 def test_bias_and_penalties_are_the_reference_s(
     seed: int, wish: dict[str, Any], prompt: list[int], output: list[int]
@@ -207,7 +205,6 @@ def plain_gumbel(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(((mix(stream + (token + 1) * golden) >> 41) + 0.5) / (1 << 23)))
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(-(1 << 70), 1 << 70),
     position=st.integers(0, 1 << 20),

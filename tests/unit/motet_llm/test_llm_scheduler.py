@@ -454,7 +454,7 @@ requests: st.SearchStrategy[dict[str, Any]] = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     plan=st.lists(requests, min_size=1, max_size=10),
     num_blocks=st.integers(8, 24),

@@ -274,7 +274,7 @@ QUICKLY = (
     Phase.reuse,
     Phase.generate,
 )  # nothing is to be shrunk: a schedule is its seed
-relaxed = settings(deadline=None, max_examples=8, phases=QUICKLY, suppress_health_check=ANYHOW)
+relaxed = settings(max_examples=8, phases=QUICKLY, suppress_health_check=ANYHOW)
 
 
 @relaxed

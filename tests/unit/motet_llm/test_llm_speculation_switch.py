@@ -66,7 +66,7 @@ class Engine:
         return self.tokens / self.rows / self.seconds
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     rows=st.sampled_from([1, 2, 5, 16]),
     token=st.floats(0, 2),

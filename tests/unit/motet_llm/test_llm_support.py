@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.masking_utils import (
@@ -31,20 +31,17 @@ def mask_of(rule: Any, size: int | None = None) -> torch.Tensor:
 
 
 @given(window=st.integers(1, 300), context=st.integers(2, 400))
-@settings(deadline=None)
 def test_a_window_is_read_off_its_mask(window: int, context: int) -> None:
     mask = mask_of(sliding_window_causal_mask_function(window), window)
     assert support.reach_of(mask, context) == Reach(window if window < context else None)
 
 
 @given(context=st.integers(2, 400))
-@settings(deadline=None)
 def test_a_causal_mask_has_no_window(context: int) -> None:
     assert support.reach_of(mask_of(causal_mask_function), context) == Reach()
 
 
 @given(chunk=st.integers(2, 60), context=st.integers(2, 200))
-@settings(deadline=None)
 def test_chunks_are_read_off_their_mask(chunk: int, context: int) -> None:
     mask = mask_of(chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long)), chunk)
     assert support.reach_of(mask, context) == Reach(chunk=chunk if chunk < context else None)

@@ -359,7 +359,7 @@ def test_a_state_does_not_travel(tmp_path: Path) -> None:
     window=st.sampled_from([None, 2, 9]),
     most=st.integers(1, 4000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parts_bring_all_that_is_seen(
     start: int, count: int, window: int | None, most: int
 ) -> None:

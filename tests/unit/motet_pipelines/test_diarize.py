@@ -24,7 +24,7 @@ from motet_pipelines.voice.diarize import (
 from motet_pipelines.voice.diarized_transcript import _SpeakerNames, letters
 from motet_shared.messages import Segment
 
-CALM = settings(deadline=None, max_examples=80)
+CALM = settings(max_examples=80)
 SIZE = 32
 
 

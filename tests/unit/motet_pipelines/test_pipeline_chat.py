@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.chat.chat import Outcome, chat, chat_with_prompt
 from motet_pipelines.failover import MOVES
 from motet_shared.errors import (
     ContextTooLong,
@@ -20,7 +20,7 @@ from motet_shared.errors import (
     UnknownModel,
     WorkerLost,
 )
-from motet_shared.messages import Chat, Sampling, Text, ToolCallDelta
+from motet_shared.messages import Chat, PromptLogprob, PromptPiece, Sampling, Text, ToolCallDelta
 from motet_shared.testing import MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire.bus import Bus
 from support.fake_services import MODEL, FakeDecode, FakeTokenizer, words
@@ -96,6 +96,29 @@ async def test_nothing_is_lost_repeated_or_changed_when_the_tokenizer_dies() -> 
         )
         assert resumed.sampling.seed == 7
         assert (outcome.moves, outcome.instance) == (1, survivor.bus.instance)
+
+
+async def test_pieces_of_a_prompt_are_not_repeated_when_the_tokenizer_dies() -> None:
+    ids = list(range(200))
+    scored = [
+        PromptPiece(at, ids[at : at + 4], [PromptLogprob(b"x", -0.5)] * 4)
+        for at in range(0, len(ids), 4)
+    ]
+    async with stack() as (bus, actors, _):
+        pieces: list[Any] = [PromptPiece(0, ids), *scored, *words(COUNT)]
+        for actor in actors:
+            actor.reply = lambda request: pieces[:]
+        found: list[Any] = []
+        outcome = Outcome()
+        dead = False
+        async with aclosing(chat_with_prompt(bus, REQUEST, outcome)) as batches:
+            async for batch in batches:
+                found += batch
+                if len(found) > 20 and not dead:
+                    dead = True
+                    die(serving(actors).bus)
+        assert outcome.moves == 1
+        assert found == pieces
 
 
 async def test_a_lone_tokenizer_may_come_back() -> None:

@@ -116,7 +116,7 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ stretches
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.floats(0, 8), st.floats(0.001, 6)), min_size=1, max_size=12),
     st.integers(500, 200_000),

@@ -161,7 +161,7 @@ def test_instances_that_go_finish_what_they_have() -> None:
     autoscaled=st.booleans(),
     sample=st.integers(1, 3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nothing_is_lost_and_the_same_seed_gives_the_same(
     autoscaled: bool, sample: int, **case: Any
 ) -> None:

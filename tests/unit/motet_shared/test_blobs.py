@@ -142,7 +142,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.leases.arena.free_bytes == self.leases.arena.capacity - sum(held.values())
 
 
-LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LeaseMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestLeases = LeaseMachine.TestCase
 
 

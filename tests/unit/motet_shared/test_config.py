@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_shared.errors import ConfigError
@@ -206,14 +206,12 @@ def test_instance_ids_are_generated_from_the_role_or_taken_as_given() -> None:
     assert Sample(instance="decode-7").instance_id("decode") == "decode-7"
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1 << 50))
 def test_sizes_round_trip_in_every_whole_unit(size: int) -> None:
     assert sample(["--pool", f"{size + 16}B"]).pool == size + 16
     assert sample(["--pool", f"{size % 1000 + 1}KiB"]).pool == (size % 1000 + 1) * 1024
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_any_text_is_a_value_or_a_config_error(text: str) -> None:
     for name in ("THREADS", "POOL", "PATIENCE", "MODE", "SIZES", "LIMIT"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_llm.grammar.grammar import Grammar
@@ -162,7 +162,6 @@ def test_only_tokens_of_the_text_are_shown() -> None:
     assert "".join(shown) == "A star."
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -152,7 +152,7 @@ def test_a_bomb_costs_nothing() -> None:
 
 
 @given(st.binary(max_size=64), st.integers(0, 400))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_damage_is_an_error_of_ours_or_a_picture(noise: bytes, at: int) -> None:
     data = encoded(pattern(), "PNG")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_llm.grammar.grammar import Grammar
@@ -125,7 +125,6 @@ def test_a_reply_is_divided_wherever_it_is_cut(reply: Reply) -> None:
         assert (two.reasoning, two.text) == (reply.reasoning, reply.answer), at
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_cuts_of_anything_do_not_matter(data: st.DataObject) -> None:
     tags = data.draw(st.sampled_from(TAGGED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_shared.messages import ToolCallDelta
@@ -98,7 +98,6 @@ def test_arguments_stream_as_they_come() -> None:
     assert parser.calls == 1
 
 
-@settings(deadline=None)
 @given(SHREDS)
 def test_what_has_come_out_depends_on_the_text_alone(text: str) -> None:
     """After every prefix, not only at the end: a client may lose its stream anywhere."""
@@ -112,7 +111,6 @@ def test_what_has_come_out_depends_on_the_text_alone(text: str) -> None:
     assert reply.state() == parse([text]).state()
 
 
-@settings(deadline=None)
 @given(PROSE, st.lists(st.tuples(NAMES, OBJECTS), max_size=3), st.integers(1, 9))
 def test_well_formed_calls_are_read(before: str, calls: list[tuple[str, dict]], size: int) -> None:
     bodies = [
@@ -125,7 +123,6 @@ def test_well_formed_calls_are_read(before: str, calls: list[tuple[str, dict]], 
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
 
 
-@settings(deadline=None)
 @given(PROSE, SHREDS)
 def test_no_half_tag_is_sent_before_it_is_clear(before: str, after: str) -> None:
     parser, sent = ToolParser("r"), ""

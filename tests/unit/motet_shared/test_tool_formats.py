@@ -364,7 +364,7 @@ def test_two_pieces_give_what_one_gives(case: Conversation) -> None:
 
 
 @pytest.mark.parametrize("name", IN_TEXT)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_cuts_of_anything_do_not_matter(name: str, data: st.DataObject) -> None:
     """Whatever a model puts together of the parts of its format, well-formed or not."""
@@ -521,7 +521,7 @@ def test_raw_strings_cannot_be_held_to_a_pattern(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IN_TEXT)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     calls=st.lists(
         st.fixed_dictionaries(

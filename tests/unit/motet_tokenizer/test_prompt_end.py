@@ -71,7 +71,7 @@ def test_the_last_message_is_continued(
         assert len(found) > len(reference.encode(text, add_special_tokens=False))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(begun=st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=20))
 def test_any_text_is_continued_as_it_is(begun: str) -> None:
     vocabulary = tiny_vocabulary()

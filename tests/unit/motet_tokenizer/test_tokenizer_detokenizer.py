@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
@@ -56,7 +56,6 @@ ANY_IDS = st.lists(st.integers(0, BYTES.size - 1), max_size=40)
 SP_IDS = st.lists(st.integers(0, LLAMA.size - 1), max_size=40)
 
 
-@settings(deadline=None)
 @given(TEXTS, CUTS)
 def test_byte_level_text_comes_back(text: str, cuts: list[int]) -> None:
     ids = byte_level().encode(text).ids
@@ -66,20 +65,17 @@ def test_byte_level_text_comes_back(text: str, cuts: list[int]) -> None:
         assert expected == text
 
 
-@settings(deadline=None)
 @given(ANY_IDS, CUTS)
 def test_byte_level_ids_that_are_no_utf8(ids: list[int], cuts: list[int]) -> None:
     assert decoded(BYTES.detokenizer(), chunked(ids, cuts)) == byte_level().decode(ids)
 
 
-@settings(deadline=None)
 @given(ANY_IDS)
 def test_what_has_come_out_depends_on_the_ids_alone(ids: list[int]) -> None:
     single, whole = BYTES.detokenizer(), BYTES.detokenizer()
     assert "".join([single.feed([i]) for i in ids]) == whole.feed(ids)
 
 
-@settings(deadline=None)
 @given(TEXTS)
 def test_no_character_is_split(text: str) -> None:
     detokenizer = BYTES.detokenizer()
@@ -89,7 +85,6 @@ def test_no_character_is_split(text: str) -> None:
         assert "�" not in "".join(pieces)
 
 
-@settings(deadline=None)
 @given(TEXTS, CUTS)
 @pytest.mark.parametrize("strip", [True, False])
 def test_sentencepiece_text_comes_back(strip: bool, text: str, cuts: list[int]) -> None:
@@ -130,7 +125,6 @@ def streamed_reference(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join(parts).removeprefix(" ")
 
 
-@settings(deadline=None)
 @given(SP_IDS, CUTS)
 def test_sentencepiece_ids_that_are_no_utf8(ids: list[int], cuts: list[int]) -> None:
     assert decoded(LLAMA.detokenizer(), chunked(ids, cuts)) == streamed_reference(
@@ -138,7 +132,6 @@ def test_sentencepiece_ids_that_are_no_utf8(ids: list[int], cuts: list[int]) -> 
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(259, LLAMA.size - 1), max_size=20))
 def test_a_continued_text_keeps_its_leading_space(ids: list[int]) -> None:
     continued = decoded(LLAMA.detokenizer(continues=True), [ids])
@@ -146,7 +139,6 @@ def test_a_continued_text_keeps_its_leading_space(ids: list[int]) -> None:
     assert decoded(LLAMA.detokenizer(), [ids]) == continued.removeprefix(" ")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 31), max_size=30), CUTS)
 def test_any_other_decoder(ids: list[int], cuts: list[int]) -> None:
     model = vocabulary(metaspace())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_tokenizer.stops import StopStrings
@@ -21,7 +21,6 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
     return text, False
 
 
-@settings(deadline=None)
 @given(CHUNKS, STOPS)
 def test_cut_exactly_before_the_first_stop(chunks: list[str], stops: list[str]) -> None:
     state = StopStrings(stops)
@@ -32,14 +31,12 @@ def test_cut_exactly_before_the_first_stop(chunks: list[str], stops: list[str]) 
     assert state.flush() == ""
 
 
-@settings(deadline=None)
 @given(LETTERS, STOPS)
 def test_what_has_come_out_depends_on_the_text_alone(text: str, stops: list[str]) -> None:
     single, whole = StopStrings(stops), StopStrings(stops)
     assert "".join([single.feed(char) for char in text]) == whole.feed(text)
 
 
-@settings(deadline=None)
 @given(LETTERS, LETTERS, STOPS)
 def test_nothing_is_sent_that_a_later_stop_takes_back(
     before: str, after: str, stops: list[str]
@@ -49,7 +46,6 @@ def test_nothing_is_sent_that_a_later_stop_takes_back(
     assert reference(before + after, stops)[0].startswith(sent)
 
 
-@settings(deadline=None)
 @given(LETTERS, STOPS)
 def test_no_more_is_held_back_than_may_belong_to_a_stop(text: str, stops: list[str]) -> None:
     state = StopStrings(stops)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_shared.messages import Text
@@ -63,7 +63,6 @@ def feed(state: TextState, ids: list[int], cuts: list[int]) -> list[Text]:
     return pieces
 
 
-@settings(deadline=None)
 @given(IDS, st.lists(st.integers(1, 5), max_size=15), STOPS, st.booleans(), st.integers(1, 45))
 def test_replay_in_any_grouping_restores_the_state(
     ids: list[int], cuts: list[int], stops: list[str], tools: bool, max_tokens: int
@@ -81,7 +80,6 @@ def test_replay_in_any_grouping_restores_the_state(
     assert first.status == second.status
 
 
-@settings(deadline=None)
 @given(IDS, st.integers(0, 40), STOPS, st.booleans())
 def test_a_moved_stream_goes_on_where_it_was(
     ids: list[int], at: int, stops: list[str], tools: bool
@@ -97,7 +95,6 @@ def test_a_moved_stream_goes_on_where_it_was(
         assert joined([moved.feed(ids[at:]), moved.finish("stop")]) == joined(after)
 
 
-@settings(deadline=None)
 @given(IDS)
 def test_without_stops_and_tools_it_is_plain_decoding(ids: list[int]) -> None:
     state = new_state()

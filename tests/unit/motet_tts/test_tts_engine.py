@@ -218,9 +218,7 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
 
 
 @pytest.mark.parametrize("family", ["csm", "pocket_tts"])
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_it_is_cut_and_whoever_comes_and_goes(
     folder: Callable[..., Path], family: str, data: st.DataObject

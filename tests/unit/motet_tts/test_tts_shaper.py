@@ -46,7 +46,7 @@ def test_the_pitch_stays_and_the_length_follows(hertz: float, speed: float) -> N
     assert float(np.abs(np.diff(inner)).max()) < 1.5 * float(np.abs(np.diff(sound)).max())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data(), speed=st.sampled_from([0.25, 0.7, 1.5, 4.0]))
 def test_however_it_is_cut_it_is_the_same(data: st.DataObject, speed: float) -> None:
     length = data.draw(st.integers(0, 12_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -20,6 +21,8 @@ SUFFIXES = "py|md|conf|cpp|h|js|mjs|sh"
 CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE = re.compile(rf"[\w./-]+\.(?:{SUFFIXES})|(?:[\w.-]+/)+")
 DOTTED = re.compile(r"motet_\w+(?:\.(?!py\b)\w+)+")
+# `Class.member`, alone or at the end of a dotted name.
+MEMBER = re.compile(r"(?:`|`[\w.]+\.)([A-Z]\w+)\.([a-z_]\w*)(?:\(\))?`")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -101,6 +104,56 @@ def test_named_modules_exist(page: str) -> None:
     assert {name for name in DOTTED.findall(text) if not exists(name)} == set()
 
 
+@cache
+def members() -> dict[str, set[str]]:
+    """Return the attributes of each class of the packages, inherited ones included, by its name.
+
+    Classes of one name are taken together.
+    """
+    own: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for top in ("shared", "kernels", "services", "pipelines", "cli"):
+        for path in (ROOT / top).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    own.setdefault(node.name, set()).update(_attributes(node))
+                    bases.setdefault(node.name, set()).update(
+                        ast.unparse(base).rpartition(".")[2] for base in node.bases
+                    )
+    for _ in range(6):  # levels of inheritance
+        for name, parents in bases.items():
+            own[name].update(*(own.get(parent, set()) for parent in parents))
+    return own
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    found = set()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    return found
+
+
+def unknown_members(text: str) -> set[str]:
+    """Return the `Class.member` names of a page whose class is one of ours and has no such member."""
+    named = MEMBER.findall(FENCE.sub("", text))
+    return {
+        f"{owner}.{name}"
+        for owner, name in named
+        if owner in members() and name not in members()[owner]
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_named_members_exist(page: str) -> None:
+    assert unknown_members((ROOT / page).read_text()) == set()
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     here = ROOT / page
@@ -131,3 +184,4 @@ def test_what_does_not_exist_would_be_noticed() -> None:
     assert "shared/nothing.py" not in paths()
     assert exists("motet_shared.wire.call.Call.send")
     assert not exists("motet_shared.wire.telephone")
+    assert unknown_members("`Call.send` and `Call.sing`, or `Elsewhere.sing`") == {"Call.sing"}

@@ -59,7 +59,10 @@ def _load_rows(
 
 @triton.jit
 def store_part(ptr_L, part, mask_L, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr):
-    """Store what `load_part` would load, where `mask_L`."""
+    """Store `part` `[L, SIZE]` as elements BEGIN to BEGIN + SIZE of the rows at `ptr_L`.
+
+    Elements from DIM on and rows outside `mask_L` are skipped.
+    """
     at = BEGIN + tl.arange(0, SIZE)
     tl.store(ptr_L[:, None] + at[None, :], part, mask=mask_L[:, None] & (at < DIM)[None, :])
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from motet_kernels.gpu.codes import decoded
 from motet_kernels.gpu.launch import Config, Constants, GpuKernel, LaunchSample
 from motet_kernels.gpu.linear.linear import MIN_ROWS, finish
+from motet_kernels.linear.levels import LEVELS
 
 _BYTES = tl.constexpr(64)  # bytes of a row of codes that a program takes at a time
 
@@ -38,6 +39,10 @@ class Groups(Protocol):
     @property
     def bias_N(self) -> Tensor | None: ...
     @property
+    def levels(self) -> Tensor | None: ...
+    @property
+    def nibbles(self) -> bool: ...
+    @property
     def codes(self) -> str: ...
     @property
     def group(self) -> int: ...
@@ -50,14 +55,22 @@ class Groups(Protocol):
 
 
 @triton.jit
-def _weights(codes_NK, scale_ptr, shift_ptr, n, k, N, K, groups, offset, GROUP: tl.constexpr):
-    """Return the weights that codes of inputs `k` represent; zero from K on."""
+def _weights(levels_NK, scale_ptr, shift_ptr, n, k, N, K, groups, offset, GROUP: tl.constexpr):
+    """Return the weights that levels of inputs `k` represent; zero from K on."""
     at = n.to(tl.int64)[:, None] * groups + (k // GROUP)[None, :]
     mask = (n[:, None] < N) & (k < K)[None, :]
-    weights = tl.load(scale_ptr + at, mask=mask, other=0.0) * (codes_NK - offset)
+    weights = tl.load(scale_ptr + at, mask=mask, other=0.0).to(tl.float32) * (levels_NK - offset)
     if shift_ptr is not None:
-        weights += tl.load(shift_ptr + at, mask=mask, other=0.0)
+        weights += tl.load(shift_ptr + at, mask=mask, other=0.0).to(tl.float32)
     return weights
+
+
+@triton.jit
+def _levels(codes_NK, level_ptr):
+    """Return the levels of codes of four bits, float32."""
+    if level_ptr is not None:
+        return tl.load(level_ptr + codes_NK.to(tl.int32))
+    return codes_NK.to(tl.float32)
 
 
 @triton.jit
@@ -73,6 +86,7 @@ def _grouped_linear(
     code_ptr,
     scale_ptr,
     shift_ptr,
+    level_ptr,
     bias_ptr,
     residual_ptr,
     out_ptr,
@@ -104,9 +118,9 @@ def _grouped_linear(
                 _rows(x_ptr, m, low, M, K, stride_m),
                 _rows(x_ptr, m, low + 16, M, K, stride_m),
             )
-            nibbles = (bytes_NK & 15).to(tl.float32)
+            nibbles = _levels(bytes_NK & 15, level_ptr)
             low_NK = _weights(nibbles, scale_ptr, shift_ptr, n, low, N, K, groups, offset, GROUP)
-            nibbles = (bytes_NK >> 4).to(tl.float32)
+            nibbles = _levels(bytes_NK >> 4, level_ptr)
             high_NK = _weights(
                 nibbles, scale_ptr, shift_ptr, n, low + 16, N, K, groups, offset, GROUP
             )
@@ -156,6 +170,7 @@ def grouped_linear(x_MK: Tensor, linear: Groups, residual_MN: Tensor | None) -> 
             linear.packed,
             linear.scale_NG,
             linear.shift_NG,
+            linear.levels,
             linear.bias_N,
             residual_MN,
             out_MN,
@@ -169,7 +184,7 @@ def grouped_linear(x_MK: Tensor, linear: Groups, residual_MN: Tensor | None) -> 
             x_MK.stride(0),
         ),
         *(0 if residual_MN is None else residual_MN.stride(0), linear.offset),
-        NIBBLES=linear.codes == "int4",
+        NIBBLES=linear.nibbles,
         FLOAT8=linear.codes == "float8",
         GROUP=linear.group,
     )
@@ -187,18 +202,27 @@ class _Zeros:
     codes: str
     group: int
     shifted: bool
+    scales: torch.dtype
     bias_N: None = None
     in_features: int = 4096
     out_features: int = 128
 
     @property
+    def nibbles(self) -> bool:
+        return self.codes not in ("int8", "float8")
+
+    @property
+    def levels(self) -> Tensor | None:
+        return LEVELS[self.codes].tensor if self.codes in LEVELS else None
+
+    @property
     def packed(self) -> Tensor:
-        inputs_per_byte = 2 if self.codes == "int4" else 1
+        inputs_per_byte = 2 if self.nibbles else 1
         return torch.zeros(128, 4096 // inputs_per_byte, dtype=torch.uint8)
 
     @property
     def scale_NG(self) -> Tensor:
-        return torch.zeros(128, 4096 // self.group)
+        return torch.zeros(128, 4096 // self.group, dtype=self.scales)
 
     @property
     def shift_NG(self) -> Tensor | None:
@@ -210,21 +234,24 @@ class _Zeros:
 
 
 def samples() -> Iterator[LaunchSample]:
-    """Yield GPTQ and AWQ in groups of 128, Q4_K in groups of 32, int8, float8, and float32 rows.
+    """Yield GPTQ and AWQ in groups of 128, Q4_K in groups of 32, MXFP4, nf4, int8, float8, float32 rows.
 
     int8 comes in groups of 32 and, like float8, with a scale per output.
     """
-    for codes, group, shifted, dtype, rows in (
-        ("int4", 128, False, torch.bfloat16, 1),
-        ("int4", 128, True, torch.float16, 1),
-        ("int4", 128, True, torch.bfloat16, 512),
-        ("int4", 32, True, torch.bfloat16, 512),
-        ("int8", 32, False, torch.bfloat16, 1),
-        ("int8", 4096, False, torch.bfloat16, 512),
-        ("float8", 4096, False, torch.bfloat16, 512),
-        ("int4", 128, True, torch.float32, 1),
+    narrow, wide = torch.float16, torch.float32
+    for codes, group, shifted, scales, dtype, rows in (
+        ("int4", 128, False, narrow, torch.bfloat16, 1),
+        ("int4", 128, True, wide, torch.float16, 1),
+        ("int4", 128, True, wide, torch.bfloat16, 512),
+        ("int4", 32, True, wide, torch.bfloat16, 512),
+        ("fp4", 32, False, torch.bfloat16, torch.bfloat16, 1),
+        ("nf4", 64, False, wide, torch.bfloat16, 512),
+        ("int8", 32, False, narrow, torch.bfloat16, 1),
+        ("int8", 4096, False, wide, torch.bfloat16, 512),
+        ("float8", 4096, False, wide, torch.bfloat16, 512),
+        ("int4", 128, True, wide, torch.float32, 1),
     ):
-        linear = _Zeros(codes, group, shifted)
+        linear = _Zeros(codes, group, shifted, scales)
         x_MK = torch.zeros(rows, 4096, dtype=dtype)
         name = f"{codes}:{group}{', shifted' if shifted else ''}, {rows} x 4,096, {dtype}"
         yield LaunchSample(

@@ -1,1 +1,1 @@
-"""Hold a spoken conversation: audio and actions in, events out; knows nothing of HTTP."""
+"""Hold a spoken conversation: audio and actions in, events out; independent of HTTP."""

@@ -136,7 +136,7 @@ class TextDelta(Event):
 
 @dataclass(frozen=True, slots=True)
 class SpeechDelta(Event):
-    """PCM at 24 kHz of a spoken message, and the words that it completes; either may be empty."""
+    """Deliver PCM at 24 kHz of a spoken message and the words it completes; either may be empty."""
 
     reply_id: str
     index: int

@@ -45,7 +45,7 @@ class NothingToCancel(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """What the replies of a conversation need besides its state."""
+    """Hold what all replies of a conversation share, besides its state."""
 
     bus: Bus
     admission: Admission

@@ -32,7 +32,7 @@ Messages = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a reply ended."""
+    """Describe how a reply ended."""
 
     status: Status
     reason: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from motet_gateway.openai.render import chat_logprobs
+from motet_gateway.openai.logprobs import chat_logprobs
 from motet_gateway.responses.reasoning import encoded
 from motet_shared.messages import TextLogprob
 

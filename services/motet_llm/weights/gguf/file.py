@@ -103,8 +103,8 @@ class GgufFile:
                 f"{tensor.name} is {list(shape)}, not {[features, inputs]}, which config.json asks for"
             )
         rows = read_bytes(tensor).reshape(features, -1)
-        codes_NK, scale_NG, shift_NG, group = read_blocks(kind, rows)
-        weights = checked(tensor.name, codes_NK, scale_NG, shift_NG, group)
+        read = read_blocks(kind, rows)
+        weights = checked(tensor.name, *read[:4], levels=read.levels)
         order_N = self._order(module, features)
         return weights if order_N is None else weights.permuted(order_N)
 

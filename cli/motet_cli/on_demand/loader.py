@@ -1,0 +1,176 @@
+"""Load and unload models of a running stack: carry out `residency`'s decisions.
+
+It sees from heartbeats which models requests wait for and which are idle, starts and stops the
+processes of models through the supervisor, and announces in heartbeats of its own where each
+stands, which gateways and tokenizers read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from motet_cli.on_demand.residency import Model, Residency, Stage
+from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.connection import NatsAccess
+from motet_cli.supervision.stack_bus import bus_config
+from motet_cli.supervision.supervisor import Slot, Supervisor
+from motet_shared.messages import Heartbeat, Offer
+from motet_shared.wire.bus import Bus, wanted_key
+
+PERIOD = 0.1  # seconds between two looks without a heartbeat
+DRAIN = 600.0  # seconds that the streams of a model that leaves have to end
+START_SECONDS = 4.0  # of a start, besides reading the weights, before one was measured
+READ_RATE = 400e6  # bytes per second, before a start was measured
+MAX_SHARE = 0.99  # of a start that takes longer than expected
+
+
+@dataclass(kw_only=True, eq=False)
+class OnDemandModel:
+    """Describe the processes of a model, and where it stands.
+
+    weights: bytes on disk. start: seconds of its last start; 0: not measured yet.
+    """
+
+    model: Model
+    specs: tuple[ChildSpec, ...]
+    weights: int
+    start: float = 0.0
+
+    @property
+    def roles(self) -> list[str]:
+        return list(dict.fromkeys(spec.role for spec in self.specs))
+
+    @property
+    def expected_start(self) -> float:
+        """Return the estimated seconds of a start."""
+        return self.start or START_SECONDS + self.weights / READ_RATE
+
+    def offers(self, now: float) -> list[Offer]:
+        """Return what callers may know of it, for each role."""
+        model, expected = self.model, self.expected_start
+        share, left = 0.0, expected
+        if model.stage == "loading":
+            share = min((now - model.changed) / expected, MAX_SHARE)
+            left = max(expected * (1 - share), 0.1)
+        elif model.stage == "ready":
+            share, left = 1.0, 0.0
+        return [
+            Offer(
+                role=role,
+                model=model.name,
+                stage=model.stage,
+                share=round(share, 2),
+                seconds=round(left, 1),
+                problem=model.problem if model.stage == "failed" else "",
+            )
+            for role in self.roles
+        ]
+
+
+class Loader:
+    """Run the models of a stack that are loaded on demand, from `run` to its cancellation."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        models: Sequence[OnDemandModel],
+        residency: Residency,
+        report: Callable[[str], None],
+    ):
+        self._supervisor, self._residency, self._report = supervisor, residency, report
+        self._models = {one.model.name: one for one in models}
+        self._removing: set[asyncio.Task[None]] = set()
+
+    async def run(self, connection: NatsAccess) -> None:
+        """Announce the models and follow requests for them; never return."""
+        config = bus_config(connection)
+        bus = await Bus.connect(config.instance_id("operator"), config)
+        loop = asyncio.get_running_loop()
+        bus.offers = lambda: [
+            offer for one in self._models.values() for offer in one.offers(loop.time())
+        ]
+        bus.set_state("ready")
+        try:
+            while True:
+                if self._step(bus.directory.everyone(), loop.time()):
+                    bus.heartbeat()
+                await bus.directory.changed(PERIOD)
+        finally:
+            for task in self._removing:
+                task.cancel()
+            await bus.close()
+
+    def _step(self, beats: Sequence[Heartbeat], now: float) -> bool:
+        """Observe, decide and act; return True if a stage has changed."""
+        before = [one.model.stage for one in self._models.values()]
+        wanted: Counter[str] = Counter()
+        for beat in beats:
+            wanted.update({k: int(v) for k, v in beat.load.items() if k.startswith("wanted/")})
+        by_instance = {beat.instance: beat for beat in beats}
+        for one in self._models.values():
+            self._observe(one, wanted, by_instance, now)
+        for action, model in self._residency.decide(now):
+            one = self._models[model.name]
+            if action == "load":
+                self._load(one)
+            else:
+                self._unload(one)
+        return before != [one.model.stage for one in self._models.values()]
+
+    def _observe(
+        self, one: OnDemandModel, wanted: Counter[str], beats: Mapping[str, Heartbeat], now: float
+    ) -> None:
+        model, slots = one.model, self._slots(one)
+        here = [beats.get(slot.child.instance) for slot in slots if slot.child is not None]
+        known = [beat for beat in here if beat is not None]
+        active = sum(int(beat.load.get("active", 0)) for beat in known)
+        model.note(sum(wanted[wanted_key(role, model.name)] for role in one.roles), active, now)
+        if model.stage == "loading":
+            if len(known) == len(slots) and all(beat.state == "ready" for beat in known):
+                one.start = now - model.changed
+                model.enter("ready", now)
+                self._report(f"{model.name}: loaded in {one.start:.1f} s")
+            elif any(slot.last_exit for slot in slots):
+                self._fail(one, now)
+        elif model.stage == "ready" and any(slot.state == "failing" for slot in slots):
+            self._fail(one, now)
+
+    def _slots(self, one: OnDemandModel) -> list[Slot]:
+        """Return the processes of a model; `motet restart` and `motet scale` may change them."""
+        return [
+            slot
+            for slot in self._supervisor.slots
+            if slot.spec.model == one.model.name and slot.spec.role in one.roles
+        ]
+
+    def _load(self, one: OnDemandModel) -> None:
+        self._report(f"{one.model.name}: loading")
+        self._supervisor.start(one.specs)
+
+    def _unload(self, one: OnDemandModel) -> None:
+        streams = f", {one.model.active} streams end first" if one.model.active else ""
+        self._report(f"{one.model.name}: leaving{streams}")
+        self._remove(one, DRAIN, "absent")
+
+    def _fail(self, one: OnDemandModel, now: float) -> None:
+        slot = next(slot for slot in self._slots(one) if slot.last_exit)
+        tail = list(slot.child.tail)[-1:] if slot.child is not None else []
+        one.model.problem = "; ".join([slot.last_exit, *tail])[:400]
+        self._report(f"{one.model.name}: cannot be loaded: {one.model.problem}")
+        one.model.enter("leaving", now)
+        self._remove(one, 0.0, "failed")
+
+    def _remove(self, one: OnDemandModel, drain: float, then: Stage) -> None:
+        """Stop the processes of a model; it is in the stage `then` when they have ended."""
+
+        async def remove() -> None:
+            slots = self._slots(one)
+            await asyncio.gather(*(self._supervisor.remove(slot, drain) for slot in slots))
+            one.model.enter(then, asyncio.get_running_loop().time())
+
+        task = asyncio.create_task(remove(), name=f"unload {one.model.name}")
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)

@@ -1,0 +1,37 @@
+"""Make the loader of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from motet_cli.on_demand.loader import Loader, OnDemandModel
+from motet_cli.on_demand.residency import Model, Residency
+from motet_cli.stack_file.models import DeclaredModel
+from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.memory import checkpoint_bytes
+from motet_cli.supervision.stack import Stack
+from motet_cli.supervision.supervisor import Supervisor
+from motet_models.capacity import format_bytes
+
+
+def loader_of(
+    stack: Stack,
+    declared: Sequence[tuple[DeclaredModel, tuple[ChildSpec, ...]]],
+    supervisor: Supervisor,
+    report: Callable[[str], None],
+) -> Loader:
+    """Return the loader of the models that are loaded on demand."""
+    models = [
+        OnDemandModel(
+            model=Model(name=one.name, size=one.memory * one.instances, keep_alive=one.keep_alive),
+            specs=specs,
+            weights=checkpoint_bytes(one.folder.path),
+        )
+        for one, specs in declared
+    ]
+    most = f", {stack.max_loaded} at a time" if stack.max_loaded else ""
+    report(
+        f"{len(models)} models are loaded on demand, into {format_bytes(stack.on_demand_memory)}{most}"
+    )
+    residency = Residency((one.model for one in models), stack.on_demand_memory, stack.max_loaded)
+    return Loader(supervisor, models, residency, report)

@@ -1,0 +1,1 @@
+"""Read motet.toml: the models, roles and settings of a stack."""

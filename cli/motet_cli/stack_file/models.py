@@ -1,0 +1,124 @@
+"""Turn the models of motet.toml into folders, sizes and processes' arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_cli.checkpoints import model_folders
+from motet_cli.checkpoints.model_folders import ModelFolder
+from motet_cli.stack_file.read import bytes_of, seconds_of
+from motet_cli.stack_file.schema import ModelTable, RoleTable, Setting, StackFile
+from motet_cli.supervision.memory import checkpoint_bytes
+from motet_shared.errors import ConfigError
+
+# Beyond the weights: a step's intermediates, caches, and buffers of libraries.
+_BESIDES_WEIGHTS = 0.25  # share of the weights
+_LEAST_BESIDES = 512 * 2**20  # bytes
+
+SERVICE_OF = {  # role of the service that serves a role of the file
+    "llm": "decode",
+    "asr": "asr",
+    "tts": "tts",
+    "embed": "embedding",
+    "draw": "diffusion",
+    "speakers": "speakers",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredModel:
+    """Describe a model of motet.toml.
+
+    role: of its service. memory: bytes that it may use; given: it is a bound of the user.
+    settings: flags of its processes.
+    """
+
+    folder: ModelFolder
+    role: str
+    on_demand: bool
+    keep_alive: float
+    memory: int
+    is_bounded: bool
+    instances: int
+    chat_template: str | None
+    settings: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+def declared_models(file: StackFile) -> tuple[DeclaredModel, ...]:
+    """Return the models of a file, downloading those of a hub. Raises ConfigError."""
+    return tuple(_declared(file, name, table) for name, table in file.models.items())
+
+
+def _declared(file: StackFile, name: str, table: ModelTable) -> DeclaredModel:
+    where = f"models.{name}"
+    folder = ModelFolder(name, _folder(where, table.source or name, table.role))
+    weights = checkpoint_bytes(folder.path)
+    given = bytes_of(f"{where}.memory", table.memory)
+    keep_alive = file.on_demand.keep_alive if table.keep_alive is None else table.keep_alive
+    return DeclaredModel(
+        folder=folder,
+        role=SERVICE_OF[table.role],
+        on_demand=table.load == "on demand",
+        keep_alive=seconds_of(f"{where}.keep_alive", keep_alive),
+        memory=given or weights + max(int(weights * _BESIDES_WEIGHTS), _LEAST_BESIDES),
+        is_bounded=bool(given),
+        instances=table.instances,
+        chat_template=_template(where, table.chat_template),
+        settings=tuple(flags(table.settings)),
+    )
+
+
+def _folder(where: str, source: str, role: str) -> Path:
+    resolvers: Mapping[str, Callable[[str], ModelFolder | None]] = {
+        "llm": model_folders.resolve,
+        "draw": model_folders.resolve_drawing,
+    }
+
+    def other(given: str) -> ModelFolder | None:
+        return model_folders.resolve_optional(given, f"--{role}", given)
+
+    try:
+        found = resolvers.get(role, other)(source)
+    except ConfigError as error:
+        raise ConfigError(
+            f"motet.toml: {where}: {error.message}", param=f"{where}.source"
+        ) from None
+    if found is None:
+        raise ConfigError(
+            f"motet.toml: {where}.source={source!r} is no model; give a folder or org/name",
+            param=f"{where}.source",
+        )
+    return found.path
+
+
+def _template(where: str, given: str | None) -> str | None:
+    if given is None:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"motet.toml: {where}.chat_template={given!r} is no file; give one with a Jinja template",
+            param=f"{where}.chat_template",
+        )
+    return str(path.resolve())
+
+
+def flags(settings: Mapping[str, Setting]) -> list[str]:
+    """Return settings as flags of a process; a list repeats its flag."""
+    found = []
+    for name, value in settings.items():
+        for one in value if isinstance(value, list) else [value]:
+            text = str(one).lower() if isinstance(one, bool) else str(one)
+            found.append(f"--{name.replace('_', '-')}={text}")
+    return found
+
+
+def role_flags(roles: Mapping[str, RoleTable]) -> dict[str, tuple[str, ...]]:
+    """Return the flags of each role."""
+    return {role: tuple(flags(table.settings)) for role, table in roles.items()}

@@ -1,0 +1,110 @@
+"""Define the tables of motet.toml: [settings], [on_demand], [roles.NAME] and [models.NAME].
+
+Each table is a struct; `read.py` converts into them and explains what does not fit. A setting that
+`motet up` has a flag for belongs into `UpSettings`; what one model needs, into `ModelTable`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Setting = str | int | float | bool | list[str]
+Role = Literal["llm", "asr", "tts", "embed", "draw", "speakers"]
+Load = Literal["at start", "on demand"]
+FOREVER = "forever"  # a `keep_alive` without an end
+
+
+class Table(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
+    """Reject unknown fields; base of every table."""
+
+
+class UpSettings(Table, frozen=True):
+    """[settings]: flags of `motet up` without dashes, as underscores; the command line overrides."""
+
+    host: str | None = None
+    port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    adapter_folder: str | None = None
+    decode: Positive | None = None
+    prefill: Natural | None = None
+    speculate: str | None = None
+    generation_config: str | None = None
+    memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    tokenizer: Positive | None = None
+    vad: Natural | None = None
+    asr: str | None = None
+    tts: str | None = None
+    speakers: str | None = None
+    draw: str | None = None
+    embed: str | None = None
+    planner: str | None = None
+    nursery: bool | None = None
+    nats: str | None = None
+    store: str | None = None
+    no_store: bool | None = None
+    api_key_file: str | None = None
+    tenants_file: str | None = None
+    allowed_origins: list[str] | None = None
+    allowed_hosts: list[str] | None = None
+    trusted_proxies: list[str] | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool | None = None
+    log_format: Literal["text", "json"] | None = None
+    state_file: str | None = None
+
+
+class OnDemandTable(Table, frozen=True):
+    """[on_demand]: what all models share that are loaded on demand.
+
+    memory: bytes for those that are loaded; by default what models loaded at start leave of
+        `memory_share`.
+    max_loaded: most models at a time; 0: as many as fit.
+    keep_alive: time without requests after which a model is unloaded.
+    """
+
+    memory: str | int = 0
+    max_loaded: Natural = 0
+    keep_alive: str | float = "5m"
+
+
+class RoleTable(Table, frozen=True):
+    """[roles.NAME]: settings of all processes of a role, as their flags (`--help` lists them)."""
+
+    settings: dict[str, Setting] = {}
+
+
+class ModelTable(Table, frozen=True):
+    """[models.NAME]: one model, served under the name of its table.
+
+    source: a folder, a local model, org/name on a hub or a GGUF file; by default NAME.
+    role: what it serves.
+    load: at start, or when a request needs it.
+    keep_alive: as in [on_demand], of this model; "forever": others may still need its memory.
+    memory: bytes that it may use; by default of the size of its weights.
+    instances: decode processes of a language model.
+    engine: the program that computes it.
+    settings: of its processes, as their flags; they override those of its role.
+    """
+
+    source: str = ""
+    role: Role = "llm"
+    load: Load = "at start"
+    keep_alive: str | float | None = None
+    memory: str | int = 0
+    instances: Positive = 1
+    engine: Literal["motet"] = "motet"
+    chat_template: str | None = None
+    settings: dict[str, Setting] = {}
+
+
+class StackFile(Table, frozen=True):
+    """motet.toml."""
+
+    settings: UpSettings = UpSettings()
+    on_demand: OnDemandTable = OnDemandTable()
+    roles: dict[str, RoleTable] = {}
+    models: dict[str, ModelTable] = {}

@@ -1,0 +1,372 @@
+// x · Wᵀ for weights in codes of 4 or 8 bits, as ready-made checkpoints have them: the input is rounded to integers of 8
+// or 16 bits, with a scale for each 32 numbers of a row; products are summed exactly in int32.
+//
+// A weight is scale · (level - offset) + shift. Scale and shift belong to one output and a group of inputs, of 16 or of a
+// multiple of 32. The level of a code is the code itself, or what a table of 16 says: integers of 8 or 16 bits, in units
+// of `unit`.
+//
+// Packed, per panel of 32 columns and group of 32 inputs: codes of 4 bits as in linear_integer.cpp, without its scales,
+// in 512 bytes; codes of 8 bits plus 128 as [8][32][4] bytes. Scales and shifts [N/32][groups][32] in one of the types of
+// `Numbers`. K is padded with inputs of zero.
+//
+// Groups are added up from the first to the last: a row has the same bits in every batch.
+#include "integer.h"
+#include "numbers.h"
+#include "replay.h"
+
+namespace {
+
+constexpr int64_t GROUP = 32;
+constexpr int WORDS = 8, WORDS_OF_HALF = 4;  // words of four inputs in a group
+
+struct Pair {
+    word even, odd;
+};
+
+// What a row has at a word of codes: its four bytes everywhere, as one word or as a pair of words.
+struct Whole {
+    static constexpr int WORDS = 1;
+    using Input = word;
+    INLINE Input input(const int32_t* x, int) {
+        word wide = wset(*x);
+        PIN(wide);
+        return wide;
+    }
+};
+
+struct Halved {
+    static constexpr int WORDS = 2;
+    using Input = Pair;
+    INLINE Input input(const int32_t* x, int rows) {
+        word first = wset(x[0]), second = wset(x[rows]);
+        PIN(first);
+        PIN(second);
+        return {first, second};
+    }
+    INLINE word add(word sum, Pair w, Pair x) { return pairs(pairs(sum, w.even, x.even), w.odd, x.odd); }
+};
+
+// ------------------------------------------------------------------------------------------------------------- codes
+// STEP: bytes of a panel's group. TOP: the largest input, so that no sum overflows. HALVES: whether the sums of half a
+// group must be taken before the next. ROWS: of a tile.
+
+// Codes of 4 bits that are their own levels, 0 to 15, times bytes.
+template <bool H>
+struct Nibbles : Whole {
+    static constexpr int64_t STEP = 512;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : 6;
+    static constexpr bool HALVES = H;
+    using Weights = word;
+    INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
+        const word both = wload(at + k * PANEL * 4);
+        return second ? high_nibbles(both) : low_nibbles(both);
+    }
+    INLINE word add(word sum, Weights w, Input x) { return gather(sum, w, x); }
+    INLINE word done(word sum) { return gathered(sum); }
+};
+
+// The same with a table of levels from 0 to 32.
+struct LowTable : Nibbles<true> {  // 4 · 2 · 32 · 127 fits into 16 bits
+    INLINE Weights load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return lookup(table, Nibbles<true>::load(at, table, k, second));
+    }
+};
+
+// Bytes, or what is looked up or taken as a byte, times 16 bits.
+template <bool H>
+struct Bytes : Halved {
+    static constexpr int64_t STEP = 1024;
+    static constexpr int TOP = 32767, ROWS = W == 16 ? 8 : 4;
+    static constexpr bool HALVES = H;
+    using Weights = Pair;
+    INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
+        return wide(wload(at + (k + second * WORDS_OF_HALF) * PANEL * 4));
+    }
+    INLINE word done(word sum) { return sum; }
+
+  protected:
+    INLINE Weights wide(word w) { return {even(w), odd(w)}; }
+};
+
+template <bool H>
+struct WideNibbles : Bytes<H> {
+    static constexpr int64_t STEP = 512;
+    INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return Bytes<H>::wide(Nibbles<H>::load(at, table, k, second));
+    }
+};
+
+template <bool H>
+struct ByteTable : Bytes<H> {
+    static constexpr int64_t STEP = 512;
+    INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return Bytes<H>::wide(lookup(table, Nibbles<H>::load(at, table, k, second)));
+    }
+};
+
+// Codes of 4 bits whose levels are integers from -8191 to 8191: the table has their low bytes, then their high ones.
+struct WideTable : Halved {
+    static constexpr int64_t STEP = 512;
+    static constexpr int TOP = 8191, ROWS = W == 16 ? 8 : 4;
+    static constexpr bool HALVES = false;
+    using Weights = Pair;
+    INLINE Weights load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        const word code = Nibbles<false>::load(at, table, k, second);
+        const word low = lookup(table, code), high = lookup(table + 16, code);
+        return {wor(even(low), wshift_up(even(high))), wor(odd(low), wshift_up(odd(high)))};
+    }
+    INLINE word done(word sum) { return sum; }
+};
+
+// ----------------------------------------------------------------------------------------------------------- product
+struct CodesProduct : Product {
+    const uint8_t* weights;
+    int64_t first_panel;  // of the scales and shifts that belong to these weights
+    const int8_t* table;
+    Numbers scales, shifts;
+    const int32_t* order;  // which input stands where, or null
+    int64_t group;         // inputs per scale
+    int32_t offset;
+    float unit;
+    int64_t groups;        // of 32 inputs
+    int words;             // of input per word of codes
+    float top;             // what the largest input of a group becomes
+    // The quantized input, by tiles: [groups][8][words][rows], [groups][rows] and [groups][2][rows].
+    int32_t* packed;
+    float* row_scales;
+    int32_t* row_sums;
+    Tiles tiles{0, 1};
+
+    template <typename T>
+    void pack(int64_t tile) const {
+        const int64_t row = tiles.start(tile);
+        const int rows = tiles.size(tile);
+        int16_t* line = quantized_line.get<int16_t>(groups * GROUP);
+        T* sorted = order ? sorted_line.get<T>(K) : nullptr;
+        std::fill(line + K, line + groups * GROUP, 0);
+        for (int m = 0; m < rows; m++) {
+            const T* from = static_cast<const T*>(input) + (row + m) * input_stride;
+            if (order) {
+                for (int64_t k = 0; k < K; k++) sorted[k] = from[order[k]];
+                from = sorted;
+            }
+            for (int64_t g = 0; g < groups; g++) {
+                int32_t sum;
+                const int64_t begin = g * GROUP, at = (row * groups + g * rows) + m;
+                row_scales[at] = quantize(from + begin, std::min(GROUP, K - begin), top, line + begin, &sum) * unit;
+                int32_t half = 0;
+                for (int i = 0; i < GROUP / 2; i++) half += line[begin + i];
+                int32_t* sums = row_sums + 2 * (row * groups + g * rows) + m;
+                sums[0] = half, sums[rows] = sum - half;
+            }
+            spread(line, packed + (row * groups * WORDS * words) + m, rows);
+        }
+    }
+
+    void pack(int64_t tile) const { input_bf16 ? pack<bf16>(tile) : pack<float>(tile); }
+
+    template <class Codes>
+    void compute(int64_t start, int64_t end) const {
+        alignas(64) float out[2 * MAX_TILE * PANEL];
+        const int64_t wide = tiles.count == 1 && M == 1 ? 2 : 1, numbers = scales.groups * PANEL;
+        float* decoded = panel_numbers.get<float>(2 * (shifts.fine ? 2 : 1) * numbers);
+        for (int64_t panel = start, taken; panel < end; panel += taken) {
+            taken = wide <= end - panel ? wide : 1;
+            for (int64_t p = 0; p < taken; p++) {
+                scales.decode(first_panel + panel + p, decoded + p * numbers);
+                if (shifts.fine) shifts.decode(first_panel + panel + p, decoded + (2 + p) * numbers);
+            }
+            for (int64_t t = 0; t < tiles.count; t++) {
+                const int rows = tiles.size(t);
+                auto tile = tile_for<Codes>(rows, taken == 1, std::make_integer_sequence<int, Codes::ROWS>());
+                const bool next = t == 0 && panel + 1 < end;
+                for (int part = 0; part < PARTS; part++) tile(*this, panel, part, tiles.start(t), next, decoded, out);
+                for (int64_t p = 0; p < taken; p++)
+                    finish(out + p * rows * PANEL, tiles.start(t), rows, (panel + p) * PANEL);
+            }
+        }
+    }
+
+    static constexpr int MAX_TILE = W == 16 ? 8 : 6;
+    static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_line, sorted_line, panel_numbers;
+
+  private:
+    void spread(const int16_t* line, int32_t* to, int rows) const {
+        for (int64_t k = 0; k < groups * WORDS; k++, line += 4) {
+            if (words == 1) {
+                const int8_t bytes[4] = {int8_t(line[0]), int8_t(line[1]), int8_t(line[2]), int8_t(line[3])};
+                memcpy(to + k * rows, bytes, 4);
+            } else {
+                to[2 * k * rows] = int32_t(uint16_t(line[0]) | uint32_t(uint16_t(line[2])) << 16);
+                to[(2 * k + 1) * rows] = int32_t(uint16_t(line[1]) | uint32_t(uint16_t(line[3])) << 16);
+            }
+        }
+    }
+
+    using Tile = void (*)(const CodesProduct&, int64_t, int, int64_t, bool, const float*, float*);
+
+    template <class Codes, int... I>
+    static Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
+        static constexpr Tile several[] = {tile<Codes, I + 1, I == 0 ? 2 : 1>...};
+        static constexpr Tile one[] = {tile<Codes, I + 1, 1>...};
+        return (single ? one : several)[rows - 1];
+    }
+
+    // MR rows times the columns of a part of NP panels: out [NP][MR][PANEL]. The parts of the `next` panel are fetched as
+    // in linear_float.cpp. Sums over groups stay in `out`, so that a tile's registers hold one group's.
+    template <class Codes, int MR, int NP>
+    static void tile(const CodesProduct& product, int64_t panel, int part, int64_t row, bool next, const float* decoded,
+                     float* out) {
+        const int64_t groups = product.groups, panel_bytes = groups * Codes::STEP;
+        const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
+        const uint8_t* ahead = weights + (next ? panel_bytes : 0);
+        const int32_t* input = product.packed + row * groups * WORDS * Codes::WORDS;
+        const float* row_scales = product.row_scales + row * groups;
+        const int32_t* row_sums = product.row_sums + 2 * row * groups;
+        const bool halves = product.group < GROUP;
+        const int64_t per = std::max<int64_t>(1, product.group / GROUP);
+        const int64_t numbers = product.scales.groups * PANEL;
+        int64_t left = per;
+        const float* scale = decoded + part * NV * W;
+        const float* shift = product.shifts.fine ? scale + 2 * numbers : nullptr;
+        out += part * NV * W;
+        UNROLL for (int i = 0; i < NP * MR * NV; i++) vstore(out + i / NV * PANEL + i % NV * W, vset(0.0f));
+        for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
+            UNROLL for (int p = 0; p < NP; p++) {
+                const uint8_t* at = weights + p * panel_bytes;
+                UNROLL for (int line = 0; line < Codes::STEP / 64; line++) {
+                    const uint8_t* apart = ahead + (line * groups + g) * 64;
+                    __builtin_prefetch(NP > 1 ? at + 4096 + line * 64 : apart, 0, 2);
+                    __builtin_prefetch(at + 1024 + line * 64);
+                }
+                word sum[MR * NV];
+                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(0);
+                product.half<Codes, MR, false>(at, input, sum);
+                float* to = out + p * MR * PANEL;
+                const float *scales = scale + p * numbers, *shifts = shift ? shift + p * numbers : nullptr;
+                if (Codes::HALVES) {
+                    product.add<Codes, MR>(sum, scales, shifts, row_scales, row_sums, nullptr, to);
+                    UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(0);
+                }
+                product.half<Codes, MR, true>(at, input + WORDS_OF_HALF * Codes::WORDS * MR, sum);
+                const int32_t* second = row_sums + MR;
+                if (halves) scales += PANEL, shifts += shifts ? PANEL : 0;
+                product.add<Codes, MR>(sum, scales, shifts, row_scales, Codes::HALVES ? second : row_sums,
+                                       Codes::HALVES ? nullptr : second, to);
+            }
+            input += WORDS * Codes::WORDS * MR;
+            row_scales += MR;
+            row_sums += 2 * MR;
+            if (halves || --left == 0) {
+                scale += halves ? 2 * PANEL : PANEL;
+                if (shift) shift += halves ? 2 * PANEL : PANEL;
+                left = per;
+            }
+        }
+    }
+
+    // Adds the products of half a group. A loop, not unrolled: unrolled, all inputs would be fetched ahead and not fit into
+    // the registers.
+    template <class Codes, int MR, bool SECOND>
+    inline __attribute__((always_inline)) void half(const uint8_t* at, const int32_t* input, word* sums) const {
+        word sum[MR * NV];
+        UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = sums[i];
+#pragma GCC unroll 1
+        for (int k = 0; k < WORDS_OF_HALF; k++, input += Codes::WORDS * MR) {
+            typename Codes::Weights w[NV];
+            UNROLL for (int v = 0; v < NV; v++) w[v] = Codes::load(at + v * W * 4, table, k, SECOND);
+            UNROLL for (int m = 0; m < MR; m++) {
+                const auto x = Codes::input(input + m, MR);
+                UNROLL for (int v = 0; v < NV; v++) sum[m * NV + v] = Codes::add(sum[m * NV + v], w[v], x);
+            }
+        }
+        UNROLL for (int i = 0; i < MR * NV; i++) sums[i] = sum[i];
+    }
+
+    // out += scale · (sums - offset · Σx) + shift · Σx for one group, or a half of one. `more`: sums of x to add, or null.
+    template <class Codes, int MR>
+    inline __attribute__((always_inline)) void add(const word* sum, const float* scales, const float* shifts,
+                                                   const float* row_scales, const int32_t* row_sums, const int32_t* more,
+                                                   float* out) const {
+        vec scale[NV];
+        UNROLL for (int v = 0; v < NV; v++) scale[v] = vload(scales + v * W);
+        UNROLL for (int m = 0; m < MR; m++) {
+            const int32_t total = row_sums[m] + (more ? more[m] : 0);
+            const word away = wset(-offset * total);
+            const vec by = vset(row_scales[m]), all = vset(row_scales[m] * float(total));
+            UNROLL for (int v = 0; v < NV; v++) {
+                float* to = out + m * PANEL + v * W;
+                vec value = fma(to_float(wadd(Codes::done(sum[m * NV + v]), away)), scale[v] * by, vload(to));
+                if (shifts) value = fma(vload(shifts + v * W), all, value);
+                vstore(to, value);
+            }
+        }
+    }
+};
+
+thread_local Scratch CodesProduct::packed_words, CodesProduct::packed_scales, CodesProduct::packed_sums,
+    CodesProduct::quantized_line, CodesProduct::sorted_line, CodesProduct::panel_numbers;
+
+// The products of the experts, or of the one matrix, that have rows.
+template <class Codes>
+void run(CodesProduct one, const Experts& experts) {
+    one.words = Codes::WORDS;
+    one.top = Codes::TOP;
+    one.packed = CodesProduct::packed_words.get<int32_t>(one.M * one.groups * WORDS * Codes::WORDS);
+    one.row_scales = CodesProduct::packed_scales.get<float>(one.M * one.groups);
+    one.row_sums = CodesProduct::packed_sums.get<int32_t>(one.M * one.groups * 2);
+    const int64_t panels = (one.N + PANEL - 1) / PANEL;
+    experts.run(
+        one, STREAM_CHUNK,
+        [&](CodesProduct& product, int64_t expert, int64_t row) {
+            product.weights += expert * panels * one.groups * Codes::STEP;
+            product.first_panel = expert * panels;
+            product.packed += row * one.groups * WORDS * Codes::WORDS;
+            product.row_scales += row * one.groups;
+            product.row_sums += row * one.groups * 2;
+            product.tiles = Tiles(product.M, Codes::ROWS);
+        },
+        [](const CodesProduct& product, int64_t start, int64_t end) { product.compute<Codes>(start, end); });
+}
+
+}  // namespace
+
+// out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`: 0 codes of 4 bits, 1 of 8 bits, 2 codes of 4 bits with a table
+// of levels from 0 to 32, 3 with one of bytes, 4 with one of 16 bits, 5 codes of 4 bits beside inputs of 16. `offset` is
+// taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
+// where. `starts`, if given, says which rows each of `experts` matrices has, all of N outputs: those from starts[e] to
+// starts[e + 1].
+EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t input_stride, const uint8_t* weights,
+                                  int64_t kind, const int8_t* table, int64_t offset, float unit, int64_t scale_kind,
+                                  const void* scale_fine, const float* scale_coarse, int64_t shift_kind,
+                                  const void* shift_fine, const float* shift_coarse, int64_t span, const int32_t* order,
+                                  int64_t group, const float* bias, const void* residual, int64_t residual_stride, void* out,
+                                  int64_t out_bf16, int64_t out_stride, const int64_t* starts, int64_t experts, int64_t M,
+                                  int64_t N, int64_t K) {
+    if (M <= 0) return 0;
+    const int64_t numbers = (K + group - 1) / group;
+    CodesProduct one{{input, input_bf16, input_stride, bias, residual, residual_stride, out, out_bf16, out_stride, M, N, K},
+                     weights,
+                     0,
+                     table,
+                     {scale_kind, scale_fine, scale_coarse, numbers, span},
+                     {shift_kind, shift_fine, shift_coarse, numbers, span},
+                     order,
+                     group,
+                     int32_t(offset),
+                     unit,
+                     (K + GROUP - 1) / GROUP};
+    const Experts all{starts, experts};
+    const bool halves = group < GROUP;
+    switch (kind) {
+        case 0: halves ? run<Nibbles<true>>(one, all) : run<Nibbles<false>>(one, all); break;
+        case 1: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
+        case 2: run<LowTable>(one, all); break;
+        case 3: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
+        case 4: run<WideTable>(one, all); break;
+        default: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all);
+    }
+    return 0;
+}
+
+REPLAYABLE(motet_linear_codes)

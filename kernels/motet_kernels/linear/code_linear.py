@@ -1,0 +1,161 @@
+"""Multiply by weights in codes of 4 or 8 bits, in panels, with the input rounded; on a CPU.
+
+    weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
+
+GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4 and GGUF store weights so. An input row is rounded
+to integers with a scale for each 32 of its numbers: of 8 bits beside plain codes of 4 bits and fp4,
+as by llama.cpp, else of 16 (beside `nf4` and `bnb_fp4` of 14). `precise` makes them 16 everywhere.
+Products are summed exactly in int32, groups in float32 from the first to the last. An output row
+depends on its input row alone, bit for bit, where the native kernel computes (csrc/linear_codes.cpp).
+
+Shapes: M rows, N output features, K input features, G groups of them, P = ⌈N/32⌉ panels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from motet_kernels.linear import panels
+from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_input_order
+from motet_kernels.linear.levels import BYTE, LEVELS, LOW, WIDE
+from motet_kernels.linear.linear import Linear, rows_of
+from motet_kernels.linear.quantization import GROUP, round_trip
+from motet_kernels.linear.scales import PackedScales, repeated
+from motet_kernels.runtime.arguments import FLOATS, is_cpu
+from motet_kernels.runtime.native import Kernel
+
+_CODES = Kernel("motet_linear_codes", "piipipif" + "ipp" + "ipp" + "ipipp" + "ipiipiiii")
+# The native kernel's numbers for codes that are their own levels, and for precise inputs.
+_KINDS = {"int4": 0, "int8": 1}
+_PRECISE = {0: 5, LOW: BYTE}
+_TOPS = {0: 127, LOW: 127, WIDE: 8191}  # what the largest of 32 inputs becomes; 32767 for others
+
+
+class CodeLinear(Linear):
+    """Multiply by `GroupWeights` of integer codes, as a `Linear`.
+
+    `format` is the format of the codes and, after a colon, the group size.
+    """
+
+    inputs = FLOATS
+    table: Tensor | None
+    order_K: Tensor | None
+
+    def __init__(self, weights: GroupWeights, bias_N: Tensor | None, *, precise: bool = False):
+        features, inputs = weights.codes_NK.shape
+        group = min(weights.group, -(-inputs // GROUP) * GROUP)
+        bias_N = None if bias_N is None else bias_N.detach().float().clone()
+        pack = panels.pack_codes8 if weights.format == "int8" else panels.pack_codes4
+        super().__init__(
+            pack(weights.codes_NK), None, bias_N, (features, inputs), f"{weights.format}:{group}"
+        )
+        self.codes, self.offset, self._exact = weights.format, weights.offset, False
+        self.levels = LEVELS.get(weights.format)
+        self._kind = _KINDS[self.codes] if self.levels is None else self.levels.kind
+        if precise:
+            self._kind = _PRECISE.get(self._kind, self._kind)
+        # The kernel's groups are of 16 inputs or of a multiple of 32.
+        self.group = group if group % GROUP == 0 else 16
+        groups = -(-inputs // self.group)
+        self.scale = PackedScales(repeated(weights.scale_NG, group // self.group, groups))
+        self.shift = (
+            None
+            if weights.shift_NG is None
+            else PackedScales(repeated(weights.shift_NG, group // self.group, groups))
+        )
+        self.register_buffer("table", None if self.levels is None else self.levels.table)
+        self.register_buffer(
+            "order_K", None if weights.order_K is None else weights.order_K.to(torch.int32)
+        )
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the product as `Linear.forward` does."""
+        shape = self.check(x, residual)
+        if not self.is_native(x):
+            return self.forward_torch(x, residual)
+        out = x.new_empty(shape)
+        self.write(x, residual, out, 0)
+        return out
+
+    @staticmethod
+    def is_native(x: Tensor) -> bool:
+        """Return True if the native kernel takes rows like x."""
+        return is_cpu(x) and x.dtype in FLOATS and _CODES.native() is not None
+
+    def write(self, x: Tensor, residual: Tensor | None, out: Tensor, column: int) -> None:
+        """Write the product and `residual`, if given, to columns of a dense `out` from `column` on.
+
+        The residual is as wide as `out`; its same columns are added. Native kernel only; the caller
+        has checked that arguments fit and are of one type.
+        """
+        native = _CODES.native()
+        assert native is not None
+        is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
+        kept_alive, stride = rows_of(x, self.in_features)
+        more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
+        begin = column * out.element_size()
+        native(
+            *(kept_alive.data_ptr(), is_bf16, stride, *self.arguments()),
+            *(None if more is None else more.data_ptr() + begin, more_stride),
+            *(out.data_ptr() + begin, is_bf16, width, None, 1),
+            *(x.numel() // self.in_features, self.out_features, self.in_features),
+        )
+
+    def arguments(self) -> tuple[float | None, ...]:
+        """Return the native kernel's arguments from weights to bias."""
+        levels = self.levels
+        offset = {"int4": int(self.offset), "int8": 128}.get(self.codes, levels and levels.offset)
+        shift = (0, None, None) if self.shift is None else self.shift.arguments()
+        numbers = (*self.scale.arguments(), *shift, self.scale.span)
+        ends = (_address(self.order_K), self.group, _address(self.bias_N))
+        unit = 1.0 if levels is None else levels.unit
+        return (
+            self.packed.data_ptr(),
+            self._kind,
+            _address(self.table),
+            offset,
+            unit,
+            *numbers,
+            *ends,
+        )
+
+    def round_input(self, x_MK: Tensor) -> Tensor:
+        x_MK, top = x_MK.float(), _TOPS.get(self._kind, 32767)
+        if self.order_K is None:
+            return round_trip(x_MK, GROUP, top)
+        # Groups are of inputs that lie side by side among the codes.
+        order_K = self.order_K.long()
+        return in_input_order(round_trip(x_MK[:, order_K], GROUP, top), order_K)
+
+    def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
+        stop = self.out_features if stop is None else stop
+        first, last = start // panels.PANEL, -(-stop // panels.PANEL)
+        rows_M = torch.arange(start, stop)
+        return self._weight(self.packed[first:last], rows_M, start - first * panels.PANEL)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return rows of the weights by index, float32 `[..., K]`: an embedding lookup in codes."""
+        flat = ids.reshape(-1)
+        one_each = panels.codes_of_rows(self.packed, flat)
+        return self._weight(one_each, flat, 0).view(*ids.shape, self.in_features)
+
+    def _weight(self, packed: Tensor, rows_M: Tensor, first: int) -> Tensor:
+        """Return the weights of outputs `rows_M`, whose codes are those from `first` on in `packed`."""
+        unpack = panels.unpack_codes8 if self.codes == "int8" else panels.unpack_codes4
+        codes_MK = unpack(packed)[first : first + len(rows_M), : self.in_features]
+        levels_MK = codes_MK.float()
+        if self.levels is not None:
+            levels_MK = self.levels.tensor[codes_MK.long()]
+        shift_MG = None if self.shift is None else self.shift.of_rows(rows_M)
+        weight_MK = dequantize(
+            levels_MK, self.scale.of_rows(rows_M), shift_MG, self.group, self.offset
+        )
+        return in_input_order(weight_MK, self.order_K)
+
+    def _addresses(self) -> tuple[int, int | None, int | None]:
+        return 0, None, None  # unused: calls take them from the buffers
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
