@@ -28,6 +28,7 @@ CHECKPOINT = wire.Checkpoint(step=10, data=b"\x08\x00")
 CARD = wire.ModelCard(name=MODEL, context=4096, tools=True, vocab_size=32000, block_size=16)
 ECHO = wire.Echo(count=2, text="hello")
 
+OFFER = wire.Offer(role="decode", model="large", stage="loading", share=0.4, seconds=3.0)
 PARTS: list[Struct] = [
     SOUND,
     wire.Usage(prompt_tokens=12, completion_tokens=3, cached_tokens=8),
@@ -40,6 +41,7 @@ PARTS: list[Struct] = [
     wire.SpeechResume(text=18, samples=24000),
     CHECKPOINT,
     CARD,
+    OFFER,
 ]
 SMALL_ARRAYS: list[Struct] = [
     wire.TokenLogprob(15496, -0.5, [(15496, -0.5), (995, -1.25)]),
@@ -130,6 +132,6 @@ EVENTS: list[Struct] = [
         instance="operator-5d1c2b3a",
         state="ready",
         seq=3,
-        offers=[wire.Offer(role="decode", model="large", stage="loading", share=0.4, seconds=3.0)],
+        offers=[OFFER],
     ),
 ]

@@ -56,7 +56,7 @@ async def page(files: str) -> AsyncIterator[Page]:
 
 async def resampled(page: Page, samples: Any, rate: int) -> Any:
     script = """async ([samples, rate, block]) => {
-        const { Resampler } = await import("/resampler.js");
+        const { Resampler } = await import("/voice/resampler.js");
         const resampler = new Resampler(rate, 24000);
         const output = [];
         for (let at = 0; at < samples.length; at += block)
@@ -85,7 +85,7 @@ async def test_the_rate_of_any_microphone_is_converted(page: Page, rate: int) ->
 
 # `steps`: ["push", item, from, to] of one endless tone, ["end", item], ["stop"], ["render", samples].
 _PLAY = """async (steps) => {
-    const { JitterBuffer } = await import("/jitter-buffer.js");
+    const { JitterBuffer } = await import("/voice/jitter-buffer.js");
     const reports = [];
     const buffer = new JitterBuffer(24000, (report) => reports.push(report));
     const heard = [];

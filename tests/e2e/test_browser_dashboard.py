@@ -30,7 +30,7 @@ async def at_the_stack(stack: MotetStack, **options: Any) -> AsyncIterator[Page]
     """The page after one reply, showing the stack."""
     async with browsing(stack.url, **options) as page:
         await ask(page, "pocket-chat", "Here is a blue square.")
-        await expect(page.locator("article.assistant p")).not_to_be_empty()
+        await expect(page.locator("article.assistant .text")).not_to_be_empty()
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
         await page.keyboard.press("Alt+s")
         await expect(page.get_by_role("button", name="pocket-chat").first).to_be_visible()

@@ -30,7 +30,7 @@ async def test_a_conversation_goes_on_over_another_socket(tmp_path: Path) -> Non
             await expect(page.get_by_role("region", name="Spoken conversation")).to_be_visible()
             await eventually(page, "window.sent.ms > 1800")
             cable.cut()
-            reply = page.locator("article.assistant > p")
+            reply = page.locator("article.assistant > .text")
             for heard in ("Here", "red"):
                 await expect(reply).to_contain_text(heard)
                 cable.cut()

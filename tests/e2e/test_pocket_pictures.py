@@ -139,7 +139,7 @@ async def test_on_the_page_it_draws_and_knows_what_it_drew(
         number = WORDS[
             len(detect_things(pixels(drawn or "")).things)
         ]  # on the picture, whatever was asked for
-        await expect(page.locator("article.assistant > p").last).to_contain_text(
+        await expect(page.locator("article.assistant > .text").last).to_contain_text(
             number, ignore_case=True
         )
         await page.screenshot(path=tmp_path / "drawn.png")

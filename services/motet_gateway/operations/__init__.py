@@ -1,1 +1,1 @@
-"""Report the state of the stack to operators: health, metrics, recent replies, heartbeats."""
+"""Serve what belongs to no protocol: health, metrics, recent replies, heartbeats, adapters."""

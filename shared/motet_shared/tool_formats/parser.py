@@ -97,9 +97,10 @@ class ToolParser(ABC):
 
     def _certain(self, text: str) -> int:
         """Return how many characters of `text` are no part of a tag or of white space before it."""
-        at = text.rfind(self.opening[0])
-        is_partial = at >= 0 and self.opening.startswith(text[at:])
-        return len((text[:at] if is_partial else text).rstrip())
+        longest = min(len(text), len(self.opening) - 1)
+        sizes = range(longest, 0, -1)
+        partial = next((size for size in sizes if text.endswith(self.opening[:size])), 0)
+        return len(text[: len(text) - partial].rstrip())
 
     def _begin_call(self, name: str, identity: str = "") -> None:
         """Emit the name of a call, with the id that the model gave it, if it did."""

@@ -53,7 +53,7 @@ EXPECTED = {
     ("GET", "/images/{name}"): PUBLIC,
     ("GET", "/openapi.json"): PUBLIC,
 }
-PAGE = (".js", ".css", ".html", ".svg")
+PAGE = (".js", ".css", ".html", ".svg", ".txt")
 TENANTS = """
 [tenants.plain]
 [tenants.watching]
@@ -175,7 +175,14 @@ async def answer(here: World, method: str, path: str) -> tuple[int, str, str | N
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-NOWHERE = ("/v1/nothing", "/nothing", "/v1/messages", "/health/nothing", "/v1", "/style.css/more")
+NOWHERE = (
+    "/v1/nothing",
+    "/nothing",
+    "/v1/messages",
+    "/health/nothing",
+    "/v1",
+    "/common/style.css/more",
+)
 
 
 @pytest.mark.parametrize("path", NOWHERE)

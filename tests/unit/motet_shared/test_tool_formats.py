@@ -16,6 +16,7 @@ from motet_llm.grammar.token_spelling import Spelling
 from motet_shared.errors import ConfigError, UnsupportedParameter
 from motet_shared.messages import Chat, Sampling
 from motet_shared.tool_formats.parameter_calls import parameter_value
+from motet_shared.tool_formats.parser import ToolParser
 from motet_shared.tool_formats.registry import FORMATS, NAMES, TAGS, detect_format, find_format
 from motet_shared.tool_formats.tool import Tool
 from motet_shared.tool_formats.tool_format import ToolFormat
@@ -542,3 +543,22 @@ def test_what_is_written_is_read(name: str, calls: list[dict[str, Any]]) -> None
     assert [(one, json.loads(arguments)) for one, arguments in found] == [
         ("draw", arguments) for arguments in calls
     ]
+
+
+class _Doubled(ToolParser):
+    """Read an opening tag whose first character comes again."""
+
+    opening = "<<call "
+
+    def _parse_call(self) -> bool:
+        return False
+
+    def _end_call(self, rest: str) -> None:
+        self._text.append(self._lead + rest)
+
+
+def test_an_opening_is_held_back_from_its_first_character() -> None:
+    parser = _Doubled("request")
+    said = [parser.feed(character)[0] for character in "a << b <<call x"]
+    assert "".join(said) == "a << b"
+    assert parser.flush()[0] == " <<call x"

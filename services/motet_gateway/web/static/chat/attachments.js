@@ -1,0 +1,94 @@
+// Attaches chosen, pasted or dropped files to the next message: pictures, sounds and text.
+
+import { element } from "../common/elements.js";
+import { readFile } from "./files.js";
+
+const $ = (id) => document.getElementById(id);
+
+export class Attachments {
+  #items = []; // of files.js
+  #problem; // shows an error message
+  #abilities = {}; // of files.js
+
+  constructor(problem) {
+    this.#problem = problem;
+    const picker = $("attachment-file");
+    $("attach").addEventListener("click", () => picker.click());
+    picker.addEventListener("change", async () => {
+      await this.#read([...picker.files]);
+      picker.value = "";
+    });
+    document.addEventListener("paste", (event) => this.#receive(event, event.clipboardData));
+    document.addEventListener("drop", (event) => this.#receive(event, event.dataTransfer));
+    for (const kind of ["dragover", "dragleave", "drop"]) {
+      document.addEventListener(kind, (event) => this.#dragged(event, kind === "dragover"));
+    }
+  }
+
+  // Sets what the chosen model and the server can read; pictures are detached if the model does not accept them.
+  enable(abilities) {
+    this.#abilities = abilities;
+    if (!abilities.images) this.set(this.#items.filter(({ kind }) => kind !== "picture"));
+  }
+
+  get acceptsPictures() {
+    return Boolean(this.#abilities.images);
+  }
+
+  get isEmpty() {
+    return this.#items.length === 0;
+  }
+
+  // Returns the attachments and detaches them.
+  takeAll() {
+    const items = this.#items;
+    this.set([]);
+    return items;
+  }
+
+  set(items) {
+    this.#items = items;
+    $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)));
+    $("attachments").hidden = !items.length;
+  }
+
+  // Adds a picture.
+  add(url, name = "picture") {
+    this.set([...this.#items, { kind: "picture", name, url }]);
+  }
+
+  #thumbnail({ kind, name, url }, index) {
+    const label = `${kind === "picture" ? `Picture ${index + 1}` : name}, remove`;
+    const shown = kind === "picture" ? picture(url, label) : element("span", {}, name);
+    const button = element("button", { type: "button", class: "thumbnail", title: "Remove", "aria-label": label }, shown);
+    button.addEventListener("click", () => this.set(this.#items.filter((_, other) => other !== index)));
+    return button;
+  }
+
+  #dragged(event, over) {
+    const files = event.dataTransfer?.types.includes("Files");
+    if (files) event.preventDefault(); // else the browser opens the file instead of the page
+    document.body.classList.toggle("dropping", Boolean(over && files));
+  }
+
+  #receive(event, data) {
+    if (!data?.files.length) return;
+    event.preventDefault();
+    this.#read([...data.files]);
+  }
+
+  async #read(files) {
+    for (const file of files) {
+      try {
+        const item = await readFile(file, this.#abilities);
+        this.set([...this.#items, item]);
+      } catch (error) {
+        this.#problem(error.message);
+      }
+    }
+  }
+}
+
+export function picture(url, alt) {
+  return element("img", { src: url, alt });
+}

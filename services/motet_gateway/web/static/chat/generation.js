@@ -1,0 +1,99 @@
+// Generates the reply to the last message of a conversation: a chat completion, or a picture for a message that asks to draw.
+
+import { streamChat, streamEdit, streamPicture } from "../common/api.js";
+import { blobOf } from "../common/data-uri.js";
+import { settings } from "../common/settings.js";
+import { remove } from "./bubbles.js";
+import { Drawing, STREAM_OPTIONS, TOOL } from "./drawing.js";
+import { Meter } from "./meter.js";
+import { ReplyView } from "./reply-view.js";
+
+// Adds the reply to the conversation while it streams; nothing if there was none. `status` gets lines of progress. `askAbout`
+// returns what a button below a picture does, or null. Returns the error that ended it, or null.
+export async function generate(conversation, signal, status, askAbout) {
+  const question = conversation.path.at(-1);
+  try {
+    if (question.drawing) await drawPicture(conversation, question, signal, status, askAbout);
+    else await writeReply(conversation, signal, status);
+  } catch (error) {
+    if (error.name !== "AbortError") return error;
+    if (question.drawing) status("stopped");
+  }
+  return null;
+}
+
+async function drawPicture(conversation, { content, images, mask }, signal, status, askAbout) {
+  const { imageModel, key, seed } = settings();
+  const fields = { model: imageModel, prompt: content, seed };
+  const drawing = new Drawing(content);
+  const events = images?.length
+    ? streamEdit({ ...fields, partial_images: STREAM_OPTIONS.partial_images, progress: true }, blobOf(images[0]), mask ? blobOf(mask) : null, key, signal)
+    : streamPicture({ ...fields, ...STREAM_OPTIONS }, key, signal);
+  const url = await drawing.run(events, status);
+  conversation.push({ role: "assistant", content: "", drawing: true, drawn: [{ image_url: { url }, revised_prompt: content }] });
+  const work = askAbout(url);
+  if (work) drawing.addButton("Ask about it", work);
+}
+
+async function writeReply(conversation, signal, status) {
+  const body = requestBody(conversation);
+  const node = conversation.push({ role: "assistant", content: "" });
+  const view = new ReplyView(node);
+  const meter = new Meter();
+  try {
+    for await (const chunk of streamChat(body, settings().key, signal)) {
+      const delta = chunk.choices[0]?.delta ?? {};
+      meter.add(delta.content ?? delta.reasoning_content, chunk.usage);
+      meter.note = view.apply(delta);
+      meter.hasPictures ||= Boolean(delta.images);
+      view.refresh();
+      status(meter.toString());
+      conversation.touch(); // a reload keeps what has arrived
+    }
+  } catch (error) {
+    if (error.name === "AbortError") meter.note = "stopped";
+    throw error;
+  } finally {
+    view.finish();
+    status(meter.toString());
+    if (view.drawings.pictures.length) node.drawn = view.drawings.pictures;
+    if (!node.content && !node.drawn && !node.calls) {
+      conversation.pop();
+      remove(view.text);
+    }
+  }
+}
+
+function requestBody(conversation) {
+  const { model, system, temperature, topP, seed, maxTokens, imageModel, acceptsImages, supportsTools } = settings();
+  const messages = conversation.path.filter(({ content, images, files, drawn, drawing }) => !drawing && (content || images?.length || files?.length || drawn?.length));
+  return {
+    model,
+    messages: [
+      ...(system ? [{ role: "system", content: system }] : []),
+      ...messages.map((node) => asMessage(node, acceptsImages)),
+    ],
+    temperature,
+    seed,
+    ...(topP ? { top_p: topP } : {}),
+    ...(maxTokens ? { max_completion_tokens: maxTokens } : {}),
+    ...(imageModel && supportsTools ? { tools: [{ ...TOOL, model: imageModel }] } : {}),
+  };
+}
+
+// Converts a message for the API; a model that does not accept pictures gets the text only.
+function asMessage({ role, content, images = [], files = [], drawn = [] }, acceptsImages) {
+  if (drawn.length) return { role, content, images: drawn };
+  const text = [...files.map(fileText), content].filter(Boolean).join("\n\n");
+  if (!images.length || !acceptsImages) return { role, content: text };
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role, content: text ? [...parts, { type: "text", text }] : parts };
+}
+
+// Writes a file in front of the message, between fences that its own text does not have.
+function fileText({ kind, name, text }) {
+  if (kind === "sound") return `Transcript of ${name}: ${text}`;
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
+  const fence = "`".repeat(longest + 1);
+  return `File ${name}:\n${fence}\n${text}\n${fence}`;
+}

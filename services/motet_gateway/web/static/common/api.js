@@ -1,0 +1,141 @@
+// Makes the page's HTTP calls. Every failure becomes an ApiError with a message for the user.
+
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const authorization = (key) => (key ? { authorization: `Bearer ${key}` } : {});
+const headers = (key) => ({ "content-type": "application/json", ...authorization(key) });
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+}
+
+const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
+
+// Returns all models: `id`, `kind`, and of chat models `images` and `tools`.
+export const listModels = (key) => list("v1/models", key);
+
+// Returns the voices of the speech synthesis model; none without one.
+export async function listVoices(key) {
+  const voices = await list("v1/audio/voices", key);
+  return voices.filter((voice) => voice.model === voices[0].model).map((voice) => voice.id);
+}
+
+const metrics = async (path, key) => (await request(`metrics/${path}`, { headers: headers(key) })).json();
+
+// Returns the state of the stack. `query`: `window`, `first` and `between` in seconds; see the gateway's README.
+export const readStack = (key, query) => metrics(`stack?${new URLSearchParams(query)}`, key);
+
+// Returns the latest replies, newest first.
+export const readReplies = async (key) => (await metrics("replies?count=100", key)).replies;
+
+// Returns the doctor's findings, the most costly first.
+export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
+
+// Returns the roles that the server lacks for spoken conversations: "asr", "vad", "tts".
+export async function missingForSpeech() {
+  const response = await fetch("health/ready").catch(() => null);
+  const body = await response?.json().catch(() => null);
+  return body?.speech?.missing ?? ["asr", "vad", "tts"];
+}
+
+// Yields the chunks of a chat completion; aborting `signal` also cancels it on the server.
+export async function* streamChat(body, key, signal) {
+  const options = { stream: true, stream_options: { include_usage: true } };
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: headers(key),
+    body: JSON.stringify({ ...body, ...options }),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message);
+    yield chunk;
+  }
+  throw new ApiError("The connection broke before the reply was complete.");
+}
+
+// Yields the events of an image generation: estimates and steps, then the picture.
+export async function* streamPicture(body, key, signal) {
+  const content = JSON.stringify({ ...body, stream: true });
+  yield* pictureEvents("v1/images/generations", { method: "POST", headers: headers(key), body: content, signal });
+}
+
+// Yields the events of an edit of the picture `image`, where `mask` is transparent; a null mask is all of it. Both are Blobs.
+export async function* streamEdit(fields, image, mask, key, signal) {
+  const files = mask ? { image, mask } : { image };
+  const body = form({ ...fields, stream: true }, files);
+  yield* pictureEvents("v1/images/edits", { method: "POST", headers: authorization(key), body, signal });
+}
+
+// Returns the transcript of a sound file.
+export async function transcribe(file, model, key) {
+  const options = { method: "POST", headers: authorization(key), body: form({ model }, { file }) };
+  return (await (await request("v1/audio/transcriptions", options)).json()).text.trim();
+}
+
+// Yields the samples (Int16Array, 24 kHz) of a speech synthesis.
+export async function* streamSpeech(body, key, signal) {
+  const options = { method: "POST", headers: headers(key), body: JSON.stringify(body), signal };
+  const reader = (await request("v1/audio/speech", options)).body.getReader();
+  let odd = new Uint8Array(); // the first half of a sample
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const bytes = new Uint8Array([...odd, ...value]);
+    odd = bytes.slice(bytes.length - (bytes.length % 2));
+    yield new Int16Array(bytes.buffer.slice(0, bytes.length - odd.length));
+  }
+}
+
+function form(fields, files) {
+  const made = new FormData();
+  for (const [name, value] of Object.entries(fields)) if (value !== null) made.append(name, String(value));
+  for (const [name, file] of Object.entries(files)) made.append(name, file, file.name ?? name);
+  return made;
+}
+
+async function* pictureEvents(path, options) {
+  const response = await request(path, options);
+  for await (const data of events(response.body)) {
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.message);
+    yield event;
+    if (event.type.endsWith(".completed")) return;
+  }
+  throw new ApiError("The connection broke before the picture was complete.");
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (buffer + value).split("\n\n");
+      buffer = parts.pop();
+      for (const line of parts.flatMap((part) => part.split("\n"))) if (line.startsWith("data: ")) yield line.slice(6);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The connection broke before the reply was complete.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,17 @@
+// Converts between files and data URIs.
+
+export function dataUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+// Returns the Blob of a data URI in base64. (The page may not fetch `data:` addresses.)
+export function blobOf(uri) {
+  const [head, data] = uri.split(",", 2);
+  const bytes = Uint8Array.from(atob(data), (char) => char.charCodeAt(0));
+  return new Blob([bytes], { type: /^data:([^;]*)/.exec(head)[1] });
+}

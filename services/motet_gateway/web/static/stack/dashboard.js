@@ -1,0 +1,115 @@
+// Polls the state of the stack while its view is shown, and updates the view's parts.
+
+import { readDoctor, readReplies, readStack } from "../common/api.js";
+import { setText } from "../common/elements.js";
+import { plural } from "./figures.js";
+import { Findings } from "./findings.js";
+import { Instances } from "./instances.js";
+import { StackHistory } from "./stack-history.js";
+import { Replies } from "./replies.js";
+import { askForKey, onKeyChange, settings } from "../common/settings.js";
+import { Tiles } from "./tiles.js";
+import { onView, shown } from "../common/views.js";
+
+const $ = (id) => document.getElementById(id);
+const EVERY = 1500; // ms
+const FIELDS = ["window", "first", "between", "price"];
+
+const history = new StackHistory();
+const tiles = new Tiles($("tiles"));
+const instances = new Instances($("instances"));
+const findings = new Findings($("finding-list"), $("no-findings"));
+const replies = new Replies($("reply-list"), $("no-replies"));
+
+let timer = 0;
+let generation = 0; // responses of an earlier generation are ignored
+let lastReplies = []; // from the latest poll
+const paused = () => $("pause").getAttribute("aria-pressed") === "true";
+
+onView(restart);
+onKeyChange(restart);
+document.addEventListener("visibilitychange", restart);
+$("pause").addEventListener("click", pause);
+$("enter-key").addEventListener("click", askForKey);
+$("order").addEventListener("change", drawReplies);
+for (const name of FIELDS) {
+  $(name).value = localStorage.getItem(`motet-${name}`) ?? $(name).value;
+  $(name).addEventListener("change", () => saveLimit(name));
+}
+
+function pause() {
+  $("pause").setAttribute("aria-pressed", String(!paused()));
+  restart();
+}
+
+function saveLimit(name) {
+  if (!$(name).reportValidity()) return;
+  localStorage.setItem(`motet-${name}`, $(name).value);
+  restart();
+}
+
+function restart() {
+  clearTimeout(timer);
+  generation += 1;
+  if (shown() === "stack" && !document.hidden && !paused()) poll(generation);
+}
+
+async function poll(polled) {
+  const { key } = settings();
+  const { price, ...query } = limits();
+  try {
+    const fetched = await Promise.all([readStack(key, query), readReplies(key), readDoctor(key)]);
+    if (polled === generation) draw(...fetched);
+  } catch (error) {
+    if (polled === generation) fail(error);
+  }
+  if (polled === generation) timer = setTimeout(() => poll(polled), EVERY);
+}
+
+function limits() {
+  const number = (name, fallback) => ($(name).validity.valid && $(name).valueAsNumber > 0 ? $(name).valueAsNumber : fallback);
+  return {
+    window: Number($("window").value),
+    first: number("first", 1),
+    between: number("between", 100) / 1000,
+    price: number("price", null),
+  };
+}
+
+function draw(stack, fetched, doctorFindings) {
+  history.add(stack);
+  lastReplies = fetched;
+  showProblem("");
+  $("stack-data").hidden = false;
+  setText($("stack-summary"), summary(stack.instances));
+  tiles.draw(history, limits());
+  instances.draw(history);
+  findings.draw(doctorFindings);
+  drawReplies();
+}
+
+function drawReplies() {
+  replies.draw(lastReplies, $("order").value);
+}
+
+// Summarizes the instances in one line, which screen readers announce when it changes.
+function summary(all) {
+  const notReady = all.filter(({ state }) => state !== "ready");
+  if (!notReady.length) return `${plural(all.length, "instance")}, all ready`;
+  const states = notReady.map(({ role, state }) => `${role} ${state}`);
+  return `${plural(all.length, "instance")}; ${[...new Set(states)].join(", ")}`;
+}
+
+function fail(error) {
+  const unauthorized = error.status === 401 || error.status === 403;
+  if (unauthorized) $("stack-data").hidden = true; // it was fetched with another key
+  if (unauthorized) history.clear();
+  setText($("stack-summary"), "");
+  showProblem(error.message, unauthorized);
+}
+
+function showProblem(text, unauthorized = false) {
+  setText($("stack-problem"), text);
+  $("stack-problem").hidden = !text;
+  $("enter-key").hidden = !unauthorized;
+}
