@@ -172,10 +172,7 @@ def grammar_fields(grammar: Grammar, dialect: ServerDialect) -> dict[str, Any]:
         return {"response_format": {"type": "json_schema", "json_schema": schema}}
     if grammar.frame:
         return {"structured_outputs": {"grammar": as_lark(grammar)}}
-    value: dict[str, Any] = {
-        "json_schema": lambda: {"json": json.loads(grammar.text)},
-        "regex": lambda: {"regex": grammar.text},
-        "choice": lambda: {"choice": json.loads(grammar.text)},
-        "grammar": lambda: {"grammar": grammar.text},
-    }[grammar.kind]()
-    return {"structured_outputs": value}
+    name = "json" if grammar.kind == "json_schema" else grammar.kind
+    is_json = grammar.kind in ("json_schema", "choice")
+    value = json.loads(grammar.text) if is_json else grammar.text
+    return {"structured_outputs": {name: value}}

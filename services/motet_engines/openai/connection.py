@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -58,10 +57,10 @@ class Connection:
     async def _whole(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None
     ) -> bytes:
-        options = {} if timeout is None else {"timeout": timeout}
+        limits = self._timeout if timeout is None else httpx.Timeout(timeout, pool=None)
         try:
             async with self._http.stream(
-                method, self._address(path), content=_encoded(body), **options
+                method, self._address(path), content=_encoded(body), timeout=limits
             ) as response:
                 limit = MAX_BODY if response.status_code == 200 else MAX_ERROR
                 data = await _limited(response, limit)
@@ -84,12 +83,11 @@ class Connection:
                     data = await _limited(response, MAX_ERROR)
                     raise of_response(response.status_code, data)
                 splitter = EventSplitter()
-                async with aclosing(response.aiter_raw()) as chunks:
-                    async for chunk in chunks:
-                        for data in splitter.feed(chunk):
-                            if data == _DONE:
-                                return
-                            yield data
+                async for chunk in response.aiter_raw():
+                    for data in splitter.feed(chunk):
+                        if data == _DONE:
+                            return
+                        yield data
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise self._unreachable(error) from None
 

@@ -15,6 +15,7 @@ from .server_load import read_load
 log = logging.getLogger(__name__)
 
 _FAILURES = 3  # probes without an answer after which a server counts as hanging
+_CLOSE = 1.0  # seconds that the last probe has to end
 _DOWN_PROBE = 0.25  # seconds between probes of a server that does not answer
 
 
@@ -40,6 +41,7 @@ class Health:
         self._is_up = True
         self._failures = 0
         self._suspected = asyncio.Event()
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self, on_crash: CrashHandler) -> None:
@@ -52,12 +54,16 @@ class Health:
         self._suspected.set()
 
     async def close(self) -> None:
+        """Stop, after the probe in flight: a connection that is cancelled while opening may leak."""
         if self._task is not None:
+            self._is_closing = True
+            self._suspected.set()
+            await asyncio.wait([self._task], timeout=_CLOSE)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        while True:
+        while not self._is_closing:
             self._suspected.clear()
             await self._probe()
             pause = self._every if self._is_up else _DOWN_PROBE

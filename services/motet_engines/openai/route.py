@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container
 from typing import Any, Protocol
 
 from motet_engines.engine import Features, StepOutput
@@ -72,7 +72,7 @@ def check_error(error: Any) -> None:
         raise of_event(error)
 
 
-def cut_at_stop(ids: list[int], stops: Sequence[int]) -> int:
+def cut_at_stop(ids: list[int], stops: Container[int]) -> int:
     """Return how many ids belong to the reply, an end token included; len(ids) if none ends it."""
     return next((n + 1 for n, number in enumerate(ids) if number in stops), len(ids))
 
