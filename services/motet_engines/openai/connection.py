@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -19,7 +18,6 @@ MAX_ERROR = 1 << 20
 _CONNECT = 5.0  # seconds
 _PROBE = 5.0  # seconds
 _DONE = b"[DONE]"
-_AHEAD = 64  # events that are read before they are taken
 
 
 class Connection:
@@ -35,7 +33,6 @@ class Connection:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout = httpx.Timeout(timeout, connect=_CONNECT, pool=None)
         self._http = self._client()
-        self._reading: set[asyncio.Task[None]] = set()
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -76,26 +73,8 @@ class Connection:
     async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         """Yield the data of the events that answer a request, until [DONE] or the end.
 
-        Closing the generator closes the connection, by which servers know of a cancel. A task of
-        its own reads, and is cancelled once: a second cancel would interrupt the closing.
+        Closing the generator closes the connection, by which servers know of a cancel.
         """
-        found: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_AHEAD)
-        reading = asyncio.create_task(self._read(path, body, found))
-        self._reading.add(reading)
-        reading.add_done_callback(self._reading.discard)
-        try:
-            while (item := await found.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            reading.cancel()
-            await asyncio.wait([reading])
-
-    async def _read(
-        self, path: str, body: dict[str, Any], found: asyncio.Queue[bytes | Exception | None]
-    ) -> None:
-        """Put the data of events, then None or the error that ended them."""
         try:
             async with self._http.stream(
                 "POST", self._address(path), content=_encoded(body)
@@ -107,14 +86,10 @@ class Connection:
                 async for chunk in response.aiter_raw():
                     for data in splitter.feed(chunk):
                         if data == _DONE:
-                            await found.put(None)
                             return
-                        await found.put(data)
-            await found.put(None)
+                        yield data
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            await found.put(self._unreachable(error))
-        except Exception as error:  # raised where the events are read
-            await found.put(error)
+            raise self._unreachable(error) from None
 
     def _address(self, path: str) -> str:
         """Return the URL of a path; one that begins with `//` is outside of /v1."""
@@ -132,8 +107,6 @@ class Connection:
         await old.aclose()
 
     async def close(self) -> None:
-        if self._reading:
-            await asyncio.wait(self._reading)
         await self._http.aclose()
 
 

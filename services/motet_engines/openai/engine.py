@@ -46,6 +46,14 @@ class OpenAIEngine:
         return self._route
 
     async def start(self, on_health: Callable[[bool], None], on_crash: CrashHandler) -> Served:
+        """Wait for the server, and choose how requests are sent to it. Raises MotetError."""
+        try:
+            return await self._start(on_health, on_crash)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self, on_health: Callable[[bool], None], on_crash: CrashHandler) -> Served:
         config = self._config
         self._server = server = await self._reach()
         self._route = await choose_route(self._connection, server, config)

@@ -54,7 +54,7 @@ class Health:
         self._suspected.set()
 
     async def close(self) -> None:
-        """Stop, after the probe in flight: a connection that is cancelled while opening may leak."""
+        """Stop, after the probe in flight."""
         if self._task is not None:
             self._is_closing = True
             self._suspected.set()
