@@ -22,7 +22,7 @@ from motet_llm.models import mixers, support  # noqa: E402
 from motet_llm.models.recurrent import Mixer  # noqa: E402
 from motet_llm.weights import checkpoint  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
-from support import families  # noqa: E402
+from support import composites, families  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
 MIXERS = {
@@ -48,9 +48,19 @@ YaRN, Llama 4's chunks and the temperatures of its layers without positions.
 
 Vision-language checkpoints are supported with pictures, and equally exact
 (`tests/unit/motet_vision/test_vlm_engine.py`), for LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM and Idefics3: the engine
-loads their language model, `services/motet_vision` their vision tower.
+loads their language model, `services/motet_vision` their vision tower. Other composite checkpoints are served as text
+(below).
 
 `scripts/list_families.py` writes this page; a test compares the two.
+"""
+
+COMPOSITES = """## Composite checkpoints
+
+A checkpoint of a language model with towers (encoders of pictures, video or sound) is served as text, whether or not
+its processor's files are there. The tensors are named by the class's own conversions, the towers are not loaded, and
+the language model must give the logits of the whole class when it is loaded. These families are compared with
+`generate` (`tests/unit/motet_llm/test_llm_composites.py`); others are tried when they are loaded, and refused with the
+reason.
 """
 
 
@@ -98,7 +108,7 @@ def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> 
 
 def page() -> str:
     """Return the page."""
-    results = {name: outcome(name) for name in sorted(families.causal_classes(), key=_type)}
+    results = {name: outcome(name) for name in _text_classes()}
     exact = {name: text for name, (text, is_exact) in results.items() if is_exact}
     lines = [HEAD.format(version=transformers.__version__), f"## Exact: {len(exact)}\n"]
     lines += ["| `model_type` | class | exact with |", "|---|---|---|"]
@@ -113,7 +123,36 @@ def page() -> str:
     lines += [
         f"| {_type(name)} | {name} | {results[name][0]} |" for name in results if name not in exact
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_composite_lines()]) + "\n"
+
+
+def _text_classes() -> list[str]:
+    """Return the causal classes without towers."""
+    classes = families.causal_classes()
+    plain = [name for name, one in classes.items() if not families.is_composite(one.config_class)]
+    return sorted(plain, key=_type)
+
+
+def _composite_lines() -> Iterator[str]:
+    """Yield the lines of the section about composite checkpoints."""
+    yield "\n" + COMPOSITES
+    yield "| `model_type` | class | as text |\n|---|---|---|"
+    classes = composites.composite_classes()
+    for name in composites.SERVED:
+        yield f"| {name} | {classes[name][1].__name__} | exact |"
+    for name in composites.REFUSED:
+        yield f"| {name} | {classes[name][1].__name__} | {_refusal(name)} |"
+
+
+def _refusal(name: str) -> str:
+    config_class, model_class = composites.composite_classes()[name]
+    config = config_class()
+    config.architectures = [model_class.__name__]
+    try:
+        checkpoint.check_config(config)
+    except ConfigError as error:
+        return str(error).split(" is not supported: ")[-1]
+    raise RuntimeError(f"{name} is not refused; move it to composites.SERVED")
 
 
 def exact_on(text: str) -> list[str]:

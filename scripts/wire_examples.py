@@ -54,6 +54,8 @@ SMALL_ARRAYS: list[Struct] = [
 REQUESTS: list[wire.Request] = [
     wire.Chat(model=MODEL, messages=[{"role": "user", "content": "Hello"}], sampling=SAMPLING),
     wire.Complete(model=MODEL, prompt="Once upon", sampling=SAMPLING, stop=["\n"]),
+    wire.Tokenize(prompt=wire.Complete(model=MODEL, prompt="Once upon", sampling=SAMPLING)),
+    wire.Detokenize(model=MODEL, ids=[1, 15496]),
     wire.Generate(model=MODEL, prompt=[1, 15496], sampling=SAMPLING, tenant="acme"),
     wire.Prefill(model=MODEL, prompt=[1, 15496], kv_format="a41f", request_id="r-1"),
     wire.SwitchRole(role="prefill"),
@@ -77,6 +79,7 @@ ITEMS: list[Struct] = [
     wire.PromptScores(1, [wire.ScoredToken(15496, -0.5, 1)]),
     wire.PromptPiece(0, [1, 15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),
+    wire.TokenIds([1, 15496]),
     wire.Blob(SOUND),
     wire.Chunk(b"\x1f\x8b"),
     wire.TurnEnd(0.12),

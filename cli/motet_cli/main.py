@@ -80,6 +80,7 @@ def parser(up_defaults: Mapping[str, Any] | None = None) -> argparse.ArgumentPar
     _add_pull(commands)
     _add_remove(commands)
     _add_keys(commands)
+    _add_connect(commands)
     _add_credentials(commands)
     _add_deploy(commands)
     bench = _command(
@@ -596,6 +597,28 @@ def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action.add_argument(
             "--tenants-file", metavar="PATH", help="file of tenants [MOTET_TENANTS_FILE]"
         )
+
+
+def _add_connect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    connect = _command(
+        commands,
+        "connect",
+        "commands.connect",
+        "Print or write the configuration with which a client uses a server.",
+    )
+    clients = ("claude-code", "codex", "opencode", "openai-agents", "continue")
+    connect.add_argument("client", metavar="CLIENT", choices=clients, help=", ".join(clients))
+    connect.add_argument("--model", metavar="NAME", help="chat model (default: the first served)")
+    connect.add_argument(
+        "--tenant", metavar="TENANT", help="make a key of this tenant for the client"
+    )
+    connect.add_argument(
+        "--tenants-file", metavar="PATH", help="file of tenants [MOTET_TENANTS_FILE]"
+    )
+    connect.add_argument(
+        "--write", action="store_true", help="write the client's file; JSON is merged into it"
+    )
+    _add_server(connect)
 
 
 def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

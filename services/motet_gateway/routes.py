@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from motet_gateway.anthropic.endpoints import count_message_tokens, create_message
+from motet_gateway.anthropic.errors import ERRORS as MESSAGES_ERRORS
+from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
 from motet_gateway.audio.transcriptions import transcriptions, translations
@@ -20,7 +23,7 @@ from motet_gateway.openai import models
 from motet_gateway.openai.chat import chat_completions, completions
 from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
 from motet_gateway.openai.schema import ChatBody, CompletionBody
-from motet_gateway.openapi import answers, responses
+from motet_gateway.openapi import answers, messages, responses
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
 from motet_gateway.openapi.forms import Schema, edit_form, transcription_form
@@ -36,6 +39,12 @@ from motet_gateway.realtime.endpoint import realtime
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
 from motet_gateway.responses.schema import ResponseBody
+from motet_gateway.vllm.tokens import (
+    DetokenizeBody,
+    TokenizeBody,
+    detokenize_prompt,
+    tokenize_prompt,
+)
 from motet_gateway.web.page import page_routes
 
 TENANT, OPERATOR, PUBLIC = Access.TENANT, Access.OPERATOR, Access.PUBLIC
@@ -68,6 +77,16 @@ _TEXTS = (
         "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
         summary="Vectors of texts", tag="text",
         body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
+    ),
+    Route(  # vLLM's paths and bodies
+        "POST", "/tokenize", TENANT, tokenize_prompt, STREAM,
+        summary="Token ids of a prompt", tag="text",
+        body=TokenizeBody, answer={JSON: answers.TokenizedPrompt},
+    ),
+    Route(
+        "POST", "/detokenize", TENANT, detokenize_prompt, STREAM,
+        summary="The text of token ids", tag="text",
+        body=DetokenizeBody, answer={JSON: answers.DetokenizedPrompt},
     ),
 )  # fmt: skip
 
@@ -104,6 +123,19 @@ _RESPONSES = (
         STREAM, summary="What was given to it", tag="responses", errors=(400, *_STORED),
         parameters=query_parameters(retrieval.ItemsQuery),
         answer={JSON: responses.InputItems},
+    ),
+)  # fmt: skip
+
+_MESSAGES = (
+    Route(
+        "POST", "/v1/messages", TENANT, create_message, STREAM,
+        summary="A reply in Anthropic's format", tag="messages", body=MessagesBody,
+        answer={JSON: messages.MessageReply, _EVENTS: _EVENT}, error_format=MESSAGES_ERRORS,
+    ),
+    Route(
+        "POST", "/v1/messages/count_tokens", TENANT, count_message_tokens, STREAM,
+        summary="The number of tokens of a prompt", tag="messages", body=PromptFields,
+        answer={JSON: messages.MessageTokensCount}, error_format=MESSAGES_ERRORS,
     ),
 )  # fmt: skip
 
@@ -227,5 +259,5 @@ _OPERATION = (
 )  # fmt: skip
 
 ROUTES: tuple[Route, ...] = (
-    *_TEXTS, *_RESPONSES, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
+    *_TEXTS, *_RESPONSES, *_MESSAGES, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
 )  # fmt: skip

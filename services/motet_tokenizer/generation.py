@@ -317,4 +317,4 @@ class Generation:
                 usage.cached_tokens = min(self._end.usage.cached_tokens, usage.prompt_tokens)
                 usage.accepted_tokens = self._end.usage.accepted_tokens
                 usage.rejected_tokens = self._end.usage.rejected_tokens
-        self._call.finish(self._text.status, usage, self._stopwatch.as_dict())
+        self._call.finish(self._text.status, usage, self._stopwatch.as_dict(), self._text.stop)

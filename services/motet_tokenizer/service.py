@@ -16,11 +16,14 @@ from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
 from motet_shared.messages import (
     Chat,
     Complete,
+    Detokenize,
     EncodedImage,
     Generate,
     Grammar,
     ModelCard,
     Sampling,
+    Tokenize,
+    Usage,
 )
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.fair_slots import FairSlots
@@ -42,6 +45,7 @@ from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.prompt_parts import PromptParts, check_entries
 from motet_tokenizer.router import Router
 from motet_tokenizer.text import TextState
+from motet_tokenizer.token_listing import send_ids, send_text
 from motet_tokenizer.tool_grammar import grammar_of
 
 T = TypeVar("T")
@@ -116,32 +120,11 @@ class Tokenizer(Actor):
     async def chat(self, call: Call, request: Chat) -> None:
         vocabulary = self._vocabulary(request.model)
         stopwatch = Stopwatch("tokenizer")
-        tools = request.tools if request.tool_choice != "none" else []
+        tools = _offered(request)
         dialect = vocabulary.dialect
         grammar = await self._grammar(request, tools, dialect)
-        options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
         end = PromptEnd.of(request)
-        with stopwatch.stage("encode"):
-            job = EncodeJob(
-                vocabulary.name,
-                request.messages,
-                tools,
-                options,
-                starts_turn=end.starts_turn,
-                continues=end.continues,
-            )
-            size = characters([request.messages, tools], self.config.process_chars)
-            encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
-            prompt = await self._encode(request.tenant, size, job, encode)
-        seen: list[EncodedImage] = []
-        if request.images or (
-            vocabulary.placeholder is not None and vocabulary.placeholder in prompt
-        ):
-            with stopwatch.stage("vision"):
-                seen = await self._image_encoding.encode_images(call, request)
-            prompt = vocabulary.template.expand_placeholders(
-                prompt, [picture.ids for picture in seen]
-            )
+        prompt, seen = await self._chat_prompt(call, request, vocabulary, stopwatch)
         request_id = request.request_id or call.id
         tail = partial(vocabulary.tail, prompt)
         beginning = dialect.beginning(tail)
@@ -166,18 +149,12 @@ class Tokenizer(Actor):
     async def complete(self, call: Call, request: Complete) -> None:
         vocabulary = self._vocabulary(request.model)
         stopwatch = Stopwatch("tokenizer")
-        prompt, text = request.prompt, ""
         with stopwatch.stage("encode"):
-            if isinstance(prompt, str):
-                text = prompt
-                job = EncodeJob(vocabulary.name, text=text, suffix=request.suffix)
-                size = len(text) + len(request.suffix)
-                encode = partial(vocabulary.encode, text, request.suffix)
-                prompt = await self._encode(request.tenant, size, job, encode)
-            else:
-                vocabulary.check_ids(prompt, "prompt")
-                text = vocabulary.decode(prompt) if request.echo else ""
-        echo = text if request.echo else ""
+            prompt = await self._raw_prompt(request, vocabulary)
+        echo = ""
+        if request.echo:
+            given = request.prompt
+            echo = given if isinstance(given, str) else vocabulary.decode(prompt)
         await self._generate(
             call,
             request,
@@ -188,6 +165,70 @@ class Tokenizer(Actor):
             echo=echo,
             grammar=request.grammar,
         )
+
+    @operation(Tokenize)
+    async def tokenize(self, call: Call, request: Tokenize) -> None:
+        """Send the ids that a chat or a raw prompt would be generated from."""
+        given = request.prompt
+        vocabulary = self._vocabulary(given.model)
+        if isinstance(given, Chat):
+            stopwatch = Stopwatch("tokenizer")
+            ids, _ = await self._chat_prompt(call, given, vocabulary, stopwatch)
+        else:
+            ids = await self._raw_prompt(given, vocabulary, request.special_tokens)
+        if not request.count_only:
+            await send_ids(call, vocabulary, ids, pieces=request.pieces)
+        call.finish(usage=Usage(prompt_tokens=len(ids)))
+
+    @operation(Detokenize)
+    async def detokenize(self, call: Call, request: Detokenize) -> None:
+        vocabulary = self._vocabulary(request.model)
+        vocabulary.check_ids(request.ids, "tokens")
+        decode = partial(vocabulary.decode_all, request.ids)
+        is_short = len(request.ids) <= self.config.inline_chars
+        await send_text(
+            call, decode() if is_short else await self._in_thread(request.tenant, decode)
+        )
+
+    async def _chat_prompt(
+        self, call: Call, request: Chat, vocabulary: Vocabulary, stopwatch: Stopwatch
+    ) -> tuple[list[int], list[EncodedImage]]:
+        """Return the token ids of a chat, and its encoded images, whose tokens are among them."""
+        tools = _offered(request)
+        options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
+        end = PromptEnd.of(request)
+        with stopwatch.stage("encode"):
+            job = EncodeJob(
+                vocabulary.name,
+                request.messages,
+                tools,
+                options,
+                starts_turn=end.starts_turn,
+                continues=end.continues,
+            )
+            size = characters([request.messages, tools], self.config.process_chars)
+            encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
+            prompt = await self._encode(request.tenant, size, job, encode)
+        placeholder = vocabulary.placeholder
+        if not request.images and (placeholder is None or placeholder not in prompt):
+            return prompt, []
+        with stopwatch.stage("vision"):
+            seen = await self._image_encoding.encode_images(call, request)
+        ids = [picture.ids for picture in seen]
+        return vocabulary.template.expand_placeholders(prompt, ids), seen
+
+    async def _raw_prompt(
+        self, request: Complete, vocabulary: Vocabulary, special_tokens: bool = True
+    ) -> list[int]:
+        """Return the token ids of a raw prompt. Raises BadRequest for ids of no token."""
+        prompt = request.prompt
+        if not isinstance(prompt, str):
+            vocabulary.check_ids(prompt, "prompt")
+            return prompt
+        suffix, size = request.suffix, len(prompt) + len(request.suffix)
+        job = EncodeJob(vocabulary.name, text=prompt, suffix=suffix, special_tokens=special_tokens)
+        encode = partial(vocabulary.encode, prompt, suffix, special_tokens=special_tokens)
+        return await self._encode(request.tenant, size, job, encode)
 
     async def _generate(
         self,
@@ -291,6 +332,11 @@ class Tokenizer(Actor):
                 param="messages",
             )
         return (min(context, most) if most else context) - len(prompt)
+
+
+def _offered(request: Chat) -> list[dict[str, Any]]:
+    """Return the tools that the model may call."""
+    return request.tools if request.tool_choice != "none" else []
 
 
 def _group(tenant: str) -> str:

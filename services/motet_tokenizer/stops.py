@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Keep the state of one request. `hit` turns true with the stop string, which ends the text.
+    """Keep the state of one request. `found` is the stop string that has ended the text, else "".
 
     any: there are stop strings.
     """
 
-    __slots__ = ("_firsts", "_held", "_longest", "_stops", "any", "hit")
+    __slots__ = ("_firsts", "_held", "_longest", "_stops", "any", "found")
 
     def __init__(self, stops: Sequence[str]):
         self._stops = tuple(stop for stop in stops if stop)
@@ -23,7 +23,12 @@ class StopStrings:
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.any = bool(self._stops)
-        self.hit = False
+        self.found = ""
+
+    @property
+    def hit(self) -> bool:
+        """Return True if a stop string has ended the text."""
+        return bool(self.found)
 
     def feed(self, text: str) -> str:
         """Return the text fed so far that is safe to show and has not been returned yet."""
@@ -31,7 +36,6 @@ class StopStrings:
             return ""
         text = self._held + text
         cut = self._first(text)
-        self.hit = cut >= 0
         if not self.hit:
             cut = self._safe(text)
         self._held = "" if self.hit else text[cut:]
@@ -45,7 +49,11 @@ class StopStrings:
     def _first(self, text: str) -> int:
         """Return the start of the stop string that is completed first; -1 if none is."""
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        return min(found)[1] if found else -1
+        if not found:
+            return -1
+        end, start = min(found)
+        self.found = text[start:end]
+        return start
 
     def _safe(self, text: str) -> int:
         """Return how many characters cannot belong to an unfinished stop string."""

@@ -84,6 +84,11 @@ class TextState:
         return self._stops.hit
 
     @property
+    def stop(self) -> str:
+        """Return the stop string that ended the reply, or ""."""
+        return self._stops.found
+
+    @property
     def reasoning_tokens(self) -> int:
         return 0 if self._reply is None else self._reply.reasoning_tokens
 

@@ -250,6 +250,30 @@ def tier_of(priority: int) -> str:
     )
 
 
+class Tokenize(Request, tag="tokenize"):
+    """Request the token ids of a prompt, as it would be generated from (gateway → tokenizer).
+
+    `TokenIds` items come back, none with `count_only`; `Usage.prompt_tokens` of the end counts them.
+    """
+
+    prompt: Chat | Complete
+    count_only: bool = False
+    special_tokens: bool = True  # a raw text begins with the model's beginning-of-text token
+    pieces: bool = False  # also return the text of each token
+
+
+class Detokenize(Request, tag="detokenize"):
+    """Request the text of token ids, special tokens included (gateway → tokenizer).
+
+    `Text` items come back.
+    """
+
+    model: str
+    ids: list[int]
+    request_id: str = ""
+    tenant: str = ""
+
+
 class Generate(Request, tag="generate"):
     """Request token generation (tokenizer → decode): token ids in, `Tokens` items back.
 
@@ -573,6 +597,13 @@ class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     reasoning: str = ""  # text of the model's reasoning, which precedes `text`
 
 
+class TokenIds(Struct, array_like=True, omit_defaults=True, gc=False, tag="T"):
+    """Next token ids of a prompt; `pieces` is the text of each, if it was requested."""
+
+    ids: list[int]
+    pieces: list[str] = []
+
+
 class Blob(Struct, array_like=True, tag="r"):
     """Item that consists of one blob."""
 
@@ -749,6 +780,7 @@ Body = (
     | PromptScores
     | PromptPiece
     | Text
+    | TokenIds
     | Blob
     | Chunk
     | SpeechEdge
@@ -794,7 +826,8 @@ class Keepalive(Struct, array_like=True, gc=False, tag="b"):
 class End(Struct, array_like=True, omit_defaults=True, tag="e"):
     """Normal end of a stream.
 
-    `status` is the finish reason; `timing` holds seconds by `<role>.<stage>`.
+    `status` is the finish reason; `timing` holds seconds by `<role>.<stage>`; `stop` is the stop
+    string that ended the text, if one did.
     """
 
     stream: int
@@ -802,6 +835,7 @@ class End(Struct, array_like=True, omit_defaults=True, tag="e"):
     status: str = "stop"
     usage: Usage | None = None
     timing: dict[str, float] = {}
+    stop: str = ""
 
 
 class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
@@ -854,6 +888,8 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         Chat
         | Draw
         | Complete
+        | Tokenize
+        | Detokenize
         | Generate
         | Prefill
         | SwitchRole
@@ -944,6 +980,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     chat: bool = True  # False: it has no chat template, and completes raw prompts only
     tools: bool = False
     reasoning: bool = False  # replies may hold reasoning apart from their text
+    reasoning_switch: bool = False  # reasoning can be switched off: `Chat.reasoning_effort`
     images: bool = False  # chats may contain images
     sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
@@ -1007,6 +1044,8 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Chat: (Text, PromptPiece),
     Complete: (Text, PromptPiece),
+    Tokenize: (TokenIds,),
+    Detokenize: (Text,),
     Generate: (Tokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),

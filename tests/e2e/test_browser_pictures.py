@@ -127,7 +127,7 @@ async def drop(page: Page, data: bytes) -> None:
 
 async def draw(page: Page) -> None:
     await page.get_by_placeholder("Message").fill(PROMPT)
-    await page.get_by_role("button", name="Draw").click()
+    await page.get_by_role("button", name="Draw", exact=True).click()
 
 
 def asked(pictures: Pictures) -> Any:

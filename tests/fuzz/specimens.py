@@ -160,6 +160,7 @@ class Specimens:
         messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}]
         image = wire.Image(file=self.picture, max_pixels=1000)
         resume = wire.Resume([40, 41], 2)
+        raw = wire.Complete(model=model, prompt="abc", sampling=sampling)
         return [
             wire.Chat(
                 model=model,
@@ -177,6 +178,8 @@ class Specimens:
                 stop=["zz"],
                 resume=resume,
             ),
+            wire.Tokenize(prompt=raw, pieces=True),
+            wire.Detokenize(model=model, ids=[40, 41, 42]),
             wire.Generate(
                 model=model, prompt=[40, 41, 42], sampling=sampling, output=[43], tenant="a\x00b"
             ),
@@ -213,6 +216,7 @@ class Specimens:
                 [wire.ToolCallDelta(0, "call_0", "draw", "{}")],
                 [wire.TextLogprob(b"a", -0.5)],
             ),
+            wire.TokenIds([40], ["a"]),
             wire.Blob(self.sound),
             wire.Chunk(b"abc"),
             wire.SpeechEdge("start", 100, 120, 200),

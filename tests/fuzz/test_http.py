@@ -35,7 +35,7 @@ EXAMPLES = int(os.environ.get("MOTET_FUZZ_EXAMPLES", "5"))
 PATIENCE = 20.0  # seconds for an answer
 # A server whose services are all there has no reason for any other.
 MAY_FAIL = {503}
-SERVED = {"text": MODEL, "responses": MODEL, "sound": ASR_MODEL, "images": BRUSH}
+SERVED = {"text": MODEL, "responses": MODEL, "messages": MODEL, "sound": ASR_MODEL, "images": BRUSH}
 OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE}
 DOCUMENT = document(ROUTES)
 

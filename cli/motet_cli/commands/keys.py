@@ -41,7 +41,7 @@ _TEMPLATE = """[tenants.{name}]
 
 def run(args: Namespace) -> int:
     """Create, list or revoke keys, as `args.action` says."""
-    path = _path(args.tenants_file)
+    path = tenants_path(args.tenants_file)
     actions: dict[str, Callable[[Path, Namespace], None]] = {
         "new": _new,
         "list": _list,
@@ -51,7 +51,8 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _path(given: str | None) -> Path:
+def tenants_path(given: str | None) -> Path:
+    """Return the tenants file: `given`, or MOTET_TENANTS_FILE. Raises ConfigError if neither is set."""
     named = given or os.environ.get("MOTET_TENANTS_FILE")
     if not named:
         raise ConfigError(
@@ -64,27 +65,30 @@ def _path(given: str | None) -> Path:
 # ------------------------------------------------------------------------------------------------------------- actions
 def _new(path: Path, args: Namespace) -> None:
     """Create a key; print it to standard output and a message to standard error."""
-    check_name(args.tenant)
+    key, about = create_key(path, args.tenant, args.note or "")
+    print(key)
+    print(about, file=sys.stderr)
+
+
+def create_key(path: Path, tenant: str, note: str) -> tuple[str, str]:
+    """Add a key of a tenant to the file; return it, and a message about it. Raises ConfigError."""
+    check_name(tenant)
     key = new_key()
     with _editing(path) as file:
-        known = args.tenant in file.tenants.limits
-        note = f"note = {json.dumps(args.note)}\n" if args.note else ""
+        known = tenant in file.tenants.limits
+        line = f"note = {json.dumps(note)}\n" if note else ""
         today = datetime.datetime.now(datetime.UTC).date()
-        block = f'[[keys]]\ntenant = "{args.tenant}"\nsha256 = "{digest(key)}"\ncreated = {today}\n{note}'
-        file.append(block if known else _TEMPLATE.format(name=args.tenant) + "\n" + block)
-        added = TenantKey(
-            tenant=args.tenant, sha256=digest(key), created=today, note=args.note or ""
+        block = (
+            f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest(key)}"\ncreated = {today}\n{line}'
         )
-        limits = dict(file.tenants.limits) | ({} if known else {args.tenant: TenantLimits()})
+        file.append(block if known else _TEMPLATE.format(name=tenant) + "\n" + block)
+        added = TenantKey(tenant=tenant, sha256=digest(key), created=today, note=note)
+        limits = dict(file.tenants.limits) | ({} if known else {tenant: TenantLimits()})
         file.replace(Tenants(limits, (*file.tenants.keys, added)))
-    print(key)
-    about = (
-        "" if known else f"; {args.tenant} is new and has no limits until you set them in that file"
-    )
-    print(
-        f"key {added.id} of {args.tenant} is stored in {path} as a digest, and not shown again{about}",
-        file=sys.stderr,
-    )
+    about = f"key {added.id} of {tenant} is stored in {path} as a digest, and not shown again"
+    if not known:
+        about += f"; {tenant} is new and has no limits until you set them in that file"
+    return key, about
 
 
 def _list(path: Path, args: Namespace) -> None:

@@ -171,11 +171,11 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
                 f"--{name.replace('_', '-')}: {getattr(args, name)} is too few; give at least {low}",
                 param=f"--{name.replace('_', '-')}",
             )
+    weights = WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)]
     return Settings(
-        weights=WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)],
-        experts=None
-        if on_gpu
-        else WEIGHT_FORMATS["float32"],  # the engine's CPU kernels do not support packed experts
+        weights=weights,
+        # A GPU's kernels do not support packed experts: they stay as activations are.
+        experts=WEIGHT_FORMATS["bfloat16"] if on_gpu and weights.bits < 16 else None,
         kv=KV_FORMATS[_ALIASES.get(args.kv_dtype, args.kv_dtype)],
         activation_bytes=2 if on_gpu else 4,
         block_size=args.block_size,

@@ -21,7 +21,7 @@ from motet_shared.errors import BadRequest, PayloadTooLarge
 
 from .asgi import ClientGone, Headers, Receive, Scope, Send, header, request_id
 from .chunks import CHUNKS, Chunks
-from .problems import Problem
+from .problems import ErrorFormat, Problem
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Exchange:
         self.strict = False  # True: hints are refused
         self._ignored: Ignored | None = None
         self.headers: Callable[[], Headers] = tuple  # of every response, read when it starts
+        self.error_format: ErrorFormat | None = None  # None: OpenAI's
         self.caller: Caller | None = None  # set by `Guard` before the endpoint runs
         self._receive = receive
         self._send = send
@@ -182,9 +183,12 @@ class Exchange:
     async def fail(self, problem: Problem) -> None:
         """Report an error: as the response, or if that has started, as the end of its stream."""
         if not self.started:
-            await self.reply(problem.status, problem.body(), problem.headers())
+            made = self.error_format
+            body = problem.body() if made is None else made.body(problem)
+            await self.reply(problem.status, body, problem.headers())
         elif self.sends_events:
-            await self.finish(error_event(problem))
+            render = error_event if self.error_format is None else self.error_format.event
+            await self.finish(render(problem))
         else:
             # A sound or a file cannot carry an error: left unterminated, it breaks the connection.
             self.status = problem.status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -194,6 +195,19 @@ class Problem:
             503: [(b"retry-after", b"%d" % self.retry_after)],
         }
         return extra.get(self.status, [])
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFormat:
+    """How a protocol other than OpenAI's shows errors.
+
+    body: of a refusal. event: of a stream that breaks after its start. shape: the struct of the
+    body, for the OpenAPI document.
+    """
+
+    body: Callable[[Problem], bytes]
+    event: Callable[[Problem], bytes]
+    shape: type[msgspec.Struct]
 
 
 def _shown(text: str) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .problems import ErrorFormat
+
 SOCKET = "WEBSOCKET"  # method of the routes that take a WebSocket
 
 
@@ -38,7 +40,8 @@ class Route:
     out. `body` is a struct or the schema of a form; `answer` maps content types to structs (JSON),
     tuples of them, or schemas. `errors` are statuses beyond those that follow from access and
     body, `others` are answers of other statuses that are not errors. Parameters of a path, and
-    those of endpoints, are documented without being listed in `parameters`.
+    those of endpoints, are documented without being listed in `parameters`. Errors have OpenAI's
+    format unless `error_format` is another.
 
     Raises TypeError if `access` is not a member of Access.
     """
@@ -56,6 +59,7 @@ class Route:
     errors: tuple[int, ...] = ()
     parameters: tuple[dict[str, Any], ...] = ()
     others: tuple[tuple[int, Any], ...] = ()
+    error_format: ErrorFormat | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.access, Access):

@@ -27,6 +27,7 @@ _KNOWN = {
         "o1",
         "o3",
         "o4-mini",
+        "claude",
     ),
     "asr": (
         "whisper-1",

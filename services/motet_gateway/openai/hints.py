@@ -29,6 +29,8 @@ Surface = Literal[
     "images",
     "realtime",
     "responses",
+    "messages",
+    "tokenize",
 ]
 
 _HTTP: tuple[Surface, ...] = (
@@ -44,6 +46,7 @@ _MEDIA: tuple[Surface, ...] = ("embeddings", "speech", "transcription", "images"
 _CHAT: tuple[Surface, ...] = ("chat",)
 _REALTIME: tuple[Surface, ...] = ("realtime",)
 _RESPONSES: tuple[Surface, ...] = ("responses",)
+_MESSAGES: tuple[Surface, ...] = ("messages",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,15 @@ HINTS: tuple[Hint, ...] = (
     *_each("input[].content[].", "prompt_cache_breakpoint metadata", _RESPONSES),
     *_each("tools[].", "metadata output_schema", _RESPONSES),
     *_each("tools[].", "defer_loading async", _RESPONSES, (False,)),
+    *_each("", "metadata cache_control service_tier context_management", _MESSAGES),
+    *_each("", "inference_geo speed betas", _MESSAGES),
+    *_each("thinking.", "display", _MESSAGES),
+    *_each("system[].", "cache_control citations", _MESSAGES),
+    *_each("messages[].", "id", _MESSAGES),
+    *_each("messages[].content[].", "cache_control citations caller", _MESSAGES),
+    *_each("messages[].content[].content[].", "cache_control citations", _MESSAGES),
+    *_each("tools[].", "cache_control eager_input_streaming input_examples", _MESSAGES),
+    *_each("tools[].", "defer_loading", _MESSAGES, (False,)),
     # How the audio is sent; it is streamed in any case.
     *_each("", "stream", ("speech",), (True, False)),
     *_each("", "return_download_link", ("speech",), (False,)),

@@ -365,13 +365,16 @@ def _check_common(request: ChatBody | CompletionBody) -> None:
     if request.stream and request.prompt_logprobs is not None:
         message = "`prompt_logprobs` is not streamed; omit `stream`, or send `echo` with `logprobs`"
         raise UnsupportedParameter(message, param="prompt_logprobs")
-    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if len(stops) > MAX_STOPS:
-        raise BadRequest(
-            f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop"
-        )
+    check_stops([request.stop] if isinstance(request.stop, str) else request.stop or [])
+
+
+def check_stops(stops: list[str], most: int = MAX_STOPS, param: str = "stop") -> None:
+    """Raise BadRequest for more than `most` stop strings, or an empty one."""
+    if len(stops) > most:
+        message = f"`{param}` has {len(stops)} strings; at most {most} are allowed"
+        raise BadRequest(message, param=param)
     if "" in stops:
-        raise BadRequest("`stop` must not contain an empty string", param="stop")
+        raise BadRequest(f"`{param}` must not contain an empty string", param=param)
 
 
 def _check_stream_options(options: StreamOptions, stream: bool | None) -> None:

@@ -224,6 +224,19 @@ class EmbeddingList(Struct):
     usage: EmbeddingUsage
 
 
+class TokenizedPrompt(Struct):
+    """The answer of vLLM's /tokenize; `token_strs` are the texts, if they were requested."""
+
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class DetokenizedPrompt(Struct):
+    prompt: str
+
+
 # ----------------------------------------------------------------------------------------------------------- recordings
 class DurationUsage(Struct):
     type: Literal["duration"]

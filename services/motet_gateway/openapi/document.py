@@ -105,7 +105,7 @@ class _Structs:
         for status, shape in route.others:
             found[str(status)] = self._json("Not now.", shape)
         for status in errors_of(route):
-            found[str(status)] = self._json(ERRORS[status], answers.ErrorBody)
+            found[str(status)] = self._json(ERRORS[status], shape_of_errors(route))
         return found
 
     def _json(self, description: str, shape: Any) -> Schema:
@@ -152,6 +152,11 @@ def errors_of(route: Route) -> list[int]:
     """Return the statuses of all errors that a route may answer with."""
     work = _WORK if route.body is not None else ()
     return sorted({*_ANYWHERE, *_BY_ACCESS[route.access], *work, *route.errors})
+
+
+def shape_of_errors(route: Route) -> type[msgspec.Struct]:
+    """Return the struct of the errors that a route answers with."""
+    return answers.ErrorBody if route.error_format is None else route.error_format.shape
 
 
 def _parameters(route: Route) -> list[Schema]:

@@ -179,7 +179,7 @@ class _Run:
         output.add(known)
         pending: list[Text] = []
         stored_at = time.monotonic()
-        async with aclosing(reply.batches(_resume(known))) as batches:
+        async with aclosing(reply.attempts(_resume(known))) as batches:
             async for batch in batches:
                 output.add(batch)
                 pending += batch

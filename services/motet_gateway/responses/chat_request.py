@@ -7,30 +7,28 @@ response.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.images.chat_generation import ChatImageGeneration
 from motet_gateway.openai import schema as chat
-from motet_gateway.openai.chat_images import read_images
-from motet_gateway.openai.prompt_size import PromptSize
-from motet_gateway.openai.requests import chat_requests, wire_tools
-from motet_gateway.openai.structured import JsonFormat, JsonSchema, ResponseFormat
+from motet_gateway.openai.param_names import ParamNames
+from motet_gateway.openai.prepared_chat import PreparedChat, prepare_chat
+from motet_gateway.openai.structured import (
+    AUTO_TOOL_CHOICE,
+    JsonFormat,
+    JsonSchema,
+    ResponseFormat,
+)
 from motet_gateway.openai.structured import SchemaFormat as ChatSchemaFormat
 from motet_gateway.tenancy.tenant import Tenant
-from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
-from motet_shared.errors import MotetError
 from motet_shared.messages import Chat
 
 from .messages import Messages, Placed, as_messages
 from .schema import LOGPROBS, ResponseBody, SchemaFormat
 from .tools import OfferedTools, offered
 
-_QUOTED = re.compile(r"`[^`]*`")  # a parameter within a message
-_MESSAGE = re.compile(r"messages\[(\d+)\]")
 _RENAMED = (
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"response_format\.json_schema\.schema"), "text.format.schema"),
@@ -41,38 +39,25 @@ _RENAMED = (
     (re.compile(r"\bmessages\b"), "input"),
 )
 
+_NO_TOOLS = OfferedTools([], AUTO_TOOL_CHOICE, frozenset())
+
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A response as a chat: the request, its pictures, and what its answer is read with.
+class ChatRequest(PreparedChat):
+    """A response as a chat; `tools` is what its answer is read with."""
 
-    `params`: the path of the item that each message begins with.
-    """
+    tools: OfferedTools = _NO_TOOLS
 
-    chat: Chat
-    pictures: list[InputMedia]
-    tools: OfferedTools
-    params: tuple[str, ...]
-    size: PromptSize
-    generation: ChatImageGeneration | None = None
-    sees: bool = False
-
-    def check_size(self) -> None:
-        """Raise ContextTooLong for messages that cannot fit."""
-        with self.renamed():
-            self.size.check_chat(self.chat)
-
-    @contextmanager
-    def renamed(self) -> Iterator[None]:
-        """Name the parameters of the response in errors of the chat."""
-        with renamed(self.params):
-            yield
+    @property
+    def params(self) -> tuple[str, ...]:
+        """Return the path of the item that each message begins with."""
+        return self.names.messages
 
     def with_messages(
         self, request: Chat, pictures: list[InputMedia], params: tuple[str, ...]
     ) -> ChatRequest:
         """Return the same chat with other messages."""
-        return replace(self, chat=request, pictures=pictures, params=params)
+        return replace(self, chat=request, pictures=pictures, names=names_of(params))
 
 
 async def chat_request(
@@ -87,21 +72,14 @@ async def chat_request(
 
     Raises MotetError that names a parameter of the response.
     """
-    directory = service.bus.directory
     tools = offered(body.tools or [], body.tool_choice)
     messages = await as_messages(conversation, body.instructions)
-    params = tuple(messages.params)
-    with renamed(params):
-        size = PromptSize.of(directory, "tokenizer", body.model, tenant)
-        size.check_count(len(messages.messages), "messages")
-        size.check_tools(wire_tools(tools.tools))
-        asked = _chat_body(body, messages, tools, seed)
-        chat.check_tools(asked)
-        sees = accepts_images(directory, body.model)
-        generation = ChatImageGeneration.of(service, asked, request_id)
-        (request,) = chat_requests(asked, request_id, tenant.rights, accepts_images=sees)
-        pictures = await read_images(service, asked, accepts_images=sees)
-    return ChatRequest(request, pictures, tools, params, size, generation, sees)
+    asked = _chat_body(body, messages, tools, seed)
+    names = names_of(tuple(messages.params))
+    made = await prepare_chat(service, tenant, asked, request_id, names)
+    return ChatRequest(
+        made.chat, made.pictures, made.size, names, made.generation, made.sees, tools
+    )
 
 
 def _chat_body(
@@ -146,27 +124,6 @@ def _response_format(body: ResponseBody) -> ResponseFormat | None:
     return given if isinstance(given, JsonFormat) else None
 
 
-# --------------------------------------------------------------------------------------- parameters
-@contextmanager
-def renamed(params: Sequence[str]) -> Iterator[None]:
-    """Replace the parameters of a chat by those of the response in errors of the block."""
-    try:
-        yield
-    except MotetError as error:
-        if error.param is not None:
-            error.param = rename(error.param, params)
-        error.message = _QUOTED.sub(lambda found: rename(found[0], params), error.message)
-        raise
-
-
-def rename(text: str, params: Sequence[str]) -> str:
-    """Return a path of a chat's body in the response's terms."""
-
-    def item(found: re.Match[str]) -> str:
-        index = int(found[1])
-        return params[index] if index < len(params) else "input"
-
-    text = _MESSAGE.sub(item, text)
-    for pattern, name in _RENAMED:
-        text = pattern.sub(name, text)
-    return text
+def names_of(params: tuple[str, ...]) -> ParamNames:
+    """Return the names of a response's parameters; `params`: the path of each message's item."""
+    return ParamNames(messages=params, whole="input", patterns=_RENAMED)

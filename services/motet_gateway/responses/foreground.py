@@ -56,7 +56,7 @@ class Foreground:
     async def collect(self) -> None:
         """Send the whole response as one JSON body."""
         async with self._http.while_connected():
-            async with aclosing(self._reply.batches()) as batches:
+            async with aclosing(self._reply.attempts()) as batches:
                 async for batch in batches:
                     receive(self._output, batch, self._asked.generation)
             resource = await self._end()
@@ -81,7 +81,7 @@ class Foreground:
         events = self._events or Events()
         add_opening(events, self._resource)
         async with self._http.while_connected():
-            async with aclosing(self._reply.batches()) as batches:
+            async with aclosing(self._reply.attempts()) as batches:
                 async for batch in batches:
                     receive(self._output, batch, self._asked.generation)
                     # Blocks while the client does not read: its reply then gets no more credit.

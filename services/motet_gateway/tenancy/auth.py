@@ -96,7 +96,7 @@ class Authenticator:
         self.origins.check(scope, keyed=self._keyed)
         if not self._keyed:
             return self._default
-        given = _bearer(scope) or _from_subprotocol(scope)
+        given = _bearer(scope) or _header_key(scope) or _from_subprotocol(scope)
         if not given:
             raise Unauthorized("no API key was sent; send `Authorization: Bearer <key>`")
         # Looked up by digest, which a client cannot choose: timing reveals nothing about keys.
@@ -129,6 +129,11 @@ class Authenticator:
 def _bearer(scope: Scope) -> str:
     scheme, _, key = header(scope, b"authorization").decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _header_key(scope: Scope) -> str:
+    """Return the key as Anthropic's clients send it."""
+    return header(scope, b"x-api-key").decode("latin-1").strip()
 
 
 def _from_subprotocol(scope: Scope) -> str:

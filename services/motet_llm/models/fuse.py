@@ -24,8 +24,10 @@ from motet_llm.adapters.bank import Matrix, find_matrices
 from motet_llm.attention.latent import LatentHeads
 from motet_llm.cache.kv_cache import CPU
 from motet_llm.weights import coded_linear as coded
+from motet_llm.weights.coded_experts import CodedExperts
 
 from . import fused_layers
+from .experts import is_experts, pack_experts
 from .joined_linear import JoinedLinear, JoinedPart
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -59,7 +61,13 @@ def optimize(
         for names in SIBLINGS:
             counts["joined"] += _join(parent, names, weights, device)
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
+            if isinstance(child, CodedExperts):
+                setattr(parent, name, child.packed(device, precise))
+                counts["packed"] += 1
+            elif weights != "float32" and not gpu.is_gpu(device) and is_experts(child):
+                setattr(parent, name, pack_experts(child, weights, device))
+                counts["packed"] += 1
+            elif type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
                 setattr(parent, name, _pack([child], weights, device))
                 counts["packed"] += 1
             elif (

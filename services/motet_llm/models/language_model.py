@@ -1,26 +1,15 @@
-"""Load the language model of a multimodal checkpoint: decoder and head, no vision parts."""
+"""Describe the language model of a composite checkpoint: its image embeddings, and its class."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from motet_models.image_support import MODEL_TYPES, placeholder
-
-# Old and new names of the language model's parts, and the names in a text-only checkpoint.
-RENAMED = {
-    r"^language_model\.lm_head": "lm_head",
-    r"^language_model\.model": "model",
-    r"^model\.language_model": "model",
-    r"^model\.text_model": "model",
-}
-# Parts of a checkpoint that `motet_vision` loads.
-_VISION_PARTS = r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,36 +47,21 @@ def image_embedding_shape(config: PreTrainedConfig) -> ImageEmbeddingShape | Non
     )
 
 
-def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the language model's own config, completed from the checkpoint's outer config."""
-    text: PreTrainedConfig = copy.deepcopy(config.get_text_config())
-    text.tie_word_embeddings = bool(config.tie_word_embeddings)
-    if text.dtype is None:
-        text.dtype = config.dtype
-    return text
-
-
-def without_vision(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """Return a subclass that ignores the checkpoint's vision weights when it is loaded."""
-    members = {
-        "_keys_to_ignore_on_load_unexpected": [_VISION_PARTS],
-        "__module__": found.__module__,
-    }
-    return type(found.__name__, (found,), members)
-
-
 class LanguageModel(PreTrainedModel):  # type: ignore[misc]  # transformers has no types
-    """Represent a decoder with a head, for families without a text-only model in transformers."""
+    """Join a decoder and a head, for families without a text-only class in transformers."""
 
     config_class = PreTrainedConfig
     base_model_prefix = "model"
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
-    def __init__(self, config: PreTrainedConfig):
+    def __init__(self, config: PreTrainedConfig, decoder: PreTrainedModel, head: nn.Module):
         super().__init__(config)
-        self.model = AutoModel.from_config(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
+        self.model = decoder
+        self.lm_head = head
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the decoder's table of embeddings."""
+        value: nn.Module = self.model.get_input_embeddings()
+        return value
 
     def forward(self, *, logits_to_keep: Tensor, **inputs: Any) -> CausalLMOutput:
         """Return the logits of the tokens that `logits_to_keep` selects."""

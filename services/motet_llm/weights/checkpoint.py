@@ -29,9 +29,9 @@ from motet_llm.models import language_model as language_part
 from motet_llm.models import mixers, support
 from motet_models.checkpoints import check_numbers, check_weights
 from motet_models.context import trained_context
-from motet_models.image_support import MODEL_TYPES
 from motet_shared.errors import ConfigError
 
+from . import composite
 from . import quantized_checkpoint as quantized
 
 INDEX = "model.safetensors.index.json"
@@ -64,15 +64,13 @@ UNLIMITED = 1 << 20  # most tokens up to which masks are examined
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """Return the config of a folder, of a multimodal model its text part.
+    """Return the config of a folder, of a composite model that of its language model.
 
     Raises ConfigError for a model that the engine cannot run.
     """
     config = _read_config(folder)
-    if language_part.reads_images(config):
-        config = language_part.text_config(config)
     check_config(config)
-    return config
+    return composite.text_config(config) if composite.is_composite(config) else config
 
 
 def image_embedding_shape(folder: Path) -> language_part.ImageEmbeddingShape | None:
@@ -100,22 +98,20 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
     """Yield reasons for refusal; what the model's code does is checked by `support.examine`."""
     if config.is_encoder_decoder:
         yield "it is an encoder-decoder"
-    found = find_class(config)
-    if found and (foreign := FOREIGN_STATES & inspect.signature(found.forward).parameters.keys()):
-        yield f"it goes on from the states of another model ({', '.join(sorted(foreign))})"
-    if (
-        config.get_text_config() is not config
-        or {"vision_config", "audio_config"} & config.sub_configs.keys()
-    ):
-        yield "it is multimodal; give a text-only checkpoint"
-    if found is None:
+    whole = composite.whole_class(config) if composite.is_composite(config) else None
+    text = config.get_text_config()
+    found = find_class(text)
+    for one in (whole, found):
+        if one and (foreign := FOREIGN_STATES & inspect.signature(one.forward).parameters.keys()):
+            yield f"it goes on from the states of another model ({', '.join(sorted(foreign))})"
+    if found is None and whole is None:
         yield "transformers has no causal language model for it"
         return
-    if "logits_to_keep" not in inspect.signature(found.forward).parameters:
+    if found and "logits_to_keep" not in inspect.signature(found.forward).parameters:
         yield f"{found.__name__} computes the logits of every token"
-    if sparse := SPARSE_LAYERS & set(getattr(config, "layer_types", None) or ()):
+    if sparse := SPARSE_LAYERS & set(getattr(text, "layer_types", None) or ()):
         yield f"it attends to tokens that it selects itself (layers of kind {', '.join(sorted(sparse))})"
-    if (refusal := quantized.refusal(config)) is not None:
+    if (refusal := quantized.refusal(config) or quantized.refusal(text)) is not None:
         yield refusal
 
 
@@ -127,11 +123,6 @@ def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         value: type[PreTrainedModel] | None = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         return value
-    if (
-        config.model_type.endswith("_text")
-        and config.model_type.removesuffix("_text") in MODEL_TYPES
-    ):
-        return language_part.LanguageModel
     for name in config.architectures or ():
         found: Any = getattr(transformers, name, None)
         if getattr(found, "config_class", None) is type(config) and found.can_generate():
@@ -249,19 +240,26 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     first that is not finite.
     """
     check_weights(folder)
-    found: Any = find_class(config)
-    options: dict[str, Any] = {}
-    reads_images = language_part.reads_images(_read_config(folder))
-    if quantized.is_quantized(folder, config):
-        if reads_images:
+    outer = _read_config(folder)
+    if composite.is_composite(outer):
+        if quantized.is_quantized(folder, outer) or quantized.is_quantized(folder, config):
             raise ConfigError(
-                f"{folder}: quantized weights of a model that sees are not read; give the original ones"
+                f"{folder}: quantized weights of a composite model are not read; give the original ones"
             )
+        whole = _load(folder, composite.without_towers(composite.whole_class(outer)), outer, dtype)
+        return prepare(composite.language_part(whole, config))
+    found: Any = find_class(config)
+    if quantized.is_quantized(folder, config):
         return prepare(quantized.load(folder, config, found, dtype))
+    return prepare(_load(folder, found, config, dtype))
+
+
+def _load(
+    folder: Path, found: Any, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return a model of the class `found`. Raises ConfigError that names what does not fit."""
     _check_readable(folder)
     disable_progress_bar()  # stderr is the service's log
-    if reads_images:
-        found, options = language_part.without_vision(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(
             folder,
@@ -272,7 +270,6 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, with the rest
             output_loading_info=True,
-            **options,
         )
     except UNUSABLE as error:
         raise ConfigError(
@@ -281,7 +278,8 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     if faults := [*_faults(report), *_untied(model)]:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ConfigError(f"{folder}: the weights contradict config.json: {shown}")
-    return prepare(model.eval().requires_grad_(False))
+    value: PreTrainedModel = model.eval().requires_grad_(False)
+    return value
 
 
 def _faults(report: dict[str, Any]) -> list[str]:

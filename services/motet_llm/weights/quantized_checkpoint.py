@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from motet_kernels.linear.group_weights import GroupWeights
 from motet_kernels.linear.linear import Linear
 from motet_shared.errors import ConfigError
 
 from .bits_and_bytes import BitsAndBytes
+from .coded_experts import Codes, put_experts
 from .coded_linear import CodedEmbedding, CodedLinear
 from .compressed_tensors import Compressed
 from .float8_blocks import Float8Blocks
 from .gptq import Awq, Gptq
+from .mxfp4 import Mxfp4
 from .tensor_files import TensorFiles
 
 METHODS: dict[str, Any] = {
@@ -33,15 +34,8 @@ METHODS: dict[str, Any] = {
     "compressed-tensors": Compressed,
     "fp8": Float8Blocks,
     "bitsandbytes": BitsAndBytes,
+    "mxfp4": Mxfp4,
 }
-
-
-class Codes(Protocol):
-    """Read the quantized matrices of a checkpoint, by the names of their modules."""
-
-    def has(self, module: str) -> bool: ...
-
-    def read(self, module: str, features: int, inputs: int) -> GroupWeights: ...
 
 
 class Plain(Protocol):
@@ -105,6 +99,7 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
     if settings is not None:
         config.quantization_config = settings
     tied = bool(getattr(config, "tie_word_embeddings", False))
+    put_experts(model, codes)
     _put_codes(model, codes, dtype, tied)
     _drop_unused(model, plain)
     faults = [
@@ -201,12 +196,25 @@ def _put_plain(
             yield f"{name} is {list(tensor.shape)}, not {list(parameter.shape)}"
         else:
             _set(model, name, tensor.to(dtype))
+    yield from _put_buffers(model, plain)
     if tied and isinstance(head, nn.Linear) and isinstance(table, nn.Embedding):
         head.weight = table.weight
         for name, module in model.named_modules():
             if module is head:
                 plain.left.discard(f"{name}.weight")
     yield from (f"missing {name}" for name, buffer in model.named_buffers() if buffer.is_meta)
+
+
+def _put_buffers(model: nn.Module, plain: Plain) -> Iterator[str]:
+    """Fill buffers that the checkpoint has, such as biases of routers."""
+    for name, buffer in model.named_buffers():
+        tensor = plain.take(name) if name in plain.left else None
+        if tensor is None:
+            continue
+        if tensor.shape != buffer.shape:
+            yield f"{name} is {list(tensor.shape)}, not {list(buffer.shape)}"
+        else:
+            buffer.copy_(tensor)
 
 
 def _drop_unused(model: nn.Module, plain: Plain) -> None:

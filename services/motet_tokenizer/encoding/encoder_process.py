@@ -33,6 +33,7 @@ class EncodeJob(Struct, array_like=True):
     suffix: str = ""  # text behind the gap, if the reply fills one
     starts_turn: bool = True
     continues: bool = False
+    special_tokens: bool = True  # of a raw prompt
 
 
 class EncodeAnswer(Struct, array_like=True):
@@ -96,7 +97,8 @@ def _answer(
             )
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return EncodeAnswer(array("i", vocabulary.encode(job.text, job.suffix)).tobytes())
+            ids = vocabulary.encode(job.text, job.suffix, special_tokens=job.special_tokens)
+            return EncodeAnswer(array("i", ids).tobytes())
         end = PromptEnd(job.starts_turn, job.continues)
         ids = vocabulary.template.encode(job.messages, job.tools, job.options, end)
         return EncodeAnswer(array("i", ids).tobytes())

@@ -60,6 +60,12 @@ class TemplateOptions:
         self.names = _variables(source) - reserved - _OWN
         self._switches = [name for name in _SWITCHES if name in self.names]
 
+    @property
+    def can_switch_off(self) -> bool:
+        """Return True if replies may hold reasoning, and the template can switch it off."""
+        level = EFFORT in self.names and (not self._levels or "none" in self._levels)
+        return self._reasons and (bool(self._switches) or level)
+
     def resolve(self, effort: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables for a request.
 

@@ -105,6 +105,7 @@ class Vocabulary:
             created=created,
             tools=tools,
             reasoning=self.dialect.reasons,
+            reasoning_switch=self.options.can_switch_off,
             chat=bool(self.template.source),
             sampling=dict(sampling.values),
             images=images,
@@ -171,14 +172,14 @@ class Vocabulary:
         )
 
     # ----------------------------------------------------------------------------------------- text
-    def encode(self, text: str, suffix: str = "") -> list[int]:
-        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants.
+    def encode(self, text: str, suffix: str = "", *, special_tokens: bool = True) -> list[int]:
+        """Return the ids of a raw prompt, by default with the model's beginning-of-text token.
 
         suffix: text behind the gap that the reply fills. Raises UnsupportedParameter where the
         tokenizer has no tokens for that.
         """
         if not suffix:
-            return list(self.backend.encode(text).ids)
+            return list(self.backend.encode(text, add_special_tokens=special_tokens).ids)
         if self.infill is None:
             raise no_infill(self.name)
         return self.infill.encode(self.backend, text, suffix)
@@ -187,6 +188,11 @@ class Vocabulary:
         """Return the text of a prompt given as ids, without special tokens."""
         detokenizer = self.detokenizer()
         return detokenizer.feed(ids) + detokenizer.flush()
+
+    def decode_all(self, ids: list[int]) -> str:
+        """Return the text of ids, with special tokens by their names."""
+        text: str = self.backend.decode(ids, skip_special_tokens=False)
+        return text
 
     def detokenizer(self, *, continues: bool = False) -> Detokenizer:
         """Return a detokenizer for one request.

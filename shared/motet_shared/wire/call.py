@@ -94,6 +94,7 @@ class Call:
         self._status = "stop"
         self._usage: Usage | None = None
         self._timing: dict[str, float] = {}
+        self._stop = ""
 
     @property
     def operation(self) -> str:
@@ -134,9 +135,10 @@ class Call:
         status: str = "stop",
         usage: Usage | None = None,
         timing: dict[str, float] | None = None,
+        stop: str = "",
     ) -> None:
         """Set the contents of the End frame, which is sent when the handler returns."""
-        self._status, self._usage, self._timing = status, usage, timing or {}
+        self._status, self._usage, self._timing, self._stop = status, usage, timing or {}, stop
 
     def _put(self, frame: Frame) -> None:
         self.quiet = 0.0
@@ -160,7 +162,7 @@ class Call:
 
     def end(self) -> None:
         """Send the End frame."""
-        self._put(End(self.stream, self.sent, self._status, self._usage, self._timing))
+        self._put(End(self.stream, self.sent, self._status, self._usage, self._timing, self._stop))
 
     def error(self, error: MotetError) -> None:
         """Send an Error frame."""

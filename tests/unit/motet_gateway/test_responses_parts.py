@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_gateway.responses.chat_request import rename
+from motet_gateway.responses.chat_request import names_of
 from motet_gateway.responses.items import ReasoningItem, ReasoningText, SummaryText
 from motet_gateway.responses.output.custom_input import CustomInput
 from motet_gateway.responses.reasoning import encoded, reasoning_of
@@ -94,5 +94,5 @@ def test_reasoning_that_unpacks_to_very_much_is_refused() -> None:
     ],
 )
 def test_parameters_of_a_chat_have_the_names_of_a_response(chat: str, response: str) -> None:
-    renamed = rename(chat, ("instructions", "input[4]"))
+    renamed = names_of(("instructions", "input[4]")).rename(chat)
     assert renamed == response

@@ -84,7 +84,7 @@ async def ask(folder: Path) -> AsyncIterator[Ask]:
 
         async def asked(path: str = "completions", *, status: int = 200, **fields: Any) -> Http:
             body = json.dumps({"model": MODEL} | fields).encode()
-            http = Http(app, f"/v1/{path}", body)
+            http = Http(app, path if path.startswith("/") else f"/v1/{path}", body)
             await asyncio.wait_for(http.task, 60)
             assert http.status == status, http.body
             return http
@@ -238,3 +238,34 @@ async def test_guided_names(ask: Ask) -> None:
     assert len(choice["text"]) == 3
     both: dict[str, Any] = {"guided_regex": "a", "structured_outputs": {"regex": "b"}}
     assert (await ask(status=400, **fields, **both)).json()["error"]["param"] == "guided_regex"
+
+
+async def test_prompts_are_tokenized_and_written_again(ask: Ask) -> None:
+    text, ids = "stars: ★", list("stars: ★".encode())
+    found = (await ask("/tokenize", prompt=text, return_token_strs=True)).json()
+    assert (found["tokens"], found["count"]) == (ids, len(ids))
+    assert found["token_strs"][:3] == ["s", "t", "a"]
+    assert found["max_model_len"] > len(ids)
+    assert (await ask("/detokenize", tokens=ids)).json() == {"prompt": text}
+    said = [{"role": "user", "content": "Hi"}]
+    chat = (await ask("/tokenize", messages=said, add_generation_prompt=True)).json()
+    assert chat["token_strs"] is None
+    reply = (await ask("chat/completions", messages=said, max_tokens=1)).json()
+    assert chat["count"] == reply["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "prompt"),
+        ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
+        ("/detokenize", {"tokens": [1 << 40]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 10_000}, "tokens"),
+    ],
+)
+async def test_prompts_that_are_not_tokenized(
+    ask: Ask, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = (await ask(path, status=400, **fields)).json()["error"]
+    assert error["param"] == param

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from motet_pipelines.chat.tokens import count_tokens, detokenize, tokenize
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Complete, Grammar, Resume, Sampling
+from motet_shared.messages import Complete, Detokenize, Grammar, Resume, Sampling, Tokenize
 from motet_shared.testing import settle
 from motet_tokenizer.generation import RequestCounters
 from support.scripted_decode import MODEL
@@ -89,6 +90,12 @@ async def test_a_stop_string_cancels_decode(stage: Stage) -> None:
     assert decode.cancelled == 1
 
 
+async def test_the_end_names_the_stop_string(stage: Stage) -> None:
+    await stage.decode()
+    assert (await stage.ask(chat(stop=["xyz", "circles"]))).end.stop == "circles"
+    assert (await stage.ask(chat(stop=["xyz"]))).end.stop == ""
+
+
 async def test_tool_calls(stage: Stage) -> None:
     await stage.decode([*byte_level().encode(CALL).ids, EOS])
     answer = await stage.ask(chat(tools=[TOOL]))
@@ -146,6 +153,45 @@ async def test_completions(stage: Stage) -> None:
         Complete(model=MODEL, prompt="Once", sampling=Sampling(), max_tokens=0, echo=True)
     )
     assert (nothing.text, nothing.end.status) == ("Once", "length")
+
+
+# --------------------------------------------------------------------------------------------------------- token ids
+async def test_the_ids_of_a_chat_are_those_that_decode_gets(stage: Stage) -> None:
+    decode = await stage.decode()
+    asked = chat(tools=[TOOL])
+    await stage.ask(asked)
+    expected = decode.requests[0].prompt
+    found = await tokenize(stage.gateway, Tokenize(prompt=asked, pieces=True))
+    assert found.ids == expected
+    assert len(found.pieces) == len(expected)
+    assert await count_tokens(stage.gateway, asked) == len(expected)
+    text = await detokenize(stage.gateway, Detokenize(model=MODEL, ids=expected))
+    assert text == byte_level().decode(expected, skip_special_tokens=False)
+    assert len(decode.requests) == 1
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 24])
+async def test_the_ids_of_a_raw_prompt(folder: Path, inline: int) -> None:
+    """More of them than one item holds."""
+    text = "naïve 👩‍🚀 " * 17000
+    async with stage_in_memory(folder, inline_chars=inline, process_chars=1 << 24) as stage:
+        prompt = Complete(model=MODEL, prompt=text, sampling=Sampling())
+        found = await tokenize(stage.gateway, Tokenize(prompt=prompt))
+        assert found.ids == byte_level().encode(text).ids
+        assert found.pieces == []
+        assert len(found.ids) > 1 << 15
+        assert await detokenize(stage.gateway, Detokenize(model=MODEL, ids=found.ids)) == text
+
+
+async def test_what_cannot_be_tokenized_is_named(stage: Stage) -> None:
+    with pytest.raises(BadRequest) as caught:
+        await detokenize(stage.gateway, Detokenize(model=MODEL, ids=[5, 10**9]))
+    assert caught.value.param == "tokens"
+    with pytest.raises(BadRequest) as caught:
+        await count_tokens(stage.gateway, chat(messages=[]))
+    assert caught.value.param == "messages"
+    with pytest.raises(UnknownModel):
+        await count_tokens(stage.gateway, chat(model="other"))
 
 
 async def test_long_prompts_are_encoded_on_another_thread(

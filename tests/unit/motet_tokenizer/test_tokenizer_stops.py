@@ -67,3 +67,13 @@ def test_empty_stop_strings_are_no_stop_strings() -> None:
     state = StopStrings(["", ""])
     assert state.feed("abc") == "abc"
     assert not state.hit
+
+
+@given(LETTERS, STOPS)
+def test_the_stop_string_that_ended_the_text_is_known(text: str, stops: list[str]) -> None:
+    state = StopStrings(stops)
+    before = state.feed(text)
+    assert bool(state.found) == state.hit
+    if state.hit:
+        assert state.found in stops
+        assert text.startswith(before + state.found)

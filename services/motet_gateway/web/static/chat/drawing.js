@@ -48,10 +48,6 @@ export class Drawing {
     this.#text.textContent = "Drawing…";
   }
 
-  get article() {
-    return this.#text.parentElement;
-  }
-
   // Shows the events of a stream of api.js and returns the picture as a data URI. `onProgress` gets progress lines.
   // Throws ApiError.
   async run(events, onProgress) {
@@ -75,9 +71,8 @@ export class Drawing {
 
   // Shows the finished picture.
   restore(url) {
-    this.#text.textContent = "";
-    this.#text.hidden = true;
     this.#place.show(url, this.#prompt);
+    this.#text.remove();
   }
 
   // Adds a button below the picture.

@@ -1,0 +1,1 @@
+"""Serve the routes that vLLM adds to OpenAI's."""

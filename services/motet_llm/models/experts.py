@@ -1,0 +1,102 @@
+"""Compute a mixture's experts by packed matrices, one pair for each expert.
+
+Replaces modules that transformers' `use_experts_implementation` marks: their parameters are
+`gate_up_proj` and `down_proj`, each of all experts, and `_apply_gate` joins gate and up.
+
+Shapes: T tokens, E experts, k of them per token, H hidden size, I inner size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from motet_kernels.linear.pack import pack_linear
+
+Product = Callable[[Tensor], Tensor]
+_PARAMETERS = ("gate_up_proj", "down_proj")
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Return True if a module's experts can be computed by packed matrices."""
+    return (
+        getattr(module, "has_gate", False)
+        and not getattr(module, "has_post_expert_norm", False)
+        and hasattr(module, "_apply_gate")
+        and all(_is_stack(getattr(module, name, None)) for name in _PARAMETERS)
+    )
+
+
+def _is_stack(parameter: Any) -> bool:
+    return isinstance(parameter, Tensor) and parameter.dim() == 3
+
+
+def mix(
+    rows_TH: Tensor,
+    index_Tk: Tensor,
+    weights_Tk: Tensor,
+    gate: Product,
+    gate_up: Sequence[Product],
+    down: Sequence[Product],
+) -> Tensor:
+    """Return each token's experts' results, times its weights, summed from the first expert on.
+
+    An index that is no expert's adds nothing.
+    """
+    out_TH, flat = torch.zeros_like(rows_TH), index_Tk.reshape(-1)
+    order = flat.argsort(stable=True)
+    tokens, scales = order // index_Tk.shape[-1], weights_Tk.reshape(-1)[order].unsqueeze(1)
+    start = 0
+    for expert, count in enumerate(flat.bincount(minlength=len(down)).tolist()[: len(down)]):
+        if not count:
+            continue
+        part = slice(start, start + count)
+        inner = gate(gate_up[expert](rows_TH[tokens[part]]))
+        result = down[expert](inner) * scales[part]
+        out_TH.index_add_(0, tokens[part], result.to(out_TH.dtype))
+        start += count
+    return out_TH
+
+
+class PackedExperts(nn.Module):
+    """Compute experts by a `Linear` for each matrix."""
+
+    def __init__(self, gate: Product, gate_up: Sequence[nn.Module], down: Sequence[nn.Module]):
+        super().__init__()
+        self.gate = gate
+        self.gate_up, self.down = nn.ModuleList(gate_up), nn.ModuleList(down)
+
+    def forward(self, hidden: Tensor, index_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
+        rows_TH = hidden.reshape(-1, hidden.shape[-1])
+        gate_up, down = list(self.gate_up), list(self.down)
+        return mix(rows_TH, index_Tk, weights_Tk, self.gate, gate_up, down).view(hidden.shape)
+
+
+def pack_experts(experts: Any, form: str, device: torch.device) -> PackedExperts:
+    """Return packed experts in a format of `pack_linear`; the originals' weights are freed."""
+    packed: list[list[nn.Module]] = []
+    for name in _PARAMETERS:
+        stack, bias_EN = getattr(experts, name), getattr(experts, f"{name}_bias", None)
+        packed.append(
+            [
+                pack_linear(
+                    (weight.T if experts.is_transposed else weight).detach().contiguous(),
+                    None if bias_EN is None else bias_EN[number].detach(),
+                    form,
+                    device,
+                )
+                for number, weight in enumerate(stack)
+            ]
+        )
+    return PackedExperts(gate_of(experts), *packed)
+
+
+def gate_of(experts: Any) -> Product:
+    """Return what joins gate and up, and free the weights of the module that it belongs to."""
+    for name in [name for name, _ in experts.named_parameters(recurse=False)]:
+        delattr(experts, name)
+    gate: Product = experts._apply_gate
+    return gate
