@@ -11,6 +11,7 @@ from typing import Any
 
 from motet_cli.bench.arguments import add_bench
 from motet_cli.planning.arguments import add_traffic
+from motet_cli.supervision.engine_options import KINDS
 from motet_shared import __version__
 from motet_shared.errors import MotetError
 
@@ -141,6 +142,7 @@ def _add_up(
         help="language model: org/name[@revision] on a hub (downloaded once), a checkpoint folder, or"
         " a local model's name; NAME=MODEL serves it under NAME; repeatable (default: pocket-chat)",
     )
+    _add_engine_arguments(up)
     up.add_argument(
         "--adapter",
         metavar="NAME=FOLDER",
@@ -295,6 +297,30 @@ def _add_up(
         "--state-file", metavar="PATH", help="write process and instance ids to this JSON file"
     )
     return up
+
+
+def _add_engine_arguments(up: argparse.ArgumentParser) -> None:
+    up.add_argument(
+        "--engine",
+        choices=KINDS,
+        default="motet",
+        help="what computes the models of --llm: motet, or a running server with OpenAI's API or"
+        " llama-server (default: %(default)s)",
+    )
+    up.add_argument(
+        "--engine-url",
+        metavar="URL",
+        help="base URL of that server, with /v1; --llm is a folder with the model's config.json and"
+        " tokenizer.json",
+    )
+    up.add_argument(
+        "--engine-key-file", metavar="FILE", help="file with the key that the server asks for"
+    )
+    up.add_argument(
+        "--engine-model",
+        metavar="NAME",
+        help="what the server calls the model (default: its name here, or the only one there)",
+    )
 
 
 def _add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

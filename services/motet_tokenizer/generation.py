@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
+from msgspec.structs import replace
+
 from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
 from motet_shared.messages import (
     Body,
+    Chat,
     EncodedImage,
     End,
     Generate,
@@ -97,6 +100,7 @@ class Generation:
         )
         self.returns_prompt = False  # send the ids of the prompt
         self.prompt_parts: PromptParts | None = None  # log-probabilities of the prompt to send
+        self.chat: Chat | None = None  # what the prompt was made of
         # Loop time, set by a move, until which overload of other instances is retried.
         self._retry_until = 0.0
 
@@ -223,7 +227,7 @@ class Generation:
         text = self._text
         stream = self._shared.bus.open(
             ROLE,
-            self._request,
+            self._request_for(instance),
             instance=instance,
             window=self._shared.config.window,
             deadline=self._call.remaining(),
@@ -239,6 +243,13 @@ class Generation:
         self._end = stream.end
         if stream.end is not None and not text.status:
             await self._finish(stream.end.status)
+
+    def _request_for(self, instance: str) -> Generate:
+        """Return the request, with the chat itself for an engine that takes no tokens."""
+        request = self._request
+        if self.chat is None or not self._shared.router.takes_chats(instance, request.model):
+            return request
+        return replace(request, chat=self.chat)
 
     async def _forward(self, bodies: list[Body]) -> None:
         if self.prompt_parts is not None:

@@ -141,6 +141,13 @@ class Router:
         ]
         return min([limit, *(card.context for card in cards if card.context > 0)])
 
+    def takes_chats(self, instance: str, model: str) -> bool:
+        """Return True if an instance is sent chats beside their tokens."""
+        beats = self._directory.ready(ROLE, model=model, suspects=True)
+        beat = next((beat for beat in beats if beat.instance == instance), None)
+        card = None if beat is None else _card(beat, model)
+        return card is not None and card.takes_chats
+
     def note_reply(self, tokens: int) -> None:
         """Add the length of a finished reply to the running mean."""
         self._mean_reply += REPLY_WEIGHT * (tokens - self._mean_reply)

@@ -265,6 +265,7 @@ class Tokenizer(Actor):
             check_entries(len(prompt), sampling.prompt_logprobs)
             generation.prompt_parts = PromptParts(prompt, vocabulary.token_bytes)
         if isinstance(request, Chat):
+            generation.chat = request
             generation.encode_images = partial(self._image_encoding.encode_images, call, request)
         if request.resume is not None:
             generation.resume(request.resume)

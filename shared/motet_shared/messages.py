@@ -287,6 +287,8 @@ class Generate(Request, tag="generate"):
     output: list[int] = []
     grammar: Grammar | None = None  # `output` is a prefix of the reply that it constrains
     image_embeddings: list[ImageEmbeddingRef] = []
+    # the chat that the prompt was made of, for instances whose card says `takes_chats`
+    chat: Chat | None = None
     request_id: str = ""
     priority: int = 0  # requests with higher priority run first
     # tenant for fair shares; the part before a NUL names the tenant group that shares one share
@@ -993,6 +995,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
     problem: str = ""  # why an adapter cannot be served
+    takes_chats: bool = False  # the engine is sent chats: `Generate.chat`
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 

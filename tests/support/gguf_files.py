@@ -7,6 +7,7 @@ loader.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,10 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") 
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types([CONTROL if token in added else NORMAL for token in tokens])
+    merges = json.loads((folder / "tokenizer.json").read_text())["model"].get("merges", [])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     writer.add_add_bos_token(False)

@@ -13,6 +13,7 @@ from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.engine_options import EngineOptions
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
 
@@ -78,6 +79,7 @@ class Stack:
     """Hold the checked options of `motet up`.
 
     credentials: folder of passwords; None: processes read the environment.
+    engine: the engine of `models`; None: Motet's own.
     decode, prefill: instances per model.
     speculate: decode's --speculate; None: its environment or default.
     adapters: LoRA adapters, NAME=FOLDER each.
@@ -98,6 +100,7 @@ class Stack:
     credentials: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
+    engine: EngineOptions | None = None
     decode: int = 1
     prefill: int = 0
     speculate: str | None = None
@@ -129,8 +132,7 @@ class Stack:
         return [
             self._gateway(),
             *self._tokenizers(),
-            *self._engines("decode", self.decode),
-            *self._engines("prefill", self.prefill),
+            *self._language_models(),
             *self._vision(),
             *self._vads(),
             *self._asr(),
@@ -212,7 +214,7 @@ class Stack:
                 for role, model in (speech | others).items()
                 if model is not None
             ),
-            *(f"vision={model.name}" for model in self.models if model.accepts_images),
+            *(f"vision={model.name}" for model in self._with_images),
             *([f"vad={_VAD_MODEL}"] if has_vad else []),
         ]
 
@@ -222,7 +224,8 @@ class Stack:
         Models that are loaded on demand get what they are given, else a half of it; all of it if no
         language model is loaded at start.
         """
-        engines = [model.path for model in self.models] * (self.decode + self.prefill)
+        own = self.models if self.engine is None else ()
+        engines = [model.path for model in own] * (self.decode + self.prefill)
         bounded = 0
         for model in self.at_start:
             if model.role == "decode" and not model.is_bounded:
@@ -252,6 +255,13 @@ class Stack:
         for name in _numbered("tokenizer", self.tokenizer):
             yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
 
+    def _language_models(self) -> Iterator[ChildSpec]:
+        if self.engine is not None:
+            yield from self._hosts(self.engine)
+            return
+        yield from self._engines("decode", self.decode)
+        yield from self._engines("prefill", self.prefill)
+
     def _engines(self, role: str, count: int) -> Iterator[ChildSpec]:
         """Yield `count` engines of a role for each model. Engines of both roles share the cores."""
         names = iter(_numbered(role, count * len(self.models)))
@@ -269,17 +279,32 @@ class Stack:
                     next(names), role, "motet_llm", argv, threads=threads, model=model.name
                 )
 
+    def _hosts(self, engine: EngineOptions) -> Iterator[ChildSpec]:
+        """Yield `decode` processes for each model, in front of another engine's server."""
+        names = iter(_numbered("decode", self.decode * len(self.models)))
+        for model in self.models:
+            argv = ["--model", str(model.path), "--name", model.name, *engine.arguments()]
+            for _ in range(self.decode):
+                spec = self._spec(next(names), "decode", "motet_engines", argv, model=model.name)
+                yield replace(spec, forks=False)
+
     def _adapter_folder(self) -> list[str]:
         folder = self.adapter_folder
         return [] if folder is None else ["--adapter-folder", str(folder)]
 
     def _vision(self) -> Iterator[ChildSpec]:
-        with_images = [model for model in self.models if model.accepts_images]
+        with_images = self._with_images
         for name, model in zip(_numbered("vision", len(with_images)), with_images, strict=True):
             argv = ["--model", str(model.path), "--name", model.name]
             yield self._spec(
                 name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name
             )
+
+    @property
+    def _with_images(self) -> list[ModelFolder]:
+        """Return the models that get a vision process; other engines are sent no embeddings."""
+        own = self.models if self.engine is None else ()
+        return [model for model in own if model.accepts_images]
 
     def _asr(self) -> Iterator[ChildSpec]:
         if self.asr is not None:

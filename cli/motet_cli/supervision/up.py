@@ -28,6 +28,7 @@ from motet_cli.supervision.connection import (
     published,
     with_environment,
 )
+from motet_cli.supervision.engine_options import parse_engine
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
@@ -93,6 +94,7 @@ def parse_options(args: Namespace) -> UpOptions:
         credentials=given_credentials() if args.nats else None,
         host=args.host,
         port=address.free_port(args.host, args.port),
+        engine=parse_engine(args),
         decode=args.decode,
         prefill=args.prefill,
         speculate=_speculation(args.speculate),

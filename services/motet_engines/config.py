@@ -1,0 +1,87 @@
+"""Define the settings of a process that serves another engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from motet_shared.errors import ConfigError
+from motet_shared.process.config import Duration, ProcessConfig, setting
+
+Kind = Literal["openai", "llama.cpp"]
+Dialect = Literal["auto", "vllm", "motet", "llama.cpp", "sglang", "openai"]
+RouteName = Literal["auto", "ids", "text", "chat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginesConfig(ProcessConfig):
+    """Serve one model of another engine as a decode worker."""
+
+    engine: Kind = setting("openai: a server with OpenAI's API; llama.cpp: llama-server")
+    model: str = setting("folder with the model's config.json and tokenizer.json")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    engine_url: str = setting("base URL of the running server, with /v1")
+    engine_key: str | None = setting("key that the server asks for", default=None, secret=True)
+    engine_model: str = setting(
+        "what the server calls the model (default: its name here, or the only one there)",
+        default="",
+    )
+    engine_dialect: Dialect = setting(
+        "whose parameters the server knows beyond OpenAI's; auto: as its list of models says",
+        default="auto",
+    )
+    engine_route: RouteName = setting(
+        "how prompts are sent: ids (token ids both ways), text (token ids there, text back), chat "
+        "(messages); auto: the first of them that the server answers",
+        default="auto",
+    )
+    engine_timeout: Duration = setting(
+        "how long a server may send nothing before its replies move elsewhere",
+        default=120.0,
+        min=1,
+    )
+    engine_probe: Duration = setting(
+        "how often the server is probed, and its load read", default=1.0, min=0.1
+    )
+    context: int = setting(
+        "longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0
+    )
+    max_running: int = setting(
+        "requests at a time; further ones are refused", default=256, min=1, max=4096
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (Path(self.model) / "config.json").is_file():
+            raise ConfigError(
+                f"model={self.model!r}: no config.json there; give the model's folder",
+                param="model",
+            )
+        self._check_url()
+
+    def _check_url(self) -> None:
+        try:
+            parts = urlsplit(self.engine_url)
+            parts.port  # noqa: B018  (reading it raises ValueError for a wrong one)
+        except ValueError as error:
+            raise ConfigError(
+                f"engine_url: {error}; give such as http://127.0.0.1:8001/v1", param="engine_url"
+            ) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"engine_url={self.engine_url!r}: give http:// or https:// with a host, and /v1",
+                param="engine_url",
+            )
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ConfigError(
+                "engine_url: has a user, a query or a fragment; give the base URL alone, and the key"
+                " as engine_key",
+                param="engine_url",
+            )
+
+    @property
+    def model_name(self) -> str:
+        """Return the name that clients use for the model."""
+        return self.name or Path(self.model).resolve().name

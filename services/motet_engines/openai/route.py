@@ -1,0 +1,95 @@
+"""Define how a request is put to a server and how its reply is read: one route per kind of endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any, Protocol
+
+from motet_engines.engine import Features, StepOutput
+from motet_shared.errors import Unavailable
+from motet_shared.messages import Generate
+
+from .failures import of_event
+
+
+class Reply(Protocol):
+    """Read the events of one reply."""
+
+    def feed(self, data: bytes) -> StepOutput | None:
+        """Return the tokens of an event; None for one without. Raises MotetError."""
+        ...
+
+    def end(self) -> StepOutput:
+        """Return the last output, when the events have ended.
+
+        Raises Unavailable if the server gave no reason for the end.
+        """
+        ...
+
+
+class Route(Protocol):
+    """Put requests to one endpoint of a server. `name` is one of the setting `engine_route`."""
+
+    name: str
+    path: str
+    features: Features
+
+    def body(self, request: Generate) -> dict[str, Any]:
+        """Return the body of the request, whose reply continues `request.output`."""
+        ...
+
+    def reply(self, request: Generate) -> Reply:
+        """Return the reader of the request's reply."""
+        ...
+
+
+class Ending:
+    """Keep a reply's finish reason and cached tokens until its events have ended."""
+
+    def __init__(self) -> None:
+        self.finish = ""
+        self._cached = -1
+
+    def note(self, finish: str | None, usage: Any) -> None:
+        """Record what an event tells; either may be absent."""
+        if finish:
+            self.finish = "length" if finish == "length" else "stop"
+        if isinstance(usage, dict):
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+                self._cached = details["cached_tokens"]
+
+    def output(self) -> StepOutput:
+        """Return the last output. Raises Unavailable without a finish reason."""
+        if not self.finish:
+            raise Unavailable("the engine's server ended a reply without a finish reason")
+        return StepOutput(finish=self.finish, cached_tokens=self._cached)
+
+
+def check_error(error: Any) -> None:
+    """Raise the error that an event carries in place of tokens."""
+    if error:
+        raise of_event(error)
+
+
+def cut_at_stop(ids: list[int], stops: Container[int]) -> int:
+    """Return how many ids belong to the reply, an end token included; len(ids) if none ends it."""
+    return next((n + 1 for n, number in enumerate(ids) if number in stops), len(ids))
+
+
+def malformed(error: Exception) -> Unavailable:
+    """Return the error of an event that cannot be read."""
+    return Unavailable(f"the engine's server sends an event that cannot be read: {error}")
+
+
+def remaining(request: Generate) -> int:
+    """Return how many tokens the reply may still have."""
+    return request.sampling.max_tokens - len(request.output)
+
+
+def seed_of(request: Generate) -> int:
+    """Return the seed of the rest of a reply.
+
+    An engine draws from its beginning: the same seed again would repeat the noise of the first part.
+    """
+    return (request.sampling.seed + len(request.output)) & (2**63 - 1)

@@ -1,0 +1,76 @@
+"""A stack whose language model is another server: `motet up --engine openai --engine-url …`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from e2e.stack import MotetStack
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+QUESTION = "There is a red circle, a blue square and a green star. What do you see?"
+TEXT_ONLY = ("--asr", "none", "--tts", "none", "--vad", "0")
+
+
+@pytest.fixture(scope="module")
+def front(stack: MotetStack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    """A stack with two hosts in front of the gateway of another stack; it holds no weights."""
+    engine = ("--engine", "openai", "--engine-url", f"{stack.url}/v1", "--decode", "2")
+    folder = tmp_path_factory.mktemp("front")
+    with MotetStack(folder, "--llm", "pocket-chat", *engine, *TEXT_ONLY) as front:
+        front.wait_until_all_ready()
+        yield front
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": QUESTION}]
+    return {"model": "pocket-chat", "messages": messages, "temperature": 0, **fields}
+
+
+def ask(server: MotetStack, **fields: Any) -> httpx.Response:
+    return httpx.post(
+        f"{server.url}/v1/chat/completions", json=body(**fields), trust_env=False, timeout=60
+    )
+
+
+def test_replies_are_those_of_the_engine(stack: MotetStack, front: MotetStack) -> None:
+    theirs, ours = ask(stack).json(), ask(front).json()
+    assert ours["choices"][0]["message"]["content"] == theirs["choices"][0]["message"]["content"]
+    assert ours["choices"][0]["finish_reason"] == "stop"
+    for name in ("prompt_tokens", "completion_tokens"):
+        assert ours["usage"][name] == theirs["usage"][name]
+
+
+def test_a_schema_holds_at_the_engine(front: MotetStack) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"red": {"type": "boolean"}},
+        "required": ["red"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "seen", "schema": schema}}
+    answer = ask(front, response_format=wanted, max_tokens=40)
+    assert answer.status_code == 200, answer.text
+    assert set(json.loads(answer.json()["choices"][0]["message"]["content"])) == {"red"}
+
+
+def test_a_killed_host_does_not_break_a_reply(front: MotetStack) -> None:
+    want = ask(front).json()["choices"][0]["message"]["content"]
+    front.kill("decode-1")
+    assert ask(front).json()["choices"][0]["message"]["content"] == want
+
+
+def test_pictures_are_refused_by_name(front: MotetStack) -> None:
+    pixel = (
+        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQAY3Y2w"
+        "AAAAAElFTkSuQmCC"
+    )
+    content = [{"type": "image_url", "image_url": {"url": pixel}}, {"type": "text", "text": "?"}]
+    answer = ask(front, messages=[{"role": "user", "content": content}])
+    assert answer.status_code in (400, 503), answer.text
+    assert answer.json()["error"]["code"]
