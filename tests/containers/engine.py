@@ -31,8 +31,10 @@ class Docker:
     def run(self, *args: str, timeout: float = 60, stdin: bytes | None = None) -> str:
         return self._call(["docker", *args], self.env, timeout, stdin)
 
-    def compose(self, *args: str, env: dict[str, str], timeout: float = 120) -> str:
-        return self._call([*compose_command(), *args], self.env | env, timeout)
+    def compose(self, *args: str, env: dict[str, str], timeout: float = 300) -> str:
+        # By default it waits for the engine for a minute, which a busy machine exceeds.
+        bound = {"COMPOSE_HTTP_TIMEOUT": str(round(timeout))}
+        return self._call([*compose_command(), *args], self.env | bound | env, timeout)
 
     def stack(self, name: str, file: Path, env: dict[str, str]) -> str:
         """Deploy a stack file into the Swarm of this engine."""

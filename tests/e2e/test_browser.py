@@ -65,7 +65,7 @@ async def test_a_new_chat_forgets(page: Page) -> None:
 
 
 async def test_without_speech_services_the_button_says_why_it_is_off(page: Page) -> None:
-    button = page.get_by_role("button", name="Talk")
+    button = page.get_by_role("button", name="Talk", exact=True)
     await expect(button).to_have_attribute("aria-disabled", "true")
     await expect(button).to_have_accessible_description(re.compile("speech recognition"))
     await button.click(force=True)

@@ -248,7 +248,7 @@ async def test_the_model_draws_in_the_conversation(
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
     await page.screenshot(path=tmp_path / "imagined.png")
     await send(page, "Are they red?")
-    await expect(page.locator("article.assistant > .text")).to_have_count(2)
+    await expect(page.locator("article.assistant > .text").nth(1)).not_to_be_empty()
     await expect(page.locator("article.assistant img")).to_have_count(1)
     later = asked(pictures)
     assert len(later.images) == 1, "the next question goes with it"

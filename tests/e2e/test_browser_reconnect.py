@@ -26,7 +26,7 @@ async def test_a_conversation_goes_on_over_another_socket(tmp_path: Path) -> Non
         stack.asr.script, stack.tts.pace = ["two red circles"], 0.15
         stack.tokenizer.reply = lambda request: words(ANSWER)
         async with browsing(cable.url, args, cut=True) as page:
-            await page.get_by_role("button", name="Talk").click()
+            await page.get_by_role("button", name="Talk", exact=True).click()
             await expect(page.get_by_role("region", name="Spoken conversation")).to_be_visible()
             await eventually(page, "window.sent.ms > 1800")
             cable.cut()

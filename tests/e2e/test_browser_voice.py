@@ -79,7 +79,7 @@ def chat(stack: VoiceStack) -> list[tuple[str, str]]:
 
 
 async def talk(page: Page) -> None:
-    await page.get_by_role("button", name="Talk").click()
+    await page.get_by_role("button", name="Talk", exact=True).click()
     await expect(page.get_by_role("region", name="Spoken conversation")).to_be_visible()
 
 
@@ -252,7 +252,7 @@ async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path
         await page.get_by_text("Settings").click()
         await page.locator("#voice-name").select_option("bass")
         await page.get_by_placeholder("Message").press("Tab")
-        await expect(page.get_by_role("button", name="Talk")).to_be_focused()
+        await expect(page.get_by_role("button", name="Talk", exact=True)).to_be_focused()
         await page.keyboard.press("Enter")
         await expect(state(page)).to_contain_text("Listening")
         await send(page, "tell me a story")
@@ -307,7 +307,7 @@ async def test_a_microphone_that_cannot_be_used_is_told_in_words(
     stack: VoiceStack, arg: str, words_said: str
 ) -> None:
     async with browsing(url(stack), [arg]) as page:
-        await page.get_by_role("button", name="Talk").click()
+        await page.get_by_role("button", name="Talk", exact=True).click()
         await expect(page.get_by_role("alert")).to_contain_text(words_said)
         await expect(page.get_by_role("region", name="Spoken conversation")).to_be_hidden()
         assert not await page.evaluate("sent.types")
@@ -335,7 +335,7 @@ async def test_a_telephone_is_wide_enough(stack: VoiceStack, tmp_path: Path) -> 
     async with browsing(
         url(stack), args, viewport={"width": 360, "height": 640}, has_touch=True
     ) as page:
-        await page.get_by_role("button", name="Talk").tap()
+        await page.get_by_role("button", name="Talk", exact=True).tap()
         await expect(page.get_by_role("group", name="Latency of this turn")).to_be_visible()
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360
         for name in ("End", "Mute", "Send"):

@@ -28,6 +28,10 @@ class UpSettings(Table, frozen=True):
     host: str | None = None
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     adapter_folder: str | None = None
+    engine: Literal["motet", "openai", "llama.cpp"] | None = None
+    engine_url: str | None = None
+    engine_key_file: str | None = None
+    engine_model: str | None = None
     decode: Positive | None = None
     prefill: Natural | None = None
     speculate: str | None = None
