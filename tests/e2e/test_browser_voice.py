@@ -107,7 +107,7 @@ async def understood(page: Page) -> None:
 
 
 def bubbles(page: Page, role: str) -> Locator:
-    return page.locator(f"article.{role} > p")
+    return page.locator(f"article.{role} > {'.text' if role == 'assistant' else 'p'}")
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
