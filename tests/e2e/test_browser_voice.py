@@ -252,6 +252,7 @@ async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path
         await page.get_by_text("Settings").click()
         await page.locator("#voice-name").select_option("bass")
         await page.get_by_placeholder("Message").press("Tab")
+        await page.get_by_role("button", name="Attach").press("Tab")
         await expect(page.get_by_role("button", name="Talk", exact=True)).to_be_focused()
         await page.keyboard.press("Enter")
         await expect(state(page)).to_contain_text("Listening")
