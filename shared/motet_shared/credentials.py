@@ -113,13 +113,13 @@ def _known(folder: Path, users: Sequence[str]) -> dict[str, str]:
 def _write(folder: Path, passwords: Mapping[str, str], owner: int | None) -> None:
     for role in passwords:
         for user in set(SHARED.get(role, (role,))) & passwords.keys():
-            _write_private(folder / role / user, passwords[user] + "\n", owner)
+            write_private(folder / role / user, passwords[user] + "\n", owner)
     # The server's file is last: until a reload, the server accepts the old passwords.
     lines = [f'PASSWORD_{user.upper()} = "{password}"\n' for user, password in passwords.items()]
-    _write_private(folder / SERVER_FILE, "".join(lines), owner)
+    write_private(folder / SERVER_FILE, "".join(lines), owner)
 
 
-def _write_private(path: Path, text: str, owner: int | None) -> None:
+def write_private(path: Path, text: str, owner: int | None = None) -> None:
     """Replace the file atomically; it is readable only by its owner from the start."""
     path.parent.mkdir(mode=0o700 if owner is None else 0o755, parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600

@@ -123,7 +123,7 @@ def test_a_request_that_will_not_wait_is_told_when_to_come_again(small: MotetSta
 
 
 def test_streams_end_before_their_model_leaves(small: MotetStack) -> None:
-    """Another model is asked for while one streams: it waits, and is told so, until that has ended."""
+    """Another model is asked for while one streams: it waits, with notice, until that has ended."""
     tokens = 400
     stream = lines(small, "endless", tokens)
     comments = []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 
 from motet_cli.commands.keys import create_key, tenants_path
 from motet_cli.commands.server import Server, read_key
+from motet_shared.credentials import write_private
 from motet_shared.errors import ConfigError
 
 KEY_VARIABLE = "MOTET_API_KEY"
@@ -196,11 +195,7 @@ def _merged(known: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
 def _write(path: Path, text: str) -> None:
     """Write a file that only its owner can read, as it has a key."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with open(number, "w") as file:
-            file.write(text)
-        os.replace(name, path)
+        write_private(path, text)
     except OSError as error:
         raise ConfigError(
             f"--write: {path} cannot be written: {error.strerror}; check the permissions of its folder",

@@ -60,12 +60,15 @@ def check_known(directory: Directory, model: str) -> None:
     raise UnknownModel(message, param="model")
 
 
+def cards_of(directory: Directory, model: str) -> list[ModelCard]:
+    """Return what the ready tokenizers announce of a model; of an adapter, that of its model."""
+    base = directory.base_of(model)
+    return [c for beat in directory.ready("tokenizer") for c in beat.models if c.name == base]
+
+
 def accepts_images(directory: Directory, model: str) -> bool:
     """Return True if chats with a model may hold pictures, or if no tokenizer announces it yet."""
-    base = directory.base_of(model)
-    cards = [
-        card for beat in directory.ready("tokenizer") for card in beat.models if card.name == base
-    ]
+    cards = cards_of(directory, model)
     return not cards or any(card.images for card in cards)
 
 

@@ -7,7 +7,6 @@ are refused: the route has no place for them.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -16,9 +15,9 @@ from motet_engines.engine import Features, StepOutput
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Generate
 
-from .completions import sampling_fields
+from .completions import response_format, sampling_fields
 from .dialects import ServerDialect
-from .route import Ending, check_error, malformed, seed_of
+from .route import Ending, read_event, seed_of
 from .text_tokens import TextTokens
 
 
@@ -80,8 +79,7 @@ class ChatRoute:
         if chat.reasoning_effort:
             body["reasoning_effort"] = chat.reasoning_effort
         if chat.grammar is not None:
-            schema = {"name": "reply", "schema": json.loads(chat.grammar.text), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+            body |= response_format(chat.grammar)
         return body
 
     def reply(self, request: Generate) -> ChatReply:
@@ -113,11 +111,7 @@ class ChatReply:
         self._ending = Ending()
 
     def feed(self, data: bytes) -> StepOutput | None:
-        try:
-            event = _decode(data)
-        except msgspec.DecodeError as error:
-            raise malformed(error) from None
-        check_error(event.error)
+        event = read_event(_decode, data)
         choice = event.choices[0] if event.choices else _Choice()
         self._ending.note(choice.finish_reason, event.usage)
         ids = self._text.spell(choice.delta.content or "")

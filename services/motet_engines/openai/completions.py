@@ -13,7 +13,7 @@ from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
 from .dialects import ServerDialect
-from .route import Ending, check_error, cut_at_stop, malformed, remaining, seed_of
+from .route import Ending, cut_at_stop, read_event, remaining, seed_of
 from .text_tokens import TextTokens
 
 _ID = "token_id:"
@@ -93,11 +93,7 @@ class CompletionReply:
         self._ending = Ending()
 
     def feed(self, data: bytes) -> StepOutput | None:
-        try:
-            event = _decode(data)
-        except msgspec.DecodeError as error:
-            raise malformed(error) from None
-        check_error(event.error)
+        event = read_event(_decode, data)
         choice = event.choices[0] if event.choices else _Choice()
         self._ending.note(choice.finish_reason, event.usage)
         ids = self._ids(choice)
@@ -165,11 +161,16 @@ def sampling_fields(sampling: Sampling, dialect: ServerDialect, done: int) -> di
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, **fields}
 
 
+def response_format(grammar: Grammar) -> dict[str, Any]:
+    """Return OpenAI's field of a JSON schema."""
+    schema = {"name": "reply", "schema": json.loads(grammar.text), "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
 def grammar_fields(grammar: Grammar, dialect: ServerDialect) -> dict[str, Any]:
     """Return the server's field of a grammar that the dialect has."""
     if not dialect.structured_outputs:
-        schema = {"name": "reply", "schema": json.loads(grammar.text), "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        return response_format(grammar)
     if grammar.frame:
         return {"structured_outputs": {"grammar": as_lark(grammar)}}
     name = "json" if grammar.kind == "json_schema" else grammar.kind

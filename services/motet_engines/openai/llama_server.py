@@ -11,7 +11,7 @@ from motet_engines.engine import ALL_SAMPLING, Features, StepOutput
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
-from .route import Ending, check_error, cut_at_stop, malformed, remaining, seed_of
+from .route import Ending, cut_at_stop, read_event, remaining, seed_of
 from .text_tokens import TextTokens
 
 _SEEDS = 2**32 - 1  # llama.cpp draws a random seed for the last 32-bit number
@@ -93,11 +93,7 @@ class LlamaServerReply:
         self._ending = Ending()
 
     def feed(self, data: bytes) -> StepOutput | None:
-        try:
-            event = _decode(data)
-        except msgspec.DecodeError as error:
-            raise malformed(error) from None
-        check_error(event.error)
+        event = read_event(_decode, data)
         if event.stop:
             finish = "length" if event.stop_type == "limit" else "stop"
             cached = event.timings.get("cache_n")

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Any, Protocol
+from collections.abc import Callable, Container
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from motet_engines.engine import Features, StepOutput
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate
 
 from .failures import of_event
+
+
+class Event(Protocol):
+    """Hold what one event of a server says, or its error."""
+
+    error: Any
+
+
+E = TypeVar("E", bound=Event)
 
 
 class Reply(Protocol):
@@ -66,20 +77,21 @@ class Ending:
         return StepOutput(finish=self.finish, cached_tokens=self._cached)
 
 
-def check_error(error: Any) -> None:
-    """Raise the error that an event carries in place of tokens."""
-    if error:
-        raise of_event(error)
+def read_event(decode: Callable[[bytes], E], data: bytes) -> E:
+    """Decode an event. Raises MotetError if it cannot be read, or carries an error."""
+    try:
+        event = decode(data)
+    except msgspec.DecodeError as error:
+        message = f"the engine's server sends an event that cannot be read: {error}"
+        raise Unavailable(message) from None
+    if event.error:
+        raise of_event(event.error)
+    return event
 
 
 def cut_at_stop(ids: list[int], stops: Container[int]) -> int:
     """Return how many ids belong to the reply, an end token included; len(ids) if none ends it."""
     return next((n + 1 for n, number in enumerate(ids) if number in stops), len(ids))
-
-
-def malformed(error: Exception) -> Unavailable:
-    """Return the error of an event that cannot be read."""
-    return Unavailable(f"the engine's server sends an event that cannot be read: {error}")
 
 
 def remaining(request: Generate) -> int:

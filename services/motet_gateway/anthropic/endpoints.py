@@ -11,20 +11,18 @@ import msgspec
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import MAX_ENTRIES
-from motet_gateway.http.problems import Problem
 from motet_gateway.openai.chat_images import leased_images
 from motet_gateway.openai.chat_reply import ChatReply
 from motet_gateway.openai.prepared_chat import PreparedChat, prepare_chat
 from motet_gateway.openai.prompt_size import read_prompt
 from motet_gateway.operations.metrics import server_timing
 from motet_gateway.tenancy.usage import expected_tokens
+from motet_pipelines.chat.models import cards_of
 from motet_pipelines.chat.tokens import count_tokens
-from motet_shared.errors import MotetError
-from motet_shared.messages import ModelCard, Usage
+from motet_shared.messages import Usage
 
 from .chat_body import chat_body
 from .content import Content, event, stopped, usage_of
-from .errors import error_event
 from .schema import PromptFields, parse_count, parse_messages
 
 
@@ -62,16 +60,9 @@ async def count_message_tokens(service: GatewayContext, http: Exchange) -> None:
 
 async def _prepared(service: GatewayContext, http: Exchange, body: PromptFields) -> PreparedChat:
     body.model = service.admit(body.model)
-    given, names = chat_body(body, _card(service, body.model))
+    card = next(iter(cards_of(service.bus.directory, body.model)), None)
+    given, names = chat_body(body, card)
     return await prepare_chat(service, http.tenant, given, http.request_id, names)
-
-
-def _card(service: GatewayContext, model: str) -> ModelCard | None:
-    """Return what the tokenizers say of a model."""
-    directory = service.bus.directory
-    base = directory.base_of(model)
-    cards = (c for beat in directory.ready("tokenizer") for c in beat.models)
-    return next((card for card in cards if card.name == base), None)
 
 
 async def _collect(http: Exchange, asked: PreparedChat, reply: ChatReply) -> None:
@@ -90,16 +81,9 @@ async def _collect(http: Exchange, asked: PreparedChat, reply: ChatReply) -> Non
 
 
 async def _stream(http: Exchange, asked: PreparedChat, reply: ChatReply) -> None:
-    """Send events. An error before the first text is raised; a later one ends the stream."""
-    try:
-        async with http.while_connected():
-            await _send(http, asked, reply)
-    except MotetError as error:
-        if not http.started:
-            raise
-        problem = Problem.of(error)
-        problem.note(http.scope["path"])
-        await http.finish(error_event(problem))
+    """Send events. The guard answers an error, or ends a stream that has begun with it."""
+    async with http.while_connected():
+        await _send(http, asked, reply)
 
 
 async def _send(http: Exchange, asked: PreparedChat, reply: ChatReply) -> None:

@@ -134,7 +134,7 @@ class ChoiceStreams:
     def _told(
         self, batches: AsyncGenerator[list[Any], None], index: int
     ) -> AsyncIterator[list[Any]]:
-        """Return the batches; until the first, the client is told of a model that is loaded."""
+        """Return the batches; until the first, the stream reports the loading of a model."""
         model = self._requests[index].model
         if unloaded(self._directory, "decode", model) is None:
             return batches

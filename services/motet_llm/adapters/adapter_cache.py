@@ -73,7 +73,7 @@ class AdapterCache:
             return
         resident.is_gone = True
         self._leaving.add(resident)
-        with suppress(Exception):  # a failed load is told to those that wait for it
+        with suppress(Exception):  # those that wait for it get the error
             await asyncio.shield(resident.loading)
         while resident.holders:
             self._freed.clear()
