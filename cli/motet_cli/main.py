@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet_cli.bench.arguments import add_bench
+from motet_cli.engines.options import KINDS
 from motet_cli.planning.arguments import add_traffic
-from motet_cli.supervision.engine_options import KINDS
 from motet_shared import __version__
 from motet_shared.errors import MotetError
 
@@ -304,14 +304,25 @@ def _add_engine_arguments(up: argparse.ArgumentParser) -> None:
         "--engine",
         choices=KINDS,
         default="motet",
-        help="what computes the models of --llm: motet, or a running server with OpenAI's API or"
-        " llama-server (default: %(default)s)",
+        help="what computes the models of --llm: motet; vllm or llama.cpp in --engine-python's"
+        " environment; llama-server or a server with OpenAI's API at --engine-url"
+        " (default: %(default)s)",
     )
     up.add_argument(
         "--engine-url",
         metavar="URL",
         help="base URL of that server, with /v1; --llm is a folder with the model's config.json and"
         " tokenizer.json",
+    )
+    up.add_argument(
+        "--engine-python",
+        metavar="PATH",
+        help="Python of the environment in which vllm, or xllamacpp for llama.cpp, is installed",
+    )
+    up.add_argument(
+        "--engine-args",
+        metavar="ARGS",
+        help="arguments of that engine: those of `vllm serve`, or NAME=VALUE of llama.cpp",
     )
     up.add_argument(
         "--engine-key-file", metavar="FILE", help="file with the key that the server asks for"

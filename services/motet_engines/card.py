@@ -42,6 +42,9 @@ def model_cards(config: EnginesConfig, served: Served, *, takes_chats: bool) -> 
         created=int((folder / "config.json").stat().st_mtime),
         vocab_size=int(contents.get("vocab_size") or 0),
         takes_chats=takes_chats,
+        target=config.target or config.engine,
+        rank=config.rank,
+        refuses_images=True,
     )
     return [card, *(_adapter(name, card) for name in served.adapters)]
 
@@ -54,4 +57,7 @@ def _adapter(name: str, card: ModelCard) -> ModelCard:
         vocab_size=card.vocab_size,
         parent=card.name,
         takes_chats=card.takes_chats,
+        target=card.target,
+        rank=card.rank,
+        refuses_images=True,
     )

@@ -55,6 +55,12 @@ def _check_sampling(request: Generate, features: Features, engine: str) -> None:
         raise UnsupportedParameter(
             f"`{name}` {value}: {engine} has no such parameter; leave it out", param=name
         )
+    if sampling.prompt_logprobs >= 0:
+        raise UnsupportedParameter(
+            f"`prompt_logprobs` {sampling.prompt_logprobs}: {engine} is not asked for those of a"
+            " prompt here; leave it out",
+            param="prompt_logprobs",
+        )
     if sampling.logprobs > features.logprobs:
         able = (
             f"returns at most {features.logprobs}"

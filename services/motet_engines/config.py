@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Duration, ProcessConfig, setting
 
-Kind = Literal["openai", "llama.cpp"]
+Kind = Literal["vllm", "llama.cpp", "openai"]
 Dialect = Literal["auto", "vllm", "motet", "llama.cpp", "sglang", "openai"]
 RouteName = Literal["auto", "ids", "text", "chat"]
 
@@ -19,10 +19,18 @@ RouteName = Literal["auto", "ids", "text", "chat"]
 class EnginesConfig(ProcessConfig):
     """Serve one model of another engine as a decode worker."""
 
-    engine: Kind = setting("openai: a server with OpenAI's API; llama.cpp: llama-server")
+    engine: Kind = setting(
+        "vllm: in this process; llama.cpp: llama-server; openai: a server with OpenAI's API"
+    )
     model: str = setting("folder with the model's config.json and tokenizer.json")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    engine_url: str = setting("base URL of the running server, with /v1")
+    engine_url: str = setting("base URL of the running server, with /v1", default="")
+    engine_python: str = setting(
+        "Python of the environment whose llama-server the host starts", default=""
+    )
+    engine_args: str = setting(
+        "arguments of the engine: those of `vllm serve`, or NAME=VALUE of llama.cpp", default=""
+    )
     engine_key: str | None = setting("key that the server asks for", default=None, secret=True)
     engine_model: str = setting(
         "what the server calls the model (default: its name here, or the only one there)",
@@ -45,6 +53,24 @@ class EnginesConfig(ProcessConfig):
     engine_probe: Duration = setting(
         "how often the server is probed, and its load read", default=1.0, min=0.1
     )
+    target: str = setting(
+        "name of this target in the chain of its model (default: the engine)", default=""
+    )
+    rank: int = setting("place of the target in that chain, from 0", default=0, min=0)
+    keep_warm: Duration = setting(
+        "time without requests after which a reply of one token is requested; 0: never",
+        default=0.0,
+        min=0,
+    )
+    breaker_failures: int = setting(
+        "failed requests in a row after which no more are sent, until one of the host's own"
+        " succeeds; 0: any number",
+        default=5,
+        min=0,
+    )
+    breaker_pause: Duration = setting(
+        "time until that request, doubled each time it fails", default=2.0, min=0.01
+    )
     context: int = setting(
         "longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0
     )
@@ -58,6 +84,28 @@ class EnginesConfig(ProcessConfig):
             raise ConfigError(
                 f"model={self.model!r}: no config.json there; give the model's folder",
                 param="model",
+            )
+        self._check_place()
+
+    def _check_place(self) -> None:
+        """Raise ConfigError unless exactly the fields are given that say where the engine is."""
+        if self.engine == "vllm":
+            if self.engine_url:
+                raise ConfigError(
+                    f"engine_url={self.engine_url!r}: vllm runs in this process; give"
+                    " engine=openai for a server",
+                    param="engine_url",
+                )
+            return
+        if self.engine == "llama.cpp" and bool(self.engine_python) != bool(self.engine_url):
+            if self.engine_url:
+                self._check_url()
+            return
+        if self.engine_python:
+            raise ConfigError(
+                f"engine_python={self.engine_python!r}: engine={self.engine!r} is at engine_url;"
+                " leave one of them out",
+                param="engine_python",
             )
         self._check_url()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Grammar
@@ -26,6 +29,48 @@ def as_lark(grammar: Grammar) -> str:
         return answer
     frame = grammar.frame.replace(_ANSWER, _RULE)
     return f"{frame}\n{_RULE}: %lark {{\n{answer}\n}}\n"
+
+
+# What a grammar in Lark's syntax has besides names: texts, regular expressions, JSON schemas.
+_PARTS = re.compile(r'(?P<text>"(?:[^"\\\n]|\\.)*")|/(?:[^/\\\n]|\\.)+/|(?P<json>%json\s*)(?={)')
+
+
+def added_tokens(folder: Path) -> dict[str, int]:
+    """Return the ids of tokens such as `<tool_call>`, which a tokenizer has besides its pieces."""
+    try:
+        document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        found = {one["content"]: int(one["id"]) for one in document.get("added_tokens", [])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {text: number for text, number in found.items() if text[:1] == "<" and text[-1:] == ">"}
+
+
+def with_token_ids(lark: str, ids: Mapping[str, int]) -> str:
+    """Return a grammar that names tokens by id where its texts have their content.
+
+    llguidance, as vLLM uses it, takes added tokens in angle brackets for special ones, which no text
+    of a grammar matches.
+    """
+    if not any(text in lark for text in ids):
+        return lark
+    found, at = [], 0
+    while (part := _PARTS.search(lark, at)) is not None:
+        found.append(lark[at : part.start()])
+        at = part.end()
+        if part["json"]:
+            _, at = json.JSONDecoder().raw_decode(lark, part.end())
+        found.append(_as_tokens(part[0], ids) if part["text"] else lark[part.start() : at])
+    return "".join(found) + lark[at:]
+
+
+def _as_tokens(text: str, ids: Mapping[str, int]) -> str:
+    """Return a quoted text as a sequence of texts and token ids."""
+    pattern = "|".join(re.escape(one) for one in sorted(ids, key=len, reverse=True))
+    parts = re.split(f"({pattern})", text[1:-1])
+    if len(parts) == 1:
+        return text
+    named = [f"<[{ids[one]}]>" if one in ids else f'"{one}"' for one in parts if one]
+    return " ".join(named) if len(named) == 1 else f"({' '.join(named)})"
 
 
 def _schema(grammar: Grammar) -> str:

@@ -19,6 +19,7 @@ class Pace:
 
     def __init__(self) -> None:
         self.tokens = 0  # prompts and replies, since the start
+        self.last_request = time.monotonic()  # when a request last began or ended
         self._prefilling: dict[str, tuple[int, int]] = {}  # key: prompt tokens, priority
         self._decoding = 0
         self._prefill: deque[float] = deque(maxlen=_HISTORY)  # seconds per token of a prompt
@@ -60,7 +61,7 @@ class Measured:
         self.prefill_seconds = 0.0  # until the first token; 0: there was none yet
 
     def __enter__(self) -> Measured:
-        self._began = self._last = time.monotonic()
+        self._began = self._last = self._pace.last_request = time.monotonic()
         self._pace._prefilling[self._key] = (self._prompt, self._priority)
         return self
 
@@ -91,6 +92,7 @@ class Measured:
         return {"decode.prefill": prefill, "decode.decode": total - prefill}
 
     def __exit__(self, *exc: object) -> None:
+        self._pace.last_request = time.monotonic()
         if self._decodes:
             self._pace._decoding -= 1
         else:

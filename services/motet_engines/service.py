@@ -13,12 +13,14 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
+from .breaker import Breaker
 from .card import model_cards
 from .checks import check_request
 from .config import EnginesConfig
 from .engine import Engine, StepOutput
-from .openai.engine import OpenAIEngine
+from .engines import create_engine
 from .pace import Measured, Pace
+from .trials import Trials
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,8 @@ log = logging.getLogger(__name__)
 class EngineHost(Actor):
     """Serve one model of another engine.
 
-    While the engine does not answer, the instance is `warming`: it takes no new work, and replies
-    that were broken go on at other instances.
+    While the engine does not answer, or fails one request after the other, the instance is `warming`:
+    it takes no new work, and replies that were broken go on at other instances.
     """
 
     role = "decode"
@@ -36,29 +38,38 @@ class EngineHost(Actor):
     def __init__(self, config: EnginesConfig, bus: Bus, engine: Engine | None = None):
         super().__init__(config, bus)
         self.max_active = config.max_running
-        self._engine = engine or OpenAIEngine(config)
+        self._engine = engine or create_engine(config)
         self._cards: list[ModelCard] = []
         self._pace = Pace()
-        self._is_down = False
+        self._breaker = Breaker(config.breaker_failures, config.breaker_pause)
+        self._answers = True
+        self._trials = Trials(config, self._engine, self._breaker, self._pace, self._on_trial)
 
     async def warm(self) -> None:
         served = await self._engine.start(self._on_health, self.crash)
         features = self._engine.features
         self._cards = model_cards(self.config, served, takes_chats=not features.raw_prompts)
+        self._trials.start(self.crash)
         log.info("engine ready", extra={"model": self.config.model_name} | self._engine.describe())
 
     async def close(self) -> None:
+        await self._trials.close()
         await self._engine.close()
 
     def _on_health(self, answers: bool) -> None:
-        if not answers and self.bus.state == "ready":
-            log.warning("the engine does not answer", extra={"engine": self.config.engine})
-            self._is_down = True
-            self.bus.set_state("warming")
-        elif answers and self._is_down and self.bus.state == "warming":
-            log.info("the engine answers again", extra={"engine": self.config.engine})
-            self._is_down = False
-            self.bus.set_state("ready")
+        self._answers = answers
+        self._update("answers" if answers else "does not answer")
+
+    def _on_trial(self) -> None:
+        self._update("answers a trial" if not self._breaker.is_open else "fails all requests")
+
+    def _update(self, what: str) -> None:
+        """Take work only while the engine answers and does not fail all requests."""
+        is_able = self._answers and not self._breaker.is_open
+        wanted = "ready" if is_able else "warming"
+        if self.bus.state in ("ready", "warming") and self._cards and self.bus.state != wanted:
+            log.warning("the engine %s", what, extra={"engine": self.config.engine})
+            self.bus.set_state(wanted)
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
@@ -70,12 +81,19 @@ class EngineHost(Actor):
             return
         with Measured(self._pace, call.id, len(request.prompt), request.priority) as measured:
             outputs = self._engine.generate(call.id, request, call.expires)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    await self._send(call, request, output, measured)
-                    if output.finish:
-                        return
-        raise Unavailable(f"{self.config.engine} ended a reply without a reason; it is tried again")
+            try:
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        self._breaker.succeeded()
+                        await self._send(call, request, output, measured)
+                        if output.finish:
+                            return
+                raise Unavailable(f"{self.config.engine} ended a reply without a reason")
+            except Unavailable:
+                if self._breaker.failed():
+                    self._on_trial()
+                    self._trials.wake()
+                raise
 
     async def _send(
         self, call: Call, request: Generate, output: StepOutput, measured: Measured
@@ -98,7 +116,8 @@ class EngineHost(Actor):
         return self._pace.load() | self._engine.load()
 
     def stats(self) -> dict[str, Any]:
-        return self._pace.load() | self._engine.describe()
+        breaker = {"breaker_open": self._breaker.is_open, "breaker_opened": self._breaker.opened}
+        return self._pace.load() | breaker | self._engine.describe()
 
     def check_integrity(self) -> None:
         super().check_integrity()

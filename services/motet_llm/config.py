@@ -29,6 +29,8 @@ class EngineSettings:
 
     model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
+    target: str = setting("name of this target in the chain of its model", default="")
+    rank: int = setting("place of the target in that chain, from 0", default=0, min=0)
     device: str = setting(
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )

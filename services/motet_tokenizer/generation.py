@@ -10,7 +10,14 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
+from motet_shared.errors import (
+    BlobError,
+    MotetError,
+    Overloaded,
+    StreamBroken,
+    Unavailable,
+    UnsupportedParameter,
+)
 from motet_shared.messages import (
     Body,
     Chat,
@@ -101,6 +108,8 @@ class Generation:
         self.returns_prompt = False  # send the ids of the prompt
         self.prompt_parts: PromptParts | None = None  # log-probabilities of the prompt to send
         self.chat: Chat | None = None  # what the prompt was made of
+        self.target = ""  # the only target that may serve the request; empty: any
+        self._served_by = ""  # target to name in the next piece of text
         # Loop time, set by a move, until which overload of other instances is retried.
         self._retry_until = 0.0
 
@@ -131,6 +140,12 @@ class Generation:
             except Overloaded as error:
                 avoid.add(instance)
                 await self._try_another(error, avoid)
+            except UnsupportedParameter:
+                # An engine further on in the chain may be able to do it.
+                router, model = self._shared.router, self._request.model
+                avoid |= {instance, *router.of_target(router.target_of(instance, model), model)}
+                if not router.has(model, avoid, self.target):
+                    raise
             except BlobError as error:
                 await self._encode_images_again(error)
             except (StreamBroken, Unavailable) as error:
@@ -184,11 +199,11 @@ class Generation:
                 for embedding in request.image_embeddings
             ]
             names = prompt_names(names, self._vocabulary.placeholder, pictures)
-        return PromptLoad([*names, *request.output], request.priority)
+        return PromptLoad([*names, *request.output], request.priority, self.target)
 
     async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
         """Raise `error` if all instances are overloaded, but retry for some time after a move."""
-        if self._shared.router.has(self._request.model, avoid):
+        if self._shared.router.has(self._request.model, avoid, self.target):
             return
         if asyncio.get_running_loop().time() >= self._retry_until:
             raise error
@@ -225,6 +240,7 @@ class Generation:
     async def _follow(self, instance: str) -> None:
         """Forward what one instance emits, until its End or until the text is complete."""
         text = self._text
+        self._served_by = self._shared.router.target_of(instance, self._request.model)
         stream = self._shared.bus.open(
             ROLE,
             self._request_for(instance),
@@ -264,6 +280,7 @@ class Generation:
         piece = self._text.feed(ids)
         if not self._request.output:
             piece.prompt_tokens = len(self._request.prompt)
+        piece.target, self._served_by = self._served_by, ""
         self._request.output += piece.ids
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:

@@ -34,11 +34,13 @@ REPLY_WEIGHT = 0.05  # weight of the newest reply in their mean
 class PromptLoad:
     """Describe the load of a request.
 
-    names: prefix names of its prompt and output tokens (see `prefixes`).
+    names: prefix names of its prompt and output tokens (see `prefixes`). target: the only target
+    that may serve it; empty: any.
     """
 
     names: Sequence[int] = ()
     priority: int = 0
+    target: str = ""
     _chains: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def chain(self, block_size: int, root: int = ROOT) -> list[int]:
@@ -86,15 +88,16 @@ class Router:
     def pick(
         self, model: str, avoid: Collection[str] = (), load: PromptLoad | None = None
     ) -> str | None:
-        """Return a ready, unsuspected instance that serves `model`; None if there is none."""
-        ready = [
-            beat for beat in self._directory.ready(ROLE, model=model) if beat.instance not in avoid
-        ]
+        """Return a ready, unsuspected instance that serves `model`; None if there is none.
+
+        Of a chain of targets, it belongs to the first target that has one.
+        """
+        load = load or PromptLoad()
+        ready = _first_target(self._able(model, avoid, load.target), model)
         if not ready:
             return None
         self._rotation += 1  # rotates the order among instances of equal cost
         start = self._rotation % len(ready)
-        load = load or PromptLoad()
         chosen = self._choose(ready[start:] + ready[:start], model, load)
         if (card := _card(chosen, model)) is not None and card.parent:
             self._adapter_requests[chosen.instance, model] = chosen.seq
@@ -127,9 +130,28 @@ class Router:
             raise Unavailable(message, param="model") from None
         return str(instance)
 
-    def has(self, model: str, avoid: Collection[str]) -> bool:
+    def has(self, model: str, avoid: Collection[str], target: str = "") -> bool:
         """Return True if an instance serves `model`, `avoid` left out."""
-        return any(beat.instance not in avoid for beat in self._directory.ready(ROLE, model=model))
+        return bool(self._able(model, avoid, target))
+
+    def _able(self, model: str, avoid: Collection[str], target: str) -> list[Heartbeat]:
+        """Return the ready instances that serve `model`, of all targets or of one."""
+        return [
+            beat
+            for beat in self._directory.ready(ROLE, model=model)
+            if beat.instance not in avoid
+            and (not target or ((card := _card(beat, model)) and card.target == target))
+        ]
+
+    def target_of(self, instance: str, model: str) -> str:
+        """Return the name of the target that an instance belongs to; empty: there is no chain."""
+        card = self._card_at(instance, model)
+        return "" if card is None else card.target
+
+    def of_target(self, target: str, model: str) -> set[str]:
+        """Return the ready instances of a target."""
+        beats = self._directory.ready(ROLE, model=model)
+        return {beat.instance for beat in beats if (c := _card(beat, model)) and c.target == target}
 
     def context(self, model: str, limit: int) -> int:
         """Return the longest prompt plus output: `limit`, or less if decode has less room."""
@@ -143,10 +165,13 @@ class Router:
 
     def takes_chats(self, instance: str, model: str) -> bool:
         """Return True if an instance is sent chats beside their tokens."""
+        card = self._card_at(instance, model)
+        return card is not None and card.takes_chats
+
+    def _card_at(self, instance: str, model: str) -> ModelCard | None:
         beats = self._directory.ready(ROLE, model=model, suspects=True)
         beat = next((beat for beat in beats if beat.instance == instance), None)
-        card = None if beat is None else _card(beat, model)
-        return card is not None and card.takes_chats
+        return None if beat is None else _card(beat, model)
 
     def note_reply(self, tokens: int) -> None:
         """Add the length of a finished reply to the running mean."""
@@ -206,6 +231,13 @@ class Router:
 
 def _card(beat: Heartbeat, model: str) -> ModelCard | None:
     return next((card for card in beat.models if card.name == model), None)
+
+
+def _first_target(beats: list[Heartbeat], model: str) -> list[Heartbeat]:
+    """Return the instances whose target comes first in the model's chain."""
+    ranks = [card.rank if (card := _card(beat, model)) else 0 for beat in beats]
+    first = min(ranks, default=0)
+    return [beat for beat, rank in zip(beats, ranks, strict=True) if rank == first]
 
 
 def _typical(beats: Sequence[Heartbeat], name: str) -> float:

@@ -260,6 +260,7 @@ class Tokenizer(Actor):
         )
         generate = _generate_request(request, prompt, sampling, seen, grammar)
         generation = Generation(call, self._shared, vocabulary, generate, text, stopwatch)
+        generation.target = request.target
         generation.returns_prompt = request.return_prompt and request.resume is None
         if sampling.prompt_logprobs >= 0:
             check_entries(len(prompt), sampling.prompt_logprobs)

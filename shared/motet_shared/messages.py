@@ -216,6 +216,7 @@ class Chat(Request, tag="chat"):
     priority: int = 0
     tenant: str = ""
     max_context: int = 0  # limit on prompt plus reply, tokens; 0: the model's limit
+    target: str = ""  # the only target of the model's chain that may serve it; empty: any
 
 
 class Complete(Request, tag="complete"):
@@ -238,6 +239,7 @@ class Complete(Request, tag="complete"):
     priority: int = 0
     tenant: str = ""
     max_context: int = 0  # limit on prompt plus reply, tokens; 0: the model's limit
+    target: str = ""  # the only target of the model's chain that may serve it; empty: any
 
 
 TIERS = {"flex": -1, "default": 0, "priority": 1}  # priority of each service tier
@@ -595,6 +597,7 @@ class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     logprobs: list[TextLogprob] | None = None
     prompt_tokens: int = 0  # of the request; sent once, with the first text of a stream
     reasoning: str = ""  # text of the model's reasoning, which precedes `text`
+    target: str = ""  # target that generates from here on, by `ModelCard.target`
 
 
 class TokenIds(Struct, array_like=True, omit_defaults=True, gc=False, tag="T"):
@@ -997,6 +1000,9 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     problem: str = ""  # why an adapter cannot be served
     takes_chats: bool = False  # the engine is sent chats: `Generate.chat`
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
+    target: str = ""  # name of the target that the instance belongs to, in the model's chain
+    rank: int = 0  # place of the target in the chain; those with a lower one are tried first
+    refuses_images: bool = False  # of decode: it computes no image embeddings
 
 
 class Offer(Struct, omit_defaults=True, kw_only=True):

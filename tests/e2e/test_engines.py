@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from e2e.stack import MotetStack
+from support.picture_files import encoded, pattern
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -65,12 +67,36 @@ def test_a_killed_host_does_not_break_a_reply(front: MotetStack) -> None:
     assert ask(front).json()["choices"][0]["message"]["content"] == want
 
 
-def test_pictures_are_refused_by_name(front: MotetStack) -> None:
-    pixel = (
-        "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQAY3Y2w"
-        "AAAAAElFTkSuQmCC"
+def test_pictures_are_refused_by_name(stack: MotetStack, front: MotetStack) -> None:
+    """The server behind the host sees the picture; the host has no place for it."""
+    url = "data:image/png;base64," + base64.b64encode(encoded(pattern(32, 32))).decode()
+    content = [
+        {"type": "text", "text": "What do you see?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    messages = [{"role": "user", "content": content}]
+    assert ask(stack, messages=messages).status_code == 200
+    answer = ask(front, messages=messages)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (
+        "unsupported_parameter",
+        "messages[0].content[1].image_url",
     )
-    content = [{"type": "image_url", "image_url": {"url": pixel}}, {"type": "text", "text": "?"}]
-    answer = ask(front, messages=[{"role": "user", "content": content}])
-    assert answer.status_code in (400, 503), answer.text
-    assert answer.json()["error"]["code"]
+    for server, sees in ((stack, True), (front, False)):
+        cards = httpx.get(f"{server.url}/v1/models", trust_env=False, timeout=60).json()["data"]
+        card = next(one for one in cards if one["id"] == "pocket-chat")
+        assert ("vision" in card["capabilities"]) is sees
+
+
+def test_the_engine_that_served_is_named(front: MotetStack) -> None:
+    assert ask(front).headers["motet-served-by"] == "openai"
+    pinned = {"motet-target": "nowhere"}
+    answer = httpx.post(
+        f"{front.url}/v1/chat/completions",
+        json=body(),
+        headers=pinned,
+        trust_env=False,
+        timeout=60,
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "motet-target")

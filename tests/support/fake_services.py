@@ -113,8 +113,20 @@ class FakeDecode(Actor):
 
     role = "decode"
 
+    targets = ("",)  # names of the targets that it announces itself as
+    refuses_images = False
+
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=4096, created=1_750_000_000)]
+        return [
+            ModelCard(
+                name=MODEL,
+                context=4096,
+                created=1_750_000_000,
+                target=target,
+                refuses_images=self.refuses_images,
+            )
+            for target in self.targets
+        ]
 
 
 @asynccontextmanager

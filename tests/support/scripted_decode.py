@@ -18,8 +18,17 @@ class ScriptedDecode(Actor):
 
     role = "decode"
 
-    def __init__(self, bus: Bus, script: list[int], step: int = 1, context: int = 512):
+    def __init__(
+        self,
+        bus: Bus,
+        script: list[int],
+        step: int = 1,
+        context: int = 512,
+        target: str = "",
+        rank: int = 0,
+    ):
         super().__init__(None, bus)
+        self.target, self.rank = target, rank
         self.script = script
         self.step = step
         self.context = context
@@ -33,7 +42,7 @@ class ScriptedDecode(Actor):
         self.cancelled = 0
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=self.context)]
+        return [ModelCard(name=MODEL, context=self.context, target=self.target, rank=self.rank)]
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from motet_cli.checkpoints import model_folders
 from motet_cli.checkpoints.model_folders import ModelFolder
+from motet_cli.engines.options import FIELDS
+from motet_cli.engines.targets import Target, targets_of
 from motet_cli.stack_file.read import bytes_of, seconds_of
 from motet_cli.stack_file.schema import ModelTable, RoleTable, Setting, StackFile
 from motet_cli.supervision.memory import checkpoint_bytes
@@ -32,7 +34,7 @@ class DeclaredModel:
     """Describe a model of motet.toml.
 
     role: of its service. memory: bytes that it may use; given: it is a bound of the user.
-    settings: flags of its processes.
+    settings: flags of its processes. targets: engines of a language model, in order.
     """
 
     folder: ModelFolder
@@ -44,10 +46,18 @@ class DeclaredModel:
     instances: int
     chat_template: str | None
     settings: tuple[str, ...]
+    targets: tuple[Target, ...] = (Target(),)
 
     @property
     def name(self) -> str:
         return self.folder.name
+
+    @property
+    def own_instances(self) -> int:
+        """Return the number of its processes that hold its weights."""
+        if self.role != "decode":
+            return self.instances
+        return sum(target.instances for target in self.targets if target.engine is None)
 
 
 def declared_models(file: StackFile) -> tuple[DeclaredModel, ...]:
@@ -60,6 +70,7 @@ def _declared(file: StackFile, name: str, table: ModelTable) -> DeclaredModel:
     folder = ModelFolder(name, _folder(where, table.source or name, table.role))
     weights = checkpoint_bytes(folder.path)
     given = bytes_of(f"{where}.memory", table.memory)
+    targets = _targets(where, table)
     keep_alive = file.on_demand.keep_alive if table.keep_alive is None else table.keep_alive
     return DeclaredModel(
         folder=folder,
@@ -71,7 +82,28 @@ def _declared(file: StackFile, name: str, table: ModelTable) -> DeclaredModel:
         instances=table.instances,
         chat_template=_template(where, table.chat_template),
         settings=tuple(flags(table.settings)),
+        targets=targets,
     )
+
+
+def _targets(where: str, table: ModelTable) -> tuple[Target, ...]:
+    if table.role != "llm":
+        for name in ("engine", *FIELDS, "targets"):
+            if getattr(table, name) not in ("motet", "", []):
+                raise ConfigError(
+                    f"motet.toml: {where}.{name}: is for language models; leave it out, or give"
+                    ' role = "llm"',
+                    param=f"{where}.{name}",
+                )
+        return (Target(),)
+    found = targets_of(where, table, flags)
+    if table.load == "on demand" and any(target.engine is not None for target in found):
+        raise ConfigError(
+            f'motet.toml: {where}.load: models on demand are computed by engine = "motet" alone;'
+            ' give "at start"',
+            param=f"{where}.load",
+        )
+    return found
 
 
 def _folder(where: str, source: str, role: str) -> Path:

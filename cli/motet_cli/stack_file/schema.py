@@ -14,6 +14,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Setting = str | int | float | bool | list[str]
 Role = Literal["llm", "asr", "tts", "embed", "draw", "speakers"]
+Engine = Literal["motet", "vllm", "llama.cpp", "openai"]
 Load = Literal["at start", "on demand"]
 FOREVER = "forever"  # a `keep_alive` without an end
 
@@ -28,8 +29,10 @@ class UpSettings(Table, frozen=True):
     host: str | None = None
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     adapter_folder: str | None = None
-    engine: Literal["motet", "openai", "llama.cpp"] | None = None
+    engine: Engine | None = None
     engine_url: str | None = None
+    engine_python: str | None = None
+    engine_args: str | None = None
     engine_key_file: str | None = None
     engine_model: str | None = None
     decode: Positive | None = None
@@ -81,7 +84,33 @@ class RoleTable(Table, frozen=True):
     settings: dict[str, Setting] = {}
 
 
-class ModelTable(Table, frozen=True):
+class EngineTable(Table, frozen=True):
+    """Where an engine other than Motet's own is: at a URL, or in a Python environment."""
+
+    engine: Engine = "motet"
+    engine_url: str = ""
+    engine_key_file: str = ""
+    engine_model: str = ""
+    engine_python: str = ""
+    engine_args: str = ""
+
+
+class TargetTable(EngineTable, frozen=True):
+    """[[models.NAME.targets]]: an engine that serves the model, tried in the order of the file.
+
+    name: shown in the header `motet-served-by`; by default the engine.
+    instances: decode processes.
+    keep_warm: time without requests after which a reply of one token is requested.
+    settings: of its processes, as their flags.
+    """
+
+    name: str = ""
+    instances: Positive = 1
+    keep_warm: str | float = 0
+    settings: dict[str, Setting] = {}
+
+
+class ModelTable(EngineTable, frozen=True):
     """[models.NAME]: one model, served under the name of its table.
 
     source: a folder, a local model, org/name on a hub or a GGUF file; by default NAME.
@@ -90,7 +119,8 @@ class ModelTable(Table, frozen=True):
     keep_alive: as in [on_demand], of this model; "forever": others may still need its memory.
     memory: bytes that it may use; by default of the size of its weights.
     instances: decode processes of a language model.
-    engine: the program that computes it.
+    engine: the program that computes a language model.
+    targets: several engines of a language model, of which the first that can serves a request.
     settings: of its processes, as their flags; they override those of its role.
     """
 
@@ -100,8 +130,8 @@ class ModelTable(Table, frozen=True):
     keep_alive: str | float | None = None
     memory: str | int = 0
     instances: Positive = 1
-    engine: Literal["motet"] = "motet"
     chat_template: str | None = None
+    targets: list[TargetTable] = []
     settings: dict[str, Setting] = {}
 
 

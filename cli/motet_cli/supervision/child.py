@@ -134,8 +134,15 @@ class Child(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         if self._transport is not None:
             self.status = self._transport.get_returncode()
+        self._end_group()
         # Output still in the pipe follows. A grandchild may hold the pipe open: wait 1 s at most.
         asyncio.get_running_loop().call_later(1.0, self._finish)
+
+    def _end_group(self) -> None:
+        """Kill what the process has started and left: an engine's own processes hold its memory."""
+        if self.pid and not self.spec.forks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._finish()

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from motet_cli.checkpoints.model_folders import ModelFolder
+from motet_cli.engines.options import EngineOptions
 from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
-from motet_cli.supervision.engine_options import EngineOptions
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
 
@@ -158,19 +158,42 @@ class Stack:
         name, folder = model.name, model.folder
         argv = ["--model", str(folder.path), "--name", name]
         own = [*(["--drain-timeout", "3600"] if model.on_demand else []), *model.settings]
-        roles = [model.role] * model.instances
-        if model.role == "decode" and folder.accepts_images:
-            roles.append("vision")
-        for label, role in zip(_numbered(f"{model.role}:{name}", len(roles)), roles, strict=True):
-            extra = self._decode_arguments(model) if role == "decode" else []
-            yield self._spec(
-                label if role == model.role else f"{role}:{name}",
-                role,
-                MODULES.get(role, f"motet_{role}"),
-                [*argv, *extra, *(own if role == model.role else own[:2])],
-                threads=max(1, compute_cores() // model.instances),
-                model=name,
-            )
+        if model.role == "decode":
+            yield from self._targets(model, argv, own)
+            if folder.accepts_images and model.own_instances:
+                yield self._spec(
+                    f"vision:{name}",
+                    "vision",
+                    "motet_vision",
+                    [*argv, *(own[:2] if model.on_demand else [])],
+                    threads=compute_cores(),
+                    model=name,
+                )
+            return
+        threads = max(1, compute_cores() // model.instances)
+        for label in _numbered(f"{model.role}:{name}", model.instances):
+            module = f"motet_{model.role}"
+            yield self._spec(label, model.role, module, [*argv, *own], threads=threads, model=name)
+
+    def _targets(
+        self, model: DeclaredModel, argv: list[str], own: list[str]
+    ) -> Iterator[ChildSpec]:
+        """Yield the decode processes of all targets of a language model."""
+        placed = sum(one.instances for one in model.targets if not one.engine or one.engine.python)
+        threads = max(1, compute_cores() // max(1, placed))
+        for target in model.targets:
+            label = f"decode:{model.name}" + (f"@{target.name}" if target.name else "")
+            every = [*argv, *target.arguments()]
+            if target.engine is None:
+                every += [*self._decode_arguments(model), *own]
+            every += target.settings
+            for name in _numbered(label, target.instances):
+                if target.engine is not None:
+                    yield self._host(name, model.name, target.engine, every, threads)
+                    continue
+                yield self._spec(
+                    name, "decode", "motet_llm", every, threads=threads, model=model.name
+                )
 
     def _decode_arguments(self, model: DeclaredModel) -> list[str]:
         if model.on_demand or model.is_bounded:
@@ -229,9 +252,9 @@ class Stack:
         bounded = 0
         for model in self.at_start:
             if model.role == "decode" and not model.is_bounded:
-                engines += [model.folder.path] * model.instances
+                engines += [model.folder.path] * model.own_instances
             else:
-                bounded += model.memory * model.instances
+                bounded += model.memory * model.own_instances
         others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
         paths = [model.path for model in others if model is not None]
         memory = MemoryDivision.measure(share, engines, paths)
@@ -281,12 +304,26 @@ class Stack:
 
     def _hosts(self, engine: EngineOptions) -> Iterator[ChildSpec]:
         """Yield `decode` processes for each model, in front of another engine's server."""
-        names = iter(_numbered("decode", self.decode * len(self.models)))
+        count = self.decode * len(self.models)
+        names = iter(_numbered("decode", count))
         for model in self.models:
             argv = ["--model", str(model.path), "--name", model.name, *engine.arguments()]
             for _ in range(self.decode):
-                spec = self._spec(next(names), "decode", "motet_engines", argv, model=model.name)
-                yield replace(spec, forks=False)
+                yield self._host(next(names), model.name, engine, argv, compute_cores() // count)
+
+    def _host(
+        self, name: str, model: str, engine: EngineOptions, argv: list[str], threads: int
+    ) -> ChildSpec:
+        """Return a process in front of another engine, in that engine's environment if need be."""
+        threads = max(1, threads) if engine.python else 1
+        spec = self._spec(name, "decode", "motet_engines", argv, threads=threads, model=model)
+        command = engine.command()
+        return replace(
+            spec,
+            argv=(*command, *spec.argv[3:]) if command else spec.argv,
+            env={**spec.env, **engine.variables()},
+            forks=False,
+        )
 
     def _adapter_folder(self) -> list[str]:
         folder = self.adapter_folder

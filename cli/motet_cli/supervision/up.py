@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from motet_cli.checkpoints import model_folders as models
+from motet_cli.engines.options import parse_engine
 from motet_cli.stack_file.arguments import stack_file_of
 from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
 from motet_cli.stack_file.read import bytes_of
@@ -28,7 +29,6 @@ from motet_cli.supervision.connection import (
     published,
     with_environment,
 )
-from motet_cli.supervision.engine_options import parse_engine
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready

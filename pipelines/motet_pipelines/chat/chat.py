@@ -15,7 +15,7 @@ continues too). Leaving the generator early is a remote cancel; `aclosing` makes
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -34,6 +34,7 @@ class Outcome(StreamMoves):
     """Result of a reply besides its text; complete once the generator has ended."""
 
     end: End | None = None
+    targets: list[str] = field(default_factory=list)  # those that generated it, in order
 
 
 def chat(
@@ -91,7 +92,7 @@ async def chat_with_prompt(
             async with stream:
                 async for batch in cast(AsyncIterator[list[Text | PromptPiece]], stream.batches()):
                     new = prompt.unknown(batch)
-                    text_len += _note(new, ids)
+                    text_len += _note(new, ids, outcome.targets)
                     if new:
                         yield new
                 outcome.end = stream.end
@@ -121,13 +122,15 @@ class _PromptPosition:
         return is_new
 
 
-def _note(batch: list[Text | PromptPiece], ids: list[int]) -> int:
-    """Add the token ids of `batch` to `ids`; return the characters of its text."""
+def _note(batch: list[Text | PromptPiece], ids: list[int], targets: list[str]) -> int:
+    """Add what `batch` has to `ids` and `targets`; return the characters of its text."""
     length = 0
     for item in batch:
         if isinstance(item, PromptPiece):
             continue
         ids += item.ids
+        if item.target and item.target not in targets[-1:]:
+            targets.append(item.target)
         length += received_length(item)
     return length
 

@@ -23,7 +23,11 @@ def servable(directory: Directory) -> dict[str, ModelCard]:
         {c.name: c for beat in directory.ready(role) for c in beat.models} for role in CHAT_ROLES
     )
     models = {
-        name: replace(card, context=min(card.context, decoded[name].context))
+        name: replace(
+            card,
+            context=min(card.context, decoded[name].context),
+            images=card.images and not _refuses_images(directory, name),
+        )
         for name, card in sorted(known.items())
         if name in decoded
     }
@@ -67,9 +71,20 @@ def cards_of(directory: Directory, model: str) -> list[ModelCard]:
 
 
 def accepts_images(directory: Directory, model: str) -> bool:
-    """Return True if chats with a model may hold pictures, or if no tokenizer announces it yet."""
+    """Return True if chats with a model may hold pictures, or if no tokenizer announces it yet.
+
+    They may not where all of its decode instances refuse them.
+    """
     cards = cards_of(directory, model)
-    return not cards or any(card.images for card in cards)
+    return not cards or (
+        any(card.images for card in cards) and not _refuses_images(directory, model)
+    )
+
+
+def _refuses_images(directory: Directory, model: str) -> bool:
+    beats = directory.ready("decode", model=model)
+    cards = [card for beat in beats for card in beat.models if card.name == model]
+    return bool(cards) and all(card.refuses_images for card in cards)
 
 
 def without_vision(directory: Directory) -> list[str]:

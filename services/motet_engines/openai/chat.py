@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
+from motet_engines.continuation import seed_of
 from motet_engines.engine import Features, StepOutput
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Generate
 
 from .completions import response_format, sampling_fields
 from .dialects import ServerDialect
-from .route import Ending, read_event, seed_of
+from .route import Ending, read_event
 from .text_tokens import TextTokens
 
 

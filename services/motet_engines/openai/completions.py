@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from motet_engines.continuation import remaining, seed_of
 from motet_engines.engine import Features, StepOutput
-from motet_engines.grammars import as_lark
+from motet_engines.grammars import as_lark, with_token_ids
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
 from .dialects import ServerDialect
-from .route import Ending, cut_at_stop, read_event, remaining, seed_of
+from .route import Ending, cut_at_stop, read_event
 from .text_tokens import TextTokens
 
 _ID = "token_id:"
@@ -46,11 +48,18 @@ class CompletionsRoute:
 
     path = "/completions"
 
-    def __init__(self, dialect: ServerDialect, model: str, text: TextTokens | None = None):
+    def __init__(
+        self,
+        dialect: ServerDialect,
+        model: str,
+        text: TextTokens | None = None,
+        tokens: Mapping[str, int] | None = None,
+    ):
         self.name = "ids" if text is None else "text"
         self._dialect = dialect
         self._model = model
         self._text = text
+        self._tokens = tokens or {}
         self.features = Features(
             sampling=dialect.sampling,
             grammars=dialect.grammars,
@@ -76,7 +85,7 @@ class CompletionsRoute:
         if sampling.logprobs >= 0:
             body |= {"logprobs": sampling.logprobs, "return_tokens_as_token_ids": True}
         if request.grammar is not None:
-            body |= grammar_fields(request.grammar, dialect)
+            body |= grammar_fields(request.grammar, dialect, self._tokens)
         return body
 
     def reply(self, request: Generate) -> CompletionReply:
@@ -167,12 +176,17 @@ def response_format(grammar: Grammar) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def grammar_fields(grammar: Grammar, dialect: ServerDialect) -> dict[str, Any]:
-    """Return the server's field of a grammar that the dialect has."""
+def grammar_fields(
+    grammar: Grammar, dialect: ServerDialect, tokens: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return the server's field of a grammar that the dialect has.
+
+    tokens: ids of the added tokens that grammars may name (`grammars.with_token_ids`).
+    """
     if not dialect.structured_outputs:
         return response_format(grammar)
-    if grammar.frame:
-        return {"structured_outputs": {"grammar": as_lark(grammar)}}
+    if grammar.frame or (tokens and grammar.kind == "grammar" and "::=" not in grammar.text):
+        return {"structured_outputs": {"grammar": with_token_ids(as_lark(grammar), tokens)}}
     name = "json" if grammar.kind == "json_schema" else grammar.kind
     is_json = grammar.kind in ("json_schema", "choice")
     value = json.loads(grammar.text) if is_json else grammar.text

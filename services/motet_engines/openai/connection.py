@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -18,6 +19,7 @@ MAX_ERROR = 1 << 20
 _CONNECT = 5.0  # seconds
 _PROBE = 5.0  # seconds
 _DONE = b"[DONE]"
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per probe says nothing
 
 
 class Connection:

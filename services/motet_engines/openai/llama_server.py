@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
+from motet_engines.continuation import remaining, seed_of
 from motet_engines.engine import ALL_SAMPLING, Features, StepOutput
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
-from .route import Ending, cut_at_stop, read_event, remaining, seed_of
+from .route import Ending, cut_at_stop, read_event
 from .text_tokens import TextTokens
 
 _SEEDS = 2**32 - 1  # llama.cpp draws a random seed for the last 32-bit number
@@ -64,7 +65,8 @@ class LlamaServerRoute:
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "repeat_penalty": sampling.repetition_penalty,
-            "repeat_last_n": -1,
+            # All of prompt and reply: penalties here are of both, as everywhere.
+            "repeat_last_n": len(request.prompt) + sampling.max_tokens,
             "ignore_eos": sampling.ignore_eos,
             "logit_bias": [[number, bias] for number, bias in sampling.logit_bias.items()],
             "seed": seed_of(request) % _SEEDS,

@@ -92,16 +92,3 @@ def read_event(decode: Callable[[bytes], E], data: bytes) -> E:
 def cut_at_stop(ids: list[int], stops: Container[int]) -> int:
     """Return how many ids belong to the reply, an end token included; len(ids) if none ends it."""
     return next((n + 1 for n, number in enumerate(ids) if number in stops), len(ids))
-
-
-def remaining(request: Generate) -> int:
-    """Return how many tokens the reply may still have."""
-    return request.sampling.max_tokens - len(request.output)
-
-
-def seed_of(request: Generate) -> int:
-    """Return the seed of the rest of a reply.
-
-    An engine draws from its beginning: the same seed again would repeat the noise of the first part.
-    """
-    return (request.sampling.seed + len(request.output)) & (2**63 - 1)

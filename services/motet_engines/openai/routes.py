@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_engines.config import EnginesConfig
+from motet_engines.grammars import added_tokens
 from motet_shared.errors import BadRequest, ConfigError
 
 from .chat import ChatRoute
@@ -45,7 +46,8 @@ async def choose_route(connection: Connection, server: Server, config: EnginesCo
         return _chat(server, folder)
     if isinstance(choice.get("token_ids"), list) and wanted != "text":
         _check_vocabulary(choice, folder)
-        return CompletionsRoute(server.dialect, server.model)
+        tokens = added_tokens(folder) if server.dialect.name == "vllm" else {}
+        return CompletionsRoute(server.dialect, server.model, tokens=tokens)
     if wanted == "ids":
         raise ConfigError(
             "engine_route='ids': the server returns no token ids; give text or auto",

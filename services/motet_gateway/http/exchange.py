@@ -30,6 +30,7 @@ _SSE = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # else nginx buffers events
 ]
+SERVED_BY = b"motet-served-by"
 
 
 class Exchange:
@@ -45,6 +46,7 @@ class Exchange:
         self.strict = False  # True: hints are refused
         self._ignored: Ignored | None = None
         self.headers: Callable[[], Headers] = tuple  # of every response, read when it starts
+        self.targets: list[str] = []  # targets of a model's chain that have served the request
         self.error_format: ErrorFormat | None = None  # None: OpenAI's
         self.caller: Caller | None = None  # set by `Guard` before the endpoint runs
         self._receive = receive
@@ -83,7 +85,9 @@ class Exchange:
 
     def _common(self) -> Headers:
         """Return the headers of every response to this request."""
-        notes = ((HEADER, names.encode()),) if (names := self.ignored) else ()
+        notes = [(HEADER, names.encode())] if (names := self.ignored) else []
+        if self.targets:
+            notes.append((SERVED_BY, ", ".join(self.targets).encode()))
         return [(b"x-request-id", self.request_id.encode()), *notes, *self.headers()]
 
     async def body(self, limit: int) -> bytes:

@@ -21,6 +21,7 @@ from motet_gateway.images.chat_generation import (
     collector_with_images,
 )
 from motet_gateway.operations.loading import check_wait
+from motet_gateway.operations.targets import pinned
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens
 from motet_pipelines.chat.chat import Outcome, chat_with_prompt
@@ -55,6 +56,7 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     generation = ChatImageGeneration.of(service, body, http.request_id)
     requests = chat_requests(body, http.request_id, http.tenant.rights, accepts_images=is_seeing)
     size.check_chat(requests[0])
+    requests = pinned(http, service.bus.directory, requests)
     head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
     images = len(requests) if generation is not None else 0
     if images and (named := _detail_named(body)):
@@ -113,6 +115,7 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant).check_completions(
         requests
     )
+    requests = pinned(http, service.bus.directory, requests)
     prompts = len(requests) // (body.n or 1)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
         details = reply_details(body)

@@ -46,6 +46,7 @@ class ChoiceStreams:
         self._source = source
         self._prompts = prompts
         self._outcomes = [Outcome() for _ in requests]
+        self._named = [0 for _ in requests]  # targets of each outcome that have been noted
         self._tracks = [
             service.metrics.begin(request.model, outcome, meter)
             for request, outcome, meter in zip(
@@ -115,6 +116,7 @@ class ChoiceStreams:
             async with aclosing(self._open(index)) as batches:
                 async for batch in self._told(batches, index):
                     track.got(batch)
+                    opening += self._note_targets(index)
                     # Blocks while the client does not read: its stream then gets no more credit,
                     # and other streams are not affected.
                     if data := opening + choice.batch(batch):
@@ -128,8 +130,23 @@ class ChoiceStreams:
             async with aclosing(self._open(index)) as batches:
                 async for batch in batches:
                     track.got(batch)
+                    self._note_targets(index)
                     choice.add(batch)
         choice.end = self._end(index)
+
+    def _note_targets(self, index: int) -> bytes:
+        """Name a target that has begun to serve: in the header, or as a comment of the stream.
+
+        A client learns from it that a reply goes on at another engine.
+        """
+        comments, known = b"", self._http.targets
+        new = self._outcomes[index].targets[self._named[index] :]
+        self._named[index] += len(new)
+        for name in new:
+            if name not in known[-1:]:
+                known.append(name)
+                comments += b": served-by %b\n\n" % name.encode()
+        return comments if self._http.started else b""
 
     def _told(
         self, batches: AsyncGenerator[list[Any], None], index: int

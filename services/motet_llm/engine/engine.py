@@ -289,6 +289,8 @@ class Engine:
             vocab_size=self.runner.vocab,
             block_size=config.block_size if self.prefix_cache is not None else 0,
             kv_format=fingerprint(self.runner, config.deterministic) if keeps_all else "",
+            target=config.target,
+            rank=config.rank,
         )
 
     def stats(self) -> dict[str, float]:

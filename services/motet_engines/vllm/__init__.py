@@ -1,0 +1,1 @@
+"""Drive vLLM's `AsyncLLM` in the process of the host, which runs in vLLM's environment."""

@@ -1,0 +1,85 @@
+"""Translate requests to vLLM's sampling parameters, and its outputs to the wire's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from motet_engines.continuation import remaining, seed_of
+from motet_engines.engine import StepOutput
+from motet_engines.grammars import as_lark, with_token_ids
+from motet_shared.errors import Unavailable
+from motet_shared.messages import Generate, Grammar, TokenLogprob
+
+from .library import Library
+
+FINISHES = {"stop": "stop", "repetition": "stop", "length": "length"}
+
+
+def sampling_params(library: Library, request: Generate, tokens: Mapping[str, int]) -> Any:
+    """Return the parameters of the rest of a reply, whose output comes as differences.
+
+    tokens: ids of the added tokens that grammars may name.
+    """
+    sampling, grammar = request.sampling, request.grammar
+    return library.sampling_params(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias or None,
+        seed=seed_of(request),
+        max_tokens=remaining(request),
+        min_tokens=max(0, min(sampling.min_tokens - len(request.output), remaining(request))),
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logprobs=None if sampling.logprobs < 0 else sampling.logprobs,
+        detokenize=False,
+        output_kind=library.delta,
+        structured_outputs=None if grammar is None else structured(library, grammar, tokens),
+    )
+
+
+def structured(library: Library, grammar: Grammar, tokens: Mapping[str, int]) -> Any:
+    """Return vLLM's form of a grammar. Raises BadRequest for one that cannot be written."""
+    if grammar.frame or (grammar.kind == "grammar" and "::=" not in grammar.text):
+        return library.structured_outputs(grammar=with_token_ids(as_lark(grammar), tokens))
+    if grammar.kind == "choice":
+        return library.structured_outputs(choice=json.loads(grammar.text))
+    name = {"json_schema": "json"}.get(grammar.kind, grammar.kind)
+    return library.structured_outputs(**{name: grammar.text})
+
+
+def step_output(found: Any, *, logprobs: int) -> StepOutput:
+    """Return what a `RequestOutput` adds.
+
+    logprobs: most alternatives per token; -1: none. Raises Unavailable for a reply that vLLM broke
+    off.
+    """
+    (completion,) = found.outputs
+    ids = list(completion.token_ids)
+    reason = completion.finish_reason or ""
+    if reason and reason not in FINISHES:
+        raise Unavailable(f"vllm broke a reply off: {reason}")
+    return StepOutput(
+        ids,
+        token_logprobs(ids, completion.logprobs or (), logprobs) if logprobs >= 0 and ids else None,
+        finish=FINISHES.get(reason, ""),
+        cached_tokens=-1 if found.num_cached_tokens is None else found.num_cached_tokens,
+    )
+
+
+def token_logprobs(
+    ids: list[int], found: Iterable[Mapping[int, Any]], most: int
+) -> list[TokenLogprob]:
+    """Return the log-probabilities of ids, with at most `most` alternatives each, likeliest first."""
+    entries = []
+    for number, ranks in zip(ids, found, strict=True):
+        ranked = sorted(ranks.items(), key=lambda entry: entry[1].rank)
+        top = [(one, value.logprob) for one, value in ranked[:most]]
+        entries.append(TokenLogprob(number, ranks[number].logprob, top))
+    return entries

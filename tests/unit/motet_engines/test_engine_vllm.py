@@ -1,0 +1,202 @@
+"""The host's side of vLLM: parameters, outputs, grammars and errors. vLLM itself runs in `make extended`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from motet_engines.config import EnginesConfig
+from motet_engines.grammars import added_tokens, with_token_ids
+from motet_engines.vllm.arguments import engine_arguments, split_arguments
+from motet_engines.vllm.engine import VllmEngine
+from motet_engines.vllm.library import Library, load_library
+from motet_engines.vllm.load import LoadReader
+from motet_engines.vllm.sampling import sampling_params, structured
+from motet_shared.errors import BadRequest, ConfigError, Unavailable
+from motet_shared.messages import Generate, Grammar, Sampling
+from support.refusals import refuses
+from support.tiny_tokenizers import write_folder
+
+
+class Arguments:
+    """Parse what the host sets, as vLLM's class does."""
+
+    @staticmethod
+    def add_cli_args(parser: Any) -> Any:
+        for name in ("model", "dtype", "scheduling-policy", "structured-outputs-config"):
+            parser.add_argument(f"--{name}")
+        parser.add_argument("--max-model-len", type=int)
+        return parser
+
+    @staticmethod
+    def from_cli_args(found: argparse.Namespace) -> argparse.Namespace:
+        return found
+
+
+class Dead(Exception):
+    """Stand for vLLM's EngineDeadError."""
+
+
+class Refused(ValueError):
+    """Stand for an error of vLLM about a request."""
+
+    parameter = "top_k"
+
+
+LIBRARY = Library(
+    async_llm=None,
+    engine_args=Arguments,
+    argument_parser=argparse.ArgumentParser,
+    sampling_params=lambda **fields: SimpleNamespace(**fields),
+    structured_outputs=lambda **fields: fields,
+    delta="delta",
+    client_errors=(ValueError,),
+    dead=Dead,
+)
+
+
+@dataclass
+class Scripted:
+    """Yield outputs like `AsyncLLM.generate`, then raise `error`."""
+
+    outputs: list[Any]
+    error: Exception | None = None
+    asked: list[Any] = field(default_factory=list)
+    closed: int = 0
+
+    async def generate(self, *asked: Any, **named: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append((asked, named))
+        try:
+            for output in self.outputs:
+                yield output
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.closed += 1
+
+
+def output(ids: list[int], finish: str | None = None, logprobs: Any = None) -> Any:
+    completion = SimpleNamespace(token_ids=ids, finish_reason=finish, logprobs=logprobs)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("tiny"))
+
+
+def engine_of(folder: Path, scripted: Scripted) -> VllmEngine:
+    engine = VllmEngine(EnginesConfig(engine="vllm", model=str(folder), metrics_port=-1))
+    engine._library, engine._engine = LIBRARY, scripted
+    return engine
+
+
+def request(max_tokens: int = 10, **fields: Any) -> Generate:
+    sampling = Sampling(max_tokens=max_tokens, **fields.pop("sampling", {}))
+    return Generate(model="tiny", prompt=[5, 6], sampling=sampling, **fields)
+
+
+async def collect(engine: VllmEngine, asked: Generate) -> list[Any]:
+    return [one async for one in engine.generate("key", asked, None)]
+
+
+async def test_a_reply_goes_on_where_another_instance_left_it(folder: Path) -> None:
+    scripted = Scripted([output([9]), output([10, 11], "length")])
+    sampling = {"seed": 3, "min_tokens": 4, "stop_token_ids": [2], "top_k": 7}
+    asked = request(6, output=[7, 8], sampling=sampling, priority=1)
+    found = await collect(engine_of(folder, scripted), asked)
+    assert [one.ids for one in found] == [[9], [10, 11]]
+    assert (found[-1].finish, found[-1].cached_tokens) == ("length", 2)
+    ((prompt, params, key), named) = scripted.asked[0]
+    assert (prompt["prompt_token_ids"], key, named["priority"]) == ([5, 6, 7, 8], "key", -1)
+    assert (params.max_tokens, params.min_tokens, params.seed) == (4, 2, 5)
+    assert (params.stop_token_ids, params.top_k, params.output_kind) == ([2], 7, "delta")
+
+
+async def test_leaving_a_reply_aborts_it(folder: Path) -> None:
+    scripted = Scripted([output([9]), output([10])])
+    outputs = engine_of(folder, scripted).generate("key", request(), None)
+    await anext(outputs)
+    await outputs.aclose()
+    assert scripted.closed == 1
+
+
+async def test_log_probabilities_are_those_of_the_chosen_tokens(folder: Path) -> None:
+    ranks = {
+        4: SimpleNamespace(logprob=-0.5, rank=1),
+        9: SimpleNamespace(logprob=-2.0, rank=3),
+        3: SimpleNamespace(logprob=-1.0, rank=2),
+    }
+    scripted = Scripted([output([9], "stop", [ranks])])
+    (found,) = await collect(engine_of(folder, scripted), request(sampling={"logprobs": 2}))
+    (entry,) = found.logprobs
+    assert (entry.id, entry.logprob, entry.top) == (9, -2.0, [(4, -0.5), (3, -1.0)])
+
+
+async def test_what_vllm_refuses_is_the_clients_error_and_what_breaks_moves(folder: Path) -> None:
+    with refuses(BadRequest, "top_k"):
+        await collect(engine_of(folder, Scripted([], Refused("no"))), request())
+    for scripted in (Scripted([], Dead()), Scripted([output([1], "abort")])):
+        with pytest.raises(Unavailable):
+            await collect(engine_of(folder, scripted), request())
+
+
+def test_arguments_reach_vllm_except_those_that_the_host_sets(folder: Path) -> None:
+    def parsed(text: str, **settings: Any) -> Any:
+        given = EnginesConfig(engine="vllm", model=str(folder), engine_args=text, **settings)
+        return engine_arguments(LIBRARY, given)
+
+    found = parsed("--dtype bfloat16 --scheduling-policy fcfs", context=32)
+    assert (found.model, found.dtype, found.max_model_len) == (str(folder), "bfloat16", 32)
+    assert found.scheduling_policy == "fcfs"
+    assert parsed("").scheduling_policy == "priority"
+    for text in ("--model x", "--trust_remote_code", "--no-such", "'"):
+        with refuses(ConfigError, "engine_args"):
+            parsed(text)
+    assert split_arguments("--a 'b c'") == ["--a", "b c"]
+
+
+def test_without_vllm_the_environment_is_named() -> None:
+    with refuses(ConfigError, "engine_python"):
+        load_library()
+
+
+def test_grammars_name_added_tokens_by_id(folder: Path) -> None:
+    lark = 'start: "<call>" part "\\n</call>" /<call>/\npart: %json {"enum": ["<call>"]} "<b>"'
+    assert with_token_ids(lark, {"<call>": 5, "</call>": 6}) == (
+        'start: <[5]> part ("\\n" <[6]>) /<call>/\npart: %json {"enum": ["<call>"]} "<b>"'
+    )
+    assert with_token_ids('start: "a"', {"<call>": 5}) == 'start: "a"'
+    tokens = added_tokens(folder)
+    assert all(name[0] == "<" and name[-1] == ">" for name in tokens)
+    assert added_tokens(folder / "none") == {}
+
+
+def test_kinds_of_grammars_have_their_fields() -> None:
+    def of(kind: Any, text: str, **fields: str) -> Any:
+        return structured(LIBRARY, Grammar(kind=kind, text=text, **fields), {"<t>": 3})
+
+    assert of("json_schema", "{}") == {"json": "{}"}
+    assert of("regex", "a+") == {"regex": "a+"}
+    assert of("choice", '["a"]') == {"choice": ["a"]}
+    assert of("grammar", 'root ::= "<t>"') == {"grammar": 'root ::= "<t>"'}
+    assert of("grammar", 'start: "<t>"') == {"grammar": "start: <[3]>"}
+    framed = of("regex", "a+", frame='start: "<t>" @answer')
+    assert framed["grammar"].startswith("start: <[3]> framed_answer")
+    params = sampling_params(LIBRARY, request(), {})
+    assert (params.structured_outputs, params.logprobs) == (None, None)
+
+
+def test_the_load_is_that_of_all_engines_of_vllm() -> None:
+    reader = LoadReader()
+    assert reader.load() == {}
+    for index, used in enumerate((0.5, 0.0)):
+        stats = SimpleNamespace(num_running_reqs=2, num_waiting_reqs=1, kv_cache_usage=used)
+        reader.factory(None, index).record(stats, None, None, index)
+    assert reader.load() == {"running": 4.0, "queued": 2.0, "kv_free": 0.75}
