@@ -273,7 +273,6 @@ def test_a_killed_engine_does_not_break_a_stream(
 ) -> None:
     """The reply goes on at another engine; once the first is back, it serves again."""
     needs(engine)
-    others = [one for one in pythons() if one != engine and ENGINES.index(one) < 2]
     endless = {"ignore_eos": True, "max_tokens": 1900}
     want = Streamed()
     for _ in stream(stack, want, target="motet", **endless):
@@ -285,8 +284,8 @@ def test_a_killed_engine_does_not_break_a_stream(
         if not killed and len(found.ids) >= 10:
             killed = True
             stack.kill(f"decode:{MODEL}@{engine}")
-    assert [name for name, _ in found.targets][0] == engine
-    assert len(found.targets) >= 2, (found.targets, others)
+    assert found.targets[0][0] == engine
+    assert len(found.targets) >= 2, found.targets
     at = found.targets[1][1]
     assert len(found.ids) == len(want.ids) == 1900
     assert found.ids[:at] == want.ids[:at]  # greedy: all engines compute the same model
