@@ -162,8 +162,15 @@ def write_tasks(cache: Path, limit: int) -> Path:
     """Write pocket-chat's held-out questions to a file, once; return its path."""
     path = cache / f"pocket-tasks-{limit}.jsonl"
     if not path.is_file():
-        recipe = HERE.parent / "models" / "recipes" / "chat_tasks.py"
-        argv = [sys.executable, str(recipe), str(POCKET), "--per-category", str(limit)]
+        recipes = HERE.parent / "models" / "recipes"
+        argv = [
+            sys.executable,
+            str(recipes),
+            "chat.tasks",
+            str(POCKET),
+            "--per-category",
+            str(limit),
+        ]
         made = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=3600)
         path.write_text(made.stdout, encoding="utf-8")
     return path

@@ -9,10 +9,10 @@ from random import Random
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "models" / "recipes"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
 
 from motet_media.audio import Resampler  # behind the path, as what comes next
-from speech_espeak import Voice, speak
+from recipes.speech.espeak import Voice, speak
 
 RATE = 24_000  # Hz
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")

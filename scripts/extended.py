@@ -47,7 +47,7 @@ def pytest_step(name: str, seconds: int, *argv: str, **env: str) -> Step:
 
 def storm(name: str, length: int, *argv: str) -> Step:
     """Return a step of mixed traffic for `length` seconds while processes fail."""
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models/recipes"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models"))
     options = ("-m", "chaos.storm", "--seconds", str(length), *argv)
     return Step(name=name, argv=options, seconds=length + 120, env={"PYTHONPATH": path})
 
