@@ -62,8 +62,8 @@ PARTS: dict[str, list[Step]] = {
         marked("peers", 600),
         *(
             Step(
-                name=f"benchmarks/{name}.py --quick",
-                argv=(f"benchmarks/{name}.py", "--quick"),
+                name=f"benchmark {name} --quick",
+                argv=("benchmarks/run.py", name, "--quick"),
                 seconds=1000,
             )
             for name in ("llm", "images", "voice")
@@ -97,7 +97,11 @@ PARTS: dict[str, list[Step]] = {
     "groups": [marked("groups", 3600)],
     "gpu": [
         marked("gpu", 2400),
-        Step(name="benchmarks/gpu_kernels.py", argv=("benchmarks/gpu_kernels.py",), seconds=1200),
+        Step(
+            name="benchmark gpu_kernels",
+            argv=("benchmarks/run.py", "gpu_kernels"),
+            seconds=1200,
+        ),
     ],
 }
 
