@@ -241,6 +241,7 @@ class Complete(Request, tag="complete"):
 
 
 TIERS = {"flex": -1, "default": 0, "priority": 1}  # priority of each service tier
+BACKGROUND = -2  # priority of batches, which use what other requests leave
 
 
 def tier_of(priority: int) -> str:
