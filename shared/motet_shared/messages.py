@@ -485,6 +485,7 @@ class Embed(Request, tag="embed"):
     # number of the first text, for errors; above 0 if earlier texts are embedded by another request
     first: int = 0
     request_id: str = ""
+    priority: int = 0  # texts of a lower one wait for those of a higher one
 
 
 class Checkpoint(Struct, omit_defaults=True):

@@ -50,9 +50,7 @@ def test_they_advance_however_busy_the_engine_is() -> None:
     batch = make_request(0, prompt=4, output=3, priority=BACKGROUND)
     scheduler.add(batch)
     scheduler.add(make_request(1, prompt=4, output=900))
-    joined = [
-        step for step in range(3 * SHARED_EVERY) if "r0" in steps_of(run_step(scheduler))
-    ]
+    joined = [step for step in range(3 * SHARED_EVERY) if "r0" in steps_of(run_step(scheduler))]
     assert joined == [SHARED_EVERY - 1, 2 * SHARED_EVERY - 1, 3 * SHARED_EVERY - 1]
     assert batch.status is Status.FINISHED
 
