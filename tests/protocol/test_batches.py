@@ -92,9 +92,10 @@ async def test_a_file_of_several_parts_comes_back(client: openai.AsyncOpenAI) ->
 
 
 async def test_files_are_listed_in_pages(client: openai.AsyncOpenAI) -> None:
+    purposes: list[Any] = ["assistants", "evals", "assistants", "evals"]
     made = [
         await client.files.create(file=(f"{n}.txt", b"x"), purpose=purpose)
-        for n, purpose in enumerate(("assistants", "evals", "assistants", "evals"))
+        for n, purpose in enumerate(purposes)
     ]
     ids = [file.id for file in made]
     assert [file.id async for file in client.files.list(limit=1)][:4] == ids[::-1]
@@ -110,23 +111,25 @@ async def test_files_are_listed_in_pages(client: openai.AsyncOpenAI) -> None:
 
 async def test_wrong_uploads_are_refused(client: openai.AsyncOpenAI) -> None:
     file: Any = ("a.txt", b"x")
-    for fields, param in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"purpose": "fun"}, "purpose"),
         ({"purpose": "batch", "extra_body": {"colour": "red"}}, "colour"),
         (
             {"purpose": "batch", "expires_after": {"anchor": "created_at", "seconds": 1}},
             "expires_after.seconds",
         ),
-    ):
+    ]
+    for fields, param in wrong:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.files.create(file=file, **fields)  # type: ignore[arg-type]
+            await client.files.create(file=file, **fields)
         assert caught.value.param == param
     with pytest.raises(openai.APIStatusError) as large:
         await client.files.create(file=("a", bytes(2_100_000)), purpose="batch")
     assert large.value.status_code == 413
-    for query in ({"after": "file-" + "0" * 24}, {"limit": 0}):
+    queries: list[dict[str, Any]] = [{"after": "file-" + "0" * 24}, {"limit": 0}]
+    for query in queries:
         with pytest.raises(openai.BadRequestError) as caught:
-            await client.files.list(**query)  # type: ignore[arg-type]
+            await client.files.list(**query)
         assert caught.value.param == next(iter(query))
 
 

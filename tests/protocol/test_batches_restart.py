@@ -134,7 +134,7 @@ async def test_a_lease_is_held_by_one_until_it_expires(nats: NatsServer) -> None
         assert await theirs.take(batch) is None
         renewing.cancel()
         async with asyncio.timeout(10):
-            while (taken := await theirs.take(batch)) is None:
+            while (taken := await theirs.take(batch)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert not lease.is_held, "it stopped before another one could take it"
         await asyncio.wait_for(lease.lost(), 1)
