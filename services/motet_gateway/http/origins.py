@@ -19,6 +19,7 @@ _EXPOSED = (
     "retry-after",
     "server-timing",
     "motet-ignored",
+    "motet-served-by",
     *(
         f"x-ratelimit-{what}-{kind}"
         for kind in ("requests", "tokens")
