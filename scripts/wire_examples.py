@@ -70,6 +70,7 @@ REQUESTS: list[wire.Request] = [
     wire.Listen(model="pocket-asr", sample_rate=16000),
     wire.Speak(model="pocket-tts", text="Hello there.", voice="ada"),
     wire.Embed(model="pocket-embed", input=["a star", "a circle"]),
+    wire.Rank(model="reranker", queries=["a star"], documents=["a large star", "a circle"]),
     wire.Draw(model="pocket-draw", prompt="a red circle", width=64, height=64, seed=7),
     wire.ListTargets(),
     ECHO,

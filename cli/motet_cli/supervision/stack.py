@@ -22,8 +22,14 @@ _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 # Roles that chat needs. With fewer cores than processes, the others start later.
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 # These import torch, which takes seconds unless they are forked from the nursery.
-_WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
-MODULES = {"decode": "motet_llm", "prefill": "motet_llm"}  # else motet_ROLE
+_WITH_TORCH = frozenset(
+    {"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding", "ranking"}
+)
+MODULES = {  # else motet_ROLE
+    "decode": "motet_llm",
+    "prefill": "motet_llm",
+    "ranking": "motet_embedding",
+}
 _VAD_MODEL, _VAD_PACKAGE = "silero-vad", "silero_vad"  # optional: `pip install motet[vad]`
 _NO_PROGRESS_BARS = {
     "PYTHONUNBUFFERED": "1",
@@ -85,7 +91,7 @@ class Stack:
     adapters: LoRA adapters, NAME=FOLDER each.
     adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
-    asr, tts, speakers, draw, embed: models; None: not served.
+    asr, tts, speakers, draw, embed, rank: models; None: not served.
     memory: division of the memory among language models; None: each engine measures it.
     declared: models of motet.toml, loaded at start or on demand.
     role_flags: flags of all processes of a role, of motet.toml.
@@ -117,6 +123,7 @@ class Stack:
     speakers: ModelFolder | None = None
     draw: ModelFolder | None = None
     embed: ModelFolder | None = None
+    rank: ModelFolder | None = None
     declared: tuple[DeclaredModel, ...] = ()
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_demand_memory: int = 0
@@ -140,6 +147,7 @@ class Stack:
             *self._speakers(),
             *self._diffusion(),
             *self._embedding(),
+            *self._ranking(),
             *(spec for model in self.at_start for spec in self._declared(model)),
             *self._planners(),
         ]
@@ -163,6 +171,7 @@ class Stack:
             roles.append("vision")
         for label, role in zip(_numbered(f"{model.role}:{name}", len(roles)), roles, strict=True):
             extra = self._decode_arguments(model) if role == "decode" else []
+            extra += ["--role", role] if role == "ranking" else []
             yield self._spec(
                 label if role == model.role else f"{role}:{name}",
                 role,
@@ -202,7 +211,7 @@ class Stack:
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""
         speech = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
-        others = {"embedding": self.embed, "diffusion": self.draw}
+        others = {"embedding": self.embed, "ranking": self.rank, "diffusion": self.draw}
         has_vad = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
         llms = [model for model in self.declared if model.role == "decode"]
         return [
@@ -232,7 +241,7 @@ class Stack:
                 engines += [model.folder.path] * model.instances
             else:
                 bounded += model.memory * model.instances
-        others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
+        others = [self.asr, self.tts, self.speakers, self.draw, self.embed, self.rank]
         paths = [model.path for model in others if model is not None]
         memory = MemoryDivision.measure(share, engines, paths)
         left = max(0, memory.total - bounded)
@@ -348,6 +357,19 @@ class Stack:
                 argv,
                 threads=threads,
                 model=self.embed.name,
+            )
+
+    def _ranking(self) -> Iterator[ChildSpec]:
+        if self.rank is not None:
+            argv = ["--role", "ranking", "--model", str(self.rank.path), "--name", self.rank.name]
+            threads = compute_cores()
+            yield self._spec(
+                "ranking",
+                "ranking",
+                MODULES["ranking"],
+                argv,
+                threads=threads,
+                model=self.rank.name,
             )
 
     def _planners(self) -> Iterator[ChildSpec]:
