@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from motet_gateway.context import GatewayContext
+from motet_gateway.embeddings.input import EmbeddingInput, InputMessage, InputPart, read_input
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Count, Positive, Strict
@@ -24,7 +25,6 @@ from motet_shared.messages import Embed, Vectors
 
 from .aliases import model_of
 from .chat_images import leased_images
-from .embedding_input import EmbeddingInput, InputMessage, InputPart, read_input
 from .prompt_size import PromptSize, read_prompt
 
 

@@ -67,6 +67,7 @@ def load(path: Path) -> PictureEncoder:
     return found
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("family", ["clip", "siglip"])
 def test_texts_and_pictures_as_transformers_computes_them(family: str, tmp_path: Path) -> None:
     path = clip(tmp_path, family)

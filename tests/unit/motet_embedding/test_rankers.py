@@ -38,6 +38,7 @@ def scores(ranker: Ranker, queries: list[str], documents: list[str], most: int =
     return ranking.score(np.split(rows, ends[:-1]))
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cross_encoder_scores_as_sentence_transformers_does(family: str, tmp_path: Path) -> None:
     path = cross_encoder(tmp_path, family)
@@ -84,6 +85,7 @@ def test_without_roles_for_a_pair_qwen3s_format_is_used_where_it_fits(tmp_path: 
     assert len({round(score, 6) for score in found}) == len(DOCUMENTS)
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("expands", [True, False])
 def test_late_interaction_as_sentence_transformers_computes_it(
     expands: bool, tmp_path: Path

@@ -11,11 +11,10 @@ from typing import Literal
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.fields import Count, Strict
+from motet_gateway.openai.chat_images import Source, read_image
+from motet_gateway.openai.schema import ImageUrl
 from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import BadRequest
-
-from .chat_images import Source, read_image
-from .schema import ImageUrl
 
 MAX_PICTURES = 64  # of a request
 _BASE64 = "data:image/png;base64,"
