@@ -91,6 +91,7 @@ ITEMS: list[Struct] = [
     wire.CachedBlocks(4, [9223372036854775809]),
     wire.KvChunk(0, 16, [0, 1], 0, 16, TENSOR, True),
     wire.Vectors(b"\x00\x00\x80?", 1, 3),
+    wire.Scores([0.98, 0.02], 24),
     wire.Recording(3.0, "en", "english"),
     wire.Segment(0, 0, 0.5, 2.25, " Hello.", words=[(" Hello.", 0.5, 2.25)]),
     wire.Partial("Hello", " wor"),

@@ -98,9 +98,14 @@ async def _vectors(
             return [part async for part in vectors]
 
 
-def _answer(encoding: str, model: str, parts: list[Vectors], tokens: int) -> bytes:
+def _answer(
+    encoding: str, model: str, parts: list[Vectors], order: list[int], tokens: int
+) -> bytes:
     entries = [entry for part in parts for entry in _entries(part, encoding)]
-    data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
+    data = [
+        {"object": "embedding", "index": index, **entries[place]}
+        for index, place in enumerate(order)
+    ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
 
