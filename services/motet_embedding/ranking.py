@@ -36,7 +36,7 @@ class RankingService(TextActor):
         """Send `Scores` of all documents, in order."""
         self.check_served(request.model)
         ranking = await self._read(request)
-        async with self.sessions.submitting(ranking.texts) as pending:
+        async with self.sessions.submitting(ranking.texts, request.priority) as pending:
             vectors = await pending.all()
         scores = await asyncio.to_thread(ranking.score, vectors)
         await call.send(Scores(scores, ranking.tokens))

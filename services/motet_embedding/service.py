@@ -76,7 +76,7 @@ class Embedding(TextActor):
         done, several = 0, isinstance(self.model, TokenEncoder)
         most = max(1, _MAX_ITEM_BYTES // (4 * size))
         async with (
-            self.sessions.submitting(texts) as pending,
+            self.sessions.submitting(texts, request.priority) as pending,
             aclosing(pending.read(1 if several else most)) as ready,
         ):
             async for vectors in ready:

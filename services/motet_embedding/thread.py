@@ -21,9 +21,9 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     name = "motet-embedding"
 
-    def submit(self, key: Key, texts: Sequence[Item]) -> None:
+    def submit(self, key: Key, texts: Sequence[Item], priority: int) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
-        self._submit(key, partial(self.engine.add, key, texts))
+        self._submit(key, partial(self.engine.add, key, texts, priority))
 
     def _refusal(self, key: Key, error: MotetError) -> StepOutput:
         return StepOutput(key, [], [], error)
@@ -91,11 +91,13 @@ class EmbeddingSessions:
         await asyncio.to_thread(self.thread.stop)
 
     @asynccontextmanager
-    async def submitting(self, texts: Sequence[Item]) -> AsyncIterator[PendingVectors]:
+    async def submitting(
+        self, texts: Sequence[Item], priority: int = 0
+    ) -> AsyncIterator[PendingVectors]:
         """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)
         pending = self._pending[key] = PendingVectors(len(texts))
-        self.thread.submit(key, texts)
+        self.thread.submit(key, texts, priority)
         try:
             yield pending
         finally:

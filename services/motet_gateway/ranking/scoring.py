@@ -24,6 +24,7 @@ async def score(
     documents, for errors; `max_document` of a request cuts its documents.
     """
     service.check_open()
+    request.priority = http.tenant.rights.priority(None)
     check_wait(http, service.bus.directory, ROLE, request.model)
     _check_size(service, http, request, params)
     asked = [text_tokens(text) for text in request.queries]
