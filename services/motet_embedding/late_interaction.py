@@ -179,7 +179,7 @@ class TokenTexts:
                 document = f"documents[{first + index}]"
                 where = param or ("query" if task == "query" else document)
                 raise ContextTooLong(
-                    f"{where}: has {len(ids)} tokens, this model takes at most "
+                    f"`{where}` has {len(ids)} tokens, this model takes at most "
                     f"{self.longest[task]} in a {task}; shorten it",
                     param=where,
                 )

@@ -126,7 +126,7 @@ def check_query(text: Text, limit: int) -> None:
     """Raise ContextTooLong for a query that cannot be encoded."""
     if len(text) > limit:
         raise ContextTooLong(
-            f"query: has {len(text)} tokens, this model takes at most {limit}; shorten it",
+            f"`query` has {len(text)} tokens, this model takes at most {limit}; shorten it",
             param="query",
         )
 
@@ -135,13 +135,13 @@ def check_length(text: Text, limit: int, index: int) -> None:
     """Raise ContextTooLong or BadRequest for a document that cannot be scored."""
     if len(text) > limit:
         raise ContextTooLong(
-            f"documents[{index}]: has {len(text)} tokens with its query, this model takes at most "
+            f"`documents[{index}]` has {len(text)} tokens with its query, this model takes at most "
             f"{limit}; shorten it, or give max_tokens_per_doc",
             param=f"documents[{index}]",
         )
     if not len(text):
         raise BadRequest(
-            f"documents[{index}]: has no tokens; leave it out", param=f"documents[{index}]"
+            f"`documents[{index}]` has no tokens; leave it out", param=f"documents[{index}]"
         )
 
 

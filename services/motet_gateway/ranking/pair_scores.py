@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 
@@ -12,6 +13,7 @@ from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Strict
 from motet_gateway.http.json_size import MAX_ENTRIES
+from motet_gateway.openai.param_names import ParamNames
 from motet_gateway.openai.prompt_size import read_prompt
 from motet_pipelines.rank import ROLE
 from motet_shared.errors import BadRequest
@@ -30,6 +32,12 @@ class ScoreBody(Strict):
 
 
 _decoder = Decoder(ScoreBody)
+_NAMES = ParamNames(
+    patterns=(
+        (re.compile(r"\bdocuments(?=\[|`|$)"), "text_2"),
+        (re.compile(r"\bquery(?=`|$)"), "text_1"),
+    )
+)
 
 
 async def score_pairs(service: GatewayContext, http: Exchange) -> None:
@@ -50,7 +58,8 @@ async def score_pairs(service: GatewayContext, http: Exchange) -> None:
         documents=documents,
         request_id=http.request_id,
     )
-    scores, tokens = await score(service, http, request, ("text_1", "text_2"))
+    with _NAMES.applied():
+        scores, tokens = await score(service, http, request)
     answer = {
         "id": f"score-{uuid.uuid4().hex}",
         "object": "list",

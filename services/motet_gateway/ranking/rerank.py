@@ -72,7 +72,7 @@ async def _rerank(service: GatewayContext, http: Exchange, *, documents: bool) -
         max_document=body.max_tokens_per_doc or 0,
         request_id=http.request_id,
     )
-    scores, tokens = await score(service, http, request, ("query", "documents"))
+    scores, tokens = await score(service, http, request)
     shown = documents if body.return_documents is None else body.return_documents
     await http.reply(200, _answer(body, request.model, scores, tokens, shown=shown))
 

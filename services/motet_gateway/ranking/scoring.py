@@ -15,18 +15,16 @@ from motet_shared.errors import BadRequest
 from motet_shared.messages import Rank
 
 
-async def score(
-    service: GatewayContext, http: Exchange, request: Rank, params: tuple[str, str]
-) -> tuple[list[float], int]:
+async def score(service: GatewayContext, http: Exchange, request: Rank) -> tuple[list[float], int]:
     """Return a score of each document of a request, and the tokens that were read.
 
-    The tenant is charged for these. `params`: fields of the client that have the queries and the
-    documents, for errors; `max_document` of a request cuts its documents.
+    The tenant is charged for these. `max_document` of a request cuts its documents. Errors name
+    `query` and `documents`.
     """
     service.check_open()
     request.priority = http.tenant.rights.priority(None)
     check_wait(http, service.bus.directory, ROLE, request.model)
-    _check_size(service, http, request, params)
+    _check_size(service, http, request)
     asked = [text_tokens(text) for text in request.queries]
     asked = asked if len(asked) > 1 else asked * len(request.documents)
     expected = sum(asked) + sum(map(text_tokens, request.documents))
@@ -52,23 +50,20 @@ def served_model(service: GatewayContext, name: str | None) -> str:
     return model_of(service.bus.directory, ROLE, name or "")
 
 
-def _check_size(
-    service: GatewayContext, http: Exchange, request: Rank, params: tuple[str, str]
-) -> None:
+def _check_size(service: GatewayContext, http: Exchange, request: Rank) -> None:
     """Check every text before it is tokenized, and cut those that will be cut in any case."""
-    asked, given = params
     size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)
     if len(request.documents) > service.config.max_inputs:
-        message = f"`{given}` has {len(request.documents)} texts; at most "
+        message = f"`documents` has {len(request.documents)} texts; at most "
         message += f"{service.config.max_inputs} are taken at a time (--max-inputs)"
-        raise BadRequest(message, param=given)
-    for param, texts in ((asked, request.queries), (given, request.documents)):
+        raise BadRequest(message, param="documents")
+    for param, texts in (("query", request.queries), ("documents", request.documents)):
         if any(not text for text in texts):
             raise BadRequest(f"`{param}` has an empty text; leave it out", param=param)
     if request.max_document:
         most = request.max_document * size.longest
         request.documents = [text[:most] for text in request.documents]
     for text in request.queries:
-        size.check_text(text, asked)
+        size.check_text(text, "query")
     for text in request.documents:
-        size.check_text(text, given)
+        size.check_text(text, "documents")
