@@ -231,6 +231,13 @@ def _add_up(
         help="embedding model: folder, name, org/name or none (default: pocket-embed)",
     )
     up.add_argument(
+        "--rank",
+        metavar="MODEL",
+        default="none",
+        help="ranking model (cross-encoder, Qwen3-Reranker, ColBERT, embedding model): folder, name,"
+        " org/name or none (default: none)",
+    )
+    up.add_argument(
         "--planner",
         metavar="FILE",
         nargs="?",

@@ -1,4 +1,4 @@
-"""Embed: texts in, their vectors out, with failover between embedding services.
+"""Embed: texts or pictures in, their vectors out, with failover between embedding services.
 
     async with aclosing(embed(bus, Embed(model="pocket-embed", input=["a red circle"]))) as parts:
         async for part in parts:
@@ -11,7 +11,7 @@ early is a remote cancel; `aclosing` makes that prompt.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import msgspec
@@ -21,10 +21,10 @@ from motet_shared.messages import Embed, Vectors
 from motet_shared.wire.bus import Bus
 
 from .failover import Failover, StreamMoves
+from .parts import part_end
 
 ROLE = "embedding"
-PART = 256 * 1024  # most bytes of texts in one request, unless one text alone is larger
-PART_TEXTS = 512  # most texts in one request
+_PICTURE = 128  # length that stands for a picture, of which only a reference is sent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ async def embed(
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[Vectors, None]:
-    """Yield the vectors of the request's texts in order, several at a time.
+    """Yield the vectors of the request's texts and pictures in order, several at a time.
 
     `deadline`: seconds for everything. `patience`: seconds without progress, in which an instance
     may appear or restart, before the last retryable error is raised. Other errors are raised at
@@ -60,31 +60,33 @@ async def embed(
         deadline=deadline,
         what="embedding",
     )
-    count = len(request.input)
-    while outcome.texts < count:
+    lengths = [len(text) for text in request.input] + [_PICTURE] * len(request.pictures)
+    while outcome.texts < len(lengths):
         async with moves as instance:
             first = outcome.texts
-            part = msgspec.structs.replace(
-                request, input=_part(request.input, first), first=request.first + first
-            )
+            end = part_end(lengths, first)
+            part = _part(request, first, end)
             async with bus.open(ROLE, part, instance=instance, deadline=moves.left()) as stream:
+                begun = b""  # vectors of a text of which more are to come
                 async for item in stream:
                     if isinstance(item, Vectors):
+                        begun += item.data
+                        if not item.count:
+                            continue
                         outcome.texts += item.count
                         outcome.tokens += item.tokens
-                        yield item
-            if outcome.texts < first + len(part.input):
+                        yield msgspec.structs.replace(item, data=begun)
+                        begun = b""
+            if outcome.texts < end:
                 raise StreamBroken(f"{instance} ended before all texts were embedded")
 
 
-def _part(texts: Sequence[str | list[int]], first: int) -> list[str | list[int]]:
-    """Return the texts from `first` on that fit into one request."""
-    size, end = 0, first
-    while end < len(texts):
-        text = texts[end]
-        # An upper bound of the bytes on the wire: 4 per character, and for most token ids.
-        size += 4 * len(text) + 8
-        if end > first and (size > PART or end - first == PART_TEXTS):
-            break
-        end += 1
-    return list(texts[first:end])
+def _part(request: Embed, first: int, end: int) -> Embed:
+    """Return the request for the texts, and then pictures, from `first` to `end`."""
+    texts = len(request.input)
+    return msgspec.structs.replace(
+        request,
+        input=request.input[first:end],
+        pictures=request.pictures[max(0, first - texts) : max(0, end - texts)],
+        first=request.first + first,
+    )

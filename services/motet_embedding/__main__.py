@@ -1,12 +1,26 @@
-"""Run one text embedding process: `python -m motet_embedding`."""
+"""Run one process of role embedding or ranking: `python -m motet_embedding --model FOLDER`."""
 
 from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.process.actor import run
+    from motet_shared.errors import ConfigError
+    from motet_shared.process.actor import Actor, run
+    from motet_shared.process.config import load
 
     from .config import EmbeddingConfig
+    from .ranking import RankingService
     from .service import Embedding
 
+
+def main() -> None:
+    worker: type[Actor] = Embedding
+    try:
+        if load(EmbeddingConfig, prog="motet-embedding").role == "ranking":
+            worker = RankingService
+    except ConfigError:
+        pass  # `run` reports it
+    run(worker, EmbeddingConfig)
+
+
 if __name__ == "__main__":
-    run(Embedding, EmbeddingConfig)
+    main()

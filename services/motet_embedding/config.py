@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from motet_shared.errors import ConfigError
-from motet_shared.process.config import ProcessConfig, setting
+from motet_shared.process.config import Bytes, ProcessConfig, setting
 
 from .pooling import MODES
 
@@ -77,12 +78,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(ProcessConfig):
-    """Embed texts as vectors: one process serves one sentence encoder.
+    """Embed texts as vectors, or rank documents: one process serves one model.
 
     `EngineConfig` documents the engine's own settings.
     """
 
-    model: str = setting("folder of the sentence encoder to serve")
+    role: Literal["embedding", "ranking"] = setting(
+        "role of the process: vectors of texts, or scores of documents", default="embedding"
+    )
+    model: str = setting("folder of the sentence encoder or ranker to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     device: str = setting(
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
@@ -105,6 +109,8 @@ class EmbeddingConfig(ProcessConfig):
     max_requests: int = setting(
         "most requests at a time; further ones are refused", default=256, min=1
     )
+    max_picture: int = setting("largest picture, pixels", default=50_000_000, min=1)
+    max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
     step_timeout: float = setting(
         "seconds after which a step counts as hung and the process exits", default=120.0, min=1
     )

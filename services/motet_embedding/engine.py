@@ -13,47 +13,63 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError, MotetError, Overloaded
 
 from .config import EngineConfig
-from .encoder import Encoder
 from .request_queues import Key, RequestQueues, cost
-from .texts import Text
+from .texts import Item
 
 Vectors = NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """Report vectors of some texts of one request (in the rows of `vectors`), or its error.
+    """Report vectors of some texts of one request, or its error.
 
     places: indices of these texts within the request.
+    vectors: `[R, V]` of each of these texts, with R = 1 unless a text has several.
     """
 
     key: Key
     places: list[int]
-    vectors: Vectors
+    vectors: list[Vectors]
     error: MotetError | None = None
 
 
-NO_VECTORS: Vectors = np.empty((0, 0), np.float32)
+class TextModel(Protocol):
+    """Compute what a request wants of its texts: vectors, or scores as vectors of one number.
+
+    packed: whether a pass has no padding.
+    """
+
+    packed: bool
+
+    def encode(self, texts: Sequence[Any]) -> Tensor:
+        """Return `[R, V]` float32: `Text.vectors` rows for each text, in order."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen when the model was loaded."""
+        ...
 
 
 class Engine:
-    """Encode the texts of all requests with one encoder."""
+    """Compute the texts of all requests with one model."""
 
-    def __init__(self, config: EngineConfig, encoder: Encoder):
+    def __init__(self, config: EngineConfig, encoder: TextModel):
         self.config = config
         self.encoder = encoder
         self._queues = RequestQueues()
         self._steps = self._texts = self._tokens = self._computed = 0
 
-    def add(self, key: Key, texts: Sequence[Text], priority: int = 0) -> None:
+    def add(self, key: Key, texts: Sequence[Item], priority: int = 0) -> None:
         """Queue the texts of a request, at least one. Raises Overloaded if they do not all fit."""
         if not texts or key in self._queues:
             raise InternalError(f"key: request {key!r} has no texts, or its key is in use")
@@ -78,9 +94,11 @@ class Engine:
         taken = self._queues.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
             return []
-        vectors_BV: Vectors = (
+        vectors_RV: Vectors = (
             Download(self.encoder.encode([one.text for one in taken])).wait().numpy()
         )
+        ends = np.cumsum([one.text.vectors for one in taken])
+        vectors = np.split(vectors_RV, ends[:-1])
         lengths = [len(one.text) for one in taken]
         self._steps += 1
         self._texts += len(taken)
@@ -90,7 +108,9 @@ class Engine:
         for row, one in enumerate(taken):
             rows.setdefault(one.key, []).append(row)
         return [
-            StepOutput(key, [taken[row].place for row in own_rows], vectors_BV[own_rows])
+            StepOutput(
+                key, [taken[row].place for row in own_rows], [vectors[row] for row in own_rows]
+            )
             for key, own_rows in rows.items()
         ]
 

@@ -108,33 +108,65 @@ def first_position(model: PreTrainedModel) -> int:
 
 @torch.inference_mode()
 def forward(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int
+    model: PreTrainedModel,
+    texts: Sequence[Sequence[int]],
+    first: int,
+    types: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Tensor, PackedTexts]:
     """Return `[N, D]`, the last hidden states of the texts one after the other.
 
-    Raises any exception of a model that cannot be packed.
+    `types`: token types of each text, for models that have them. Raises any exception of a model
+    that cannot be packed.
     """
     packed = PackedTexts(Spans.of(map(len, texts), model.device))
-    ids_N = np.fromiter(chain.from_iterable(texts), dtype=np.int64, count=packed.spans.num_tokens)
+    num_tokens = packed.spans.num_tokens
+    ids_N = np.fromiter(chain.from_iterable(texts), dtype=np.int64, count=num_tokens)
     positions_N = np.concatenate([np.arange(first, first + len(text)) for text in texts])
-    ids, positions = upload_all([ids_N, positions_N], model.device)
-    output = model(
-        input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model)
-    )
+    arrays = {"input_ids": ids_N, "position_ids": positions_N}
+    if types is not None:
+        arrays["token_type_ids"] = np.fromiter(chain.from_iterable(types), np.int64, num_tokens)
+    uploaded = upload_all([*arrays.values()], model.device)
+    rows = {name: row[None] for name, row in zip(arrays, uploaded, strict=True)}
+    output = model(**rows, packed=packed, **_no_cache(model))
     return output.last_hidden_state[0], packed
 
 
 @torch.inference_mode()
 def forward_padded(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], padding: int
+    model: PreTrainedModel,
+    texts: Sequence[Sequence[int]],
+    padding: int,
+    types: Sequence[Sequence[int]] | None = None,
+    unseen: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Return `[S, D]` of each text, computed as a batch with padding."""
-    longest = max(map(len, texts))
-    ids_BT = np.array([[*text, *[padding] * (longest - len(text))] for text in texts])
-    seen_BT = np.array([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
-    ids, seen = upload_all([ids_BT, seen_BT], model.device)
-    hidden_BTD = model(input_ids=ids, attention_mask=seen, **_no_cache(model)).last_hidden_state
+    """Return `[S, D]` of each text, computed as a batch with padding.
+
+    `types`: as for `forward`. `unseen`: how many last tokens of each text no token attends to.
+    """
+    batch = padded(texts, padding, types, unseen, model.device)
+    hidden_BTD = model(**batch, **_no_cache(model)).last_hidden_state
     return [hidden[: len(text)] for hidden, text in zip(hidden_BTD, texts, strict=True)]
+
+
+def padded(
+    texts: Sequence[Sequence[int]],
+    padding: int,
+    types: Sequence[Sequence[int]] | None,
+    unseen: Sequence[int],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Return ids, attention mask and token types, if there are any, as rows of equal length."""
+    longest = max(map(len, texts))
+    attended = [
+        len(text) - one for text, one in zip(texts, unseen or [0] * len(texts), strict=True)
+    ]
+    arrays = {
+        "input_ids": np.array([[*text, *[padding] * (longest - len(text))] for text in texts]),
+        "attention_mask": np.array([[1] * seen + [0] * (longest - seen) for seen in attended]),
+    }
+    if types is not None:
+        arrays["token_type_ids"] = np.array([[*row, *[0] * (longest - len(row))] for row in types])
+    return dict(zip(arrays, upload_all([*arrays.values()], device), strict=True))
 
 
 def _no_cache(model: PreTrainedModel) -> dict[str, bool]:

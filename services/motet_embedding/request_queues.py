@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from .texts import Text
+from .texts import Item
 
 Key = Hashable
 
@@ -27,7 +27,7 @@ class WaitingText(NamedTuple):
 
     key: Key
     place: int
-    text: Text
+    text: Item
 
 
 class RequestQueues:
@@ -46,7 +46,7 @@ class RequestQueues:
     def __contains__(self, key: Key) -> bool:
         return key in self._queues
 
-    def add(self, key: Key, texts: Sequence[Text], priority: int = 0) -> None:
+    def add(self, key: Key, texts: Sequence[Item], priority: int = 0) -> None:
         """Queue the texts of a request."""
         self._priorities[key] = priority
         self._queues[key] = [WaitingText(key, place, text) for place, text in enumerate(texts)]

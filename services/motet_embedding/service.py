@@ -3,74 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 
-from motet_kernels.runtime import native
 from motet_shared.errors import BadRequest
-from motet_shared.messages import Embed, ModelCard, Usage, Vectors
-from motet_shared.process.actor import Actor, operation
+from motet_shared.messages import Embed, Usage, Vectors
+from motet_shared.process.actor import operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
-from .config import EmbeddingConfig
+from .actor import TextActor
+from .config import EmbeddingConfig, EngineConfig
 from .encoder import Encoder
-from .engine import Engine
-from .texts import Text, Texts
-from .thread import EmbeddingSessions
+from .folder import Folder
+from .late_interaction import TokenEncoder
+from .picture_reader import PictureReader
+from .pictures import PictureEncoder
+from .texts import Item, Texts
 
-log = logging.getLogger(__name__)
+Embedder = Encoder | TokenEncoder | PictureEncoder
 
 _MAX_ITEM_BYTES = (
     256 * 1024
 )  # most bytes of vectors in one item: a message stays far below `max_payload`
 
 
-class Embedding(Actor):
-    """Serve one embedding model: texts in, vectors out."""
+class Embedding(TextActor):
+    """Serve one embedding model: texts or pictures in, vectors out."""
 
     role = "embedding"
-    config: EmbeddingConfig
 
     def __init__(self, config: EmbeddingConfig, bus: Bus):
         super().__init__(config, bus)
-        self.max_active = config.max_requests
         self._texts: Texts | None = None
-        self._sessions: EmbeddingSessions | None = None
-        self._card: ModelCard | None = None
+        self._model: Embedder | None = None
+        self._pictures = PictureReader(config, bus)
 
     async def warm(self) -> None:
         config = self.config.engine()
-        encoder = await asyncio.to_thread(Encoder.load, config)
-        folder = encoder.folder
-        self._texts = Texts(folder, encoder.limit, encoder.vocabulary)
-        self._sessions = EmbeddingSessions(Engine(config, encoder), self.crash)
-        self.bus.monitor.duties.append(self._sessions.thread.watch(self.config.step_timeout))
-        created = int((folder.transformer / "config.json").stat().st_mtime)
-        self._card = ModelCard(
-            name=config.model_name,
-            context=encoder.limit,
-            created=created,
-            vocab_size=encoder.vocabulary,
-        )
-        log.info(
-            "model loaded",
-            extra={"model": self._card.name, "size": encoder.size, "packed": encoder.packed},
+        model = self._model = await asyncio.to_thread(load_embedder, config)
+        self._texts = Texts(model.folder, model.limit, model.vocabulary)
+        await self._pictures.start()
+        self.serve(
+            config,
+            model,
+            model.folder,
+            context=model.limit,
+            vocab_size=model.vocabulary,
+            multi_vector=isinstance(model, TokenEncoder),
+            images=isinstance(model, PictureEncoder),
         )
 
     async def close(self) -> None:
-        if self._sessions is not None:
-            await self._sessions.close()
+        await super().close()
+        await self._pictures.close()
 
     @property
-    def sessions(self) -> EmbeddingSessions:
-        """Return the sessions. Raises RuntimeError before `warm` has loaded the model."""
-        if self._sessions is None:
+    def model(self) -> Embedder:
+        """Return the model. Raises RuntimeError before `warm` has loaded it."""
+        if self._model is None:
             raise RuntimeError("the model is not loaded yet")
-        return self._sessions
+        return self._model
 
     @operation(Embed)
     async def embed(self, call: Call, request: Embed) -> None:
@@ -78,22 +73,23 @@ class Embedding(Actor):
         self.check_served(request.model)
         size = self._size(request.dimensions)
         texts = await self._read(request)
-        done = 0
+        done, several = 0, isinstance(self.model, TokenEncoder)
+        most = max(1, _MAX_ITEM_BYTES // (4 * size))
         async with (
             self.sessions.submitting(texts, request.priority) as pending,
-            aclosing(pending.read(max(1, _MAX_ITEM_BYTES // (4 * size)))) as vectors,
+            aclosing(pending.read(1 if several else most)) as ready,
         ):
-            async for rows in vectors:
-                tokens = sum(len(text) for text in texts[done : done + len(rows)])
-                done += len(rows)
-                await call.send(
-                    Vectors(_truncate(rows, size).astype("<f4").tobytes(), len(rows), tokens)
-                )
+            async for vectors in ready:
+                rows = _truncate(np.concatenate(vectors), size)
+                tokens = sum(map(len, texts[done : done + len(vectors)]))
+                done += len(vectors)
+                for item in _items(rows, len(vectors), tokens, most if several else 0):
+                    await call.send(item)
         call.finish("stop", Usage(prompt_tokens=sum(map(len, texts))))
 
     def _size(self, dimensions: int) -> int:
         """Return the requested vector size; 0 requests all. Raises BadRequest if out of bounds."""
-        whole = self.sessions.thread.engine.encoder.size
+        whole = self.model.size
         if not 0 <= dimensions <= whole:
             message = (
                 f"dimensions: {dimensions}; this model's vectors have {whole}, give 1 to {whole}"
@@ -101,42 +97,40 @@ class Embedding(Actor):
             raise BadRequest(message, param="dimensions")
         return dimensions or whole
 
-    async def _read(self, request: Embed) -> list[Text]:
+    async def _read(self, request: Embed) -> list[Item]:
+        """Return the texts and pictures of a request, ready to be encoded."""
         if self._texts is None:
             raise RuntimeError("the model is not loaded yet")
-        if not 1 <= len(request.input) <= (max_texts := self.config.max_waiting):
-            raise BadRequest(
-                f"input: has {len(request.input)} texts; give 1 to {max_texts}", param="input"
-            )
-        return await asyncio.to_thread(
-            self._texts.read, request.input, request.prompt, request.first
-        )
+        count, most = len(request.input) + len(request.pictures), self.config.max_waiting
+        if not 1 <= count <= most:
+            raise BadRequest(f"input: has {count} texts; give 1 to {most}", param="input")
+        read = self.model.texts.read if isinstance(self.model, TokenEncoder) else self._texts.read
+        texts = await asyncio.to_thread(read, request.input, request.prompt, request.first)
+        return [*texts, *await self._pictures.read(request.pictures, self.model)]
 
-    # --------------------------------------------------------------------------------------- health
-    def load(self) -> dict[str, float]:
-        if self._sessions is None:
-            return {}
-        stats = self._sessions.thread.stats()
-        return {
-            "queued": stats["waiting"] + stats["commands"],
-            "tokens": stats["tokens"],
-            **native.fallback(),
-        }
 
-    def models(self) -> list[ModelCard]:
-        return [self._card] if self._card else []
+def load_embedder(config: EngineConfig) -> Embedder:
+    """Load a model of vectors of the kind that its folder says. Raises ConfigError."""
+    folder = Folder.read(config.model)
+    if folder.kind == "picture vectors":
+        return PictureEncoder.load(folder, config)
+    late = folder.kind == "token vectors"
+    return TokenEncoder.load(folder, config) if late else Encoder.load(config)
 
-    def stats(self) -> dict[str, Any]:
-        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
-        if self._sessions is None:
-            return {}
-        return self._sessions.thread.stats() | self._sessions.thread.engine.encoder.describe()
 
-    def check_integrity(self) -> None:
-        """Raise RuntimeError if an idle actor still holds engine work."""
-        super().check_integrity()
-        if not self.bus.calls.active and self.sessions.thread.engine.has_work:
-            raise RuntimeError("no call is active, but the engine has work")
+def _items(
+    rows: np.ndarray[Any, np.dtype[np.float32]], count: int, tokens: int, most: int
+) -> list[Vectors]:
+    """Return vectors as one item; a text's `most` at a time if it has several."""
+    data = rows.astype("<f4")
+    if not most:
+        return [Vectors(data.tobytes(), count, tokens)]
+    size = rows.shape[1]
+    pieces = [data[at : at + most].tobytes() for at in range(0, len(data), most)] or [b""]
+    return [
+        *(Vectors(piece, 0, 0, size) for piece in pieces[:-1]),
+        Vectors(pieces[-1], count, tokens, size),
+    ]
 
 
 def _truncate(

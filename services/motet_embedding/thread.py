@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
-
-import numpy as np
 
 from motet_shared.errors import InternalError, MotetError
 from motet_shared.process import engine_thread
 
-from .engine import NO_VECTORS, Engine, StepOutput, Vectors
+from .engine import Engine, StepOutput, Vectors
 from .request_queues import Key
-from .texts import Text
+from .texts import Item
 
 
 class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
@@ -23,12 +21,12 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     name = "motet-embedding"
 
-    def submit(self, key: Key, texts: Sequence[Text], priority: int) -> None:
+    def submit(self, key: Key, texts: Sequence[Item], priority: int) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
         self._submit(key, partial(self.engine.add, key, texts, priority))
 
     def _refusal(self, key: Key, error: MotetError) -> StepOutput:
-        return StepOutput(key, [], NO_VECTORS, error)
+        return StepOutput(key, [], [], error)
 
     def _step(self) -> list[StepOutput]:
         return self.engine.step()
@@ -51,21 +49,24 @@ class PendingVectors:
 
     def fail(self, error: MotetError) -> None:
         """End with an error, which `read` raises."""
-        self.put(StepOutput(None, [], NO_VECTORS, error))
+        self.put(StepOutput(None, [], [], error))
 
-    async def read(self, most: int) -> AsyncGenerator[Vectors, None]:
-        """Yield (some, V) in order without gaps, at most `most` rows at a time.
+    async def all(self) -> list[Vectors]:
+        """Return `[R, V]` of every text, once all are computed. Raises the engine's refusal."""
+        async with aclosing(self.read(len(self._rows))) as parts:
+            return [row async for rows in parts for row in rows]
+
+    async def read(self, most: int) -> AsyncGenerator[list[Vectors], None]:
+        """Yield `[R, V]` of texts in order without gaps, of at most `most` texts at a time.
 
         Raises the engine's refusal.
         """
         done = 0
         while done < len(self._rows):
-            rows = list(
-                itertools.takewhile(lambda row: row is not None, self._rows[done : done + most])
-            )
-            if rows:
+            ready = itertools.takewhile(lambda row: row is not None, self._rows[done : done + most])
+            if rows := [row for row in ready if row is not None]:
                 done += len(rows)
-                yield np.stack([row for row in rows if row is not None])
+                yield rows
             elif self._error is not None:
                 raise self._error
             else:
@@ -91,7 +92,7 @@ class EmbeddingSessions:
 
     @asynccontextmanager
     async def submitting(
-        self, texts: Sequence[Text], priority: int = 0
+        self, texts: Sequence[Item], priority: int = 0
     ) -> AsyncIterator[PendingVectors]:
         """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)

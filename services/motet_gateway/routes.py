@@ -39,6 +39,8 @@ from motet_gateway.operations.adapters import (
     unload_adapter,
 )
 from motet_gateway.operations.doctor import doctor
+from motet_gateway.ranking.pair_scores import ScoreBody, score_pairs
+from motet_gateway.ranking.rerank import RerankBody, rerank, rerank_v2
 from motet_gateway.realtime.endpoint import realtime
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
@@ -81,6 +83,31 @@ _TEXTS = (
         "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
         summary="Vectors of texts", tag="text",
         body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
+    ),
+    Route(
+        "POST", "/v1/rerank", TENANT, rerank, STREAM,
+        summary="Documents by their relevance for a query", tag="text",
+        body=RerankBody, answer={JSON: answers.Reranking},
+    ),
+    Route(
+        "POST", "/rerank", TENANT, rerank, STREAM,
+        summary="The same as /v1/rerank", tag="text",
+        body=RerankBody, answer={JSON: answers.Reranking},
+    ),
+    Route(
+        "POST", "/v2/rerank", TENANT, rerank_v2, STREAM,
+        summary="The same as /v1/rerank, without documents by default", tag="text",
+        body=RerankBody, answer={JSON: answers.Reranking},
+    ),
+    Route(
+        "POST", "/v1/score", TENANT, score_pairs, STREAM,
+        summary="Scores of pairs of texts", tag="text",
+        body=ScoreBody, answer={JSON: answers.ScoreList},
+    ),
+    Route(
+        "POST", "/score", TENANT, score_pairs, STREAM,
+        summary="The same as /v1/score", tag="text",
+        body=ScoreBody, answer={JSON: answers.ScoreList},
     ),
     Route(  # vLLM's paths and bodies
         "POST", "/tokenize", TENANT, tokenize_prompt, STREAM,

@@ -39,6 +39,7 @@ USERS = (
     "tts",
     "diffusion",
     "embedding",
+    "ranking",
     "planner",
     "operator",
 )

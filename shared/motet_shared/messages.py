@@ -473,13 +473,14 @@ class Speak(Request, tag="speak"):
 
 
 class Embed(Request, tag="embed"):
-    """Request embeddings of texts or of token ids (anyone → embedding).
+    """Request embeddings of texts or of token ids, and of pictures (anyone → embedding).
 
-    `Vectors` come back, in order.
+    `Vectors` come back, those of the input first, in order.
     """
 
     model: str
     input: list[str | list[int]]  # either all texts or all token ids
+    pictures: list[Image] = []  # for models that embed texts and pictures alike
     # name of the prompt that precedes each text; empty: the model's default, if any
     prompt: str = ""
     # truncate each vector to so many numbers and normalise it to unit length; 0: all
@@ -488,6 +489,23 @@ class Embed(Request, tag="embed"):
     first: int = 0
     request_id: str = ""
     priority: int = 0  # texts of a lower one wait for those of a higher one
+
+
+class Rank(Request, tag="rank"):
+    """Request scores of documents against queries (anyone → ranking); `Scores` come back, in order.
+
+    There is one query for all documents, or one for each.
+    """
+
+    model: str
+    queries: list[str]
+    documents: list[str]
+    # cut each document to so many tokens; 0: longer ones than the model takes are refused
+    max_document: int = 0
+    # number of the first document, for errors; above 0 if earlier ones are scored by another request
+    first: int = 0
+    priority: int = 0  # documents of a lower one wait for those of a higher one
+    request_id: str = ""
 
 
 class Checkpoint(Struct, omit_defaults=True):
@@ -687,11 +705,22 @@ class KvChunk(Struct, array_like=True, tag="q"):
 
 
 class Vectors(Struct, array_like=True, gc=False, tag="m"):
-    """Embeddings of the next `count` texts, from the embedding service."""
+    """Embeddings of the next `count` texts, from the embedding service.
+
+    A text with a vector for each token may come in several items; all but its last have count 0.
+    """
 
     data: bytes  # float32, little-endian, vectors concatenated
     count: int
     tokens: int  # tokens of these texts
+    size: int = 0  # numbers of a vector of a text with several; 0: each text has one vector
+
+
+class Scores(Struct, array_like=True, tag="M"):
+    """Scores of the next documents, from the ranking service."""
+
+    values: list[float]
+    tokens: int  # tokens that were read for them
 
 
 class Recording(Struct, array_like=True, gc=False, tag="h"):
@@ -796,6 +825,7 @@ Body = (
     | CachedBlocks
     | KvChunk
     | Vectors
+    | Scores
     | Recording
     | Segment
     | Partial
@@ -909,6 +939,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Listen
         | Speak
         | Embed
+        | Rank
         | ListTargets
         | Echo
     )
@@ -986,7 +1017,8 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     tools: bool = False
     reasoning: bool = False  # replies may hold reasoning apart from their text
     reasoning_switch: bool = False  # reasoning can be switched off: `Chat.reasoning_effort`
-    images: bool = False  # chats may contain images
+    images: bool = False  # chats may contain images, or these can be embedded
+    multi_vector: bool = False  # embeddings have a vector for each token
     sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
@@ -1067,6 +1099,7 @@ ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Listen: (Partial, Segment),
     Speak: (Audio,),
     Embed: (Vectors,),
+    Rank: (Scores,),
     Draw: (DenoisingProgress, Picture),
     ListTargets: (ScalingTarget,),
 }

@@ -32,6 +32,7 @@ ROLES = (
     "vad",
     "diffusion",
     "embedding",
+    "ranking",
     "speakers",
 )
 INTERNAL = re.compile(r"motet\.v\d|\$SRV|-[0-9a-f]{8}\b")

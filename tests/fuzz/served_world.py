@@ -20,11 +20,22 @@ from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from support.drawing_services import Embedder, FakeDiffusion
 from support.fake_services import FakeDecode, FakeTokenizer
+from support.ranking_services import WordRanker
 from support.voice_services import ScriptedAsr, ScriptedTts
 
 _SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
 _START = 120.0  # seconds
-_ROLES = ("tokenizer", "decode", "asr", "tts", "vad", "speakers", "diffusion", "embedding")
+_ROLES = (
+    "tokenizer",
+    "decode",
+    "asr",
+    "tts",
+    "vad",
+    "speakers",
+    "diffusion",
+    "embedding",
+    "ranking",
+)
 
 
 class CarefulAsr(ScriptedAsr):
@@ -86,7 +97,11 @@ class ServedWorld:
             )
             vad = Vad(VadConfig(metrics_port=-1), buses["vad"])
             sounds = (CarefulAsr(buses["asr"]), ScriptedTts(buses["tts"]), vad, speakers)
-            others = (FakeDiffusion(buses["diffusion"]), Embedder(None, buses["embedding"]))
+            others = (
+                FakeDiffusion(buses["diffusion"]),
+                Embedder(None, buses["embedding"]),
+                WordRanker(None, buses["ranking"]),
+            )
             for actor in (tokenizer, decode, *sounds, *others, gateway):
                 await stack.enter_async_context(running(actor))
             await gateway.bus.directory.wait_for(

@@ -199,6 +199,7 @@ class Specimens:
             wire.Listen(model=model, language="en"),
             wire.Speak(model=model, text="Hello you.", seed=1, resume=wire.SpeechResume(0, 0, 9)),
             wire.Embed(model=model, input=["a", "b"], dimensions=4),
+            wire.Rank(model=model, queries=["a"], documents=["b", "c"], max_document=4),
             wire.Draw(
                 model=model, prompt="a red circle", width=32, height=32, steps=2, seed=1, previews=1
             ),

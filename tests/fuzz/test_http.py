@@ -20,6 +20,7 @@ from motet_gateway.openapi.document import document, documented_path
 from motet_gateway.routes import ROUTES
 from support.drawing_services import BRUSH, VECTORS
 from support.fake_services import MODEL
+from support.ranking_services import RANKER
 from support.voice_services import ASR_MODEL, VOICE
 
 pytestmark = [
@@ -36,7 +37,8 @@ PATIENCE = 20.0  # seconds for an answer
 # A server whose services are all there has no reason for any other.
 MAY_FAIL = {503}
 SERVED = {"text": MODEL, "responses": MODEL, "messages": MODEL, "sound": ASR_MODEL, "images": BRUSH}
-OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE}
+RANKED = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
+OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE, **dict.fromkeys(RANKED, RANKER)}
 DOCUMENT = document(ROUTES)
 
 

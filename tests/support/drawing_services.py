@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
@@ -49,16 +50,22 @@ class FakeDiffusion(Actor):
 
 
 class Embedder(Actor):
-    """Return embeddings and count five tokens per text."""
+    """Return embeddings, which count texts and then pictures, and five tokens for each."""
 
     role = "embedding"
+    size = 0  # numbers of a vector, with two vectors of each text; 0: one vector of two numbers
 
     def models(self) -> list[ModelCard]:
         return [ModelCard(name=VECTORS, context=0)]
 
     @operation(Embed)
     async def embed(self, call: Call, request: Embed) -> None:
-        await call.send(
-            Vectors(bytes(8 * len(request.input)), len(request.input), 5 * len(request.input))
-        )
+        count = len(request.input) + len(request.pictures)
+        for index in range(count if self.size else 0):
+            rows = struct.pack(f"<{2 * self.size}f", *[float(index)] * 2 * self.size)
+            await call.send(Vectors(rows[: len(rows) // 2], 0, 0, self.size))  # in two pieces
+            await call.send(Vectors(rows[len(rows) // 2 :], 1, 5, self.size))
+        if not self.size:
+            rows = struct.pack(f"<{2 * count}f", *(float(n // 2) for n in range(2 * count)))
+            await call.send(Vectors(rows, count, 5 * count))
         call.finish("stop")

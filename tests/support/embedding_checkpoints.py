@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForTextEncoding,
     BertConfig,
     BertModel,
+    CLIPConfig,
+    CLIPModel,
     DistilBertConfig,
     DistilBertModel,
     ModernBertConfig,
@@ -29,11 +31,15 @@ from transformers import (
     Qwen3Model,
     RobertaConfig,
     RobertaModel,
+    SiglipConfig,
+    SiglipModel,
     T5Config,
     T5EncoderModel,
     XLMRobertaConfig,
     XLMRobertaModel,
 )
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 VOCABULARY = 160
 LONGEST = 96  # tokens of a text
@@ -232,3 +238,51 @@ def ids(count: int, seed: int = 0) -> list[int]:
     """Return the ids of a made-up text of `count` tokens without special ones inside."""
     generator = torch.Generator().manual_seed(1000 * seed + count)
     return [0, *torch.randint(4, 90, (count - 2,), generator=generator).tolist(), 2]
+
+
+def clip(path: Path, family: str = "clip") -> Path:
+    """Write a folder of CLIP or SigLIP in transformers' form: two towers and two processors.
+
+    With 2 as its end, CLIP reads the token of the largest id, as in OpenAI's checkpoints.
+    """
+    text = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 24,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    vision = {name: text[name] for name in ("hidden_size", "intermediate_size")} | {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    torch.manual_seed(5)
+    if family == "clip":
+        model: Any = CLIPModel(
+            CLIPConfig(
+                text_config=text | {"projection_dim": 16}, vision_config=vision, projection_dim=16
+            )
+        )
+        processor: Any = CLIPImageProcessorPil(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        )
+    else:
+        sizes = text | {"projection_size": 32}
+        model = SiglipModel(SiglipConfig(text_config=sizes, vision_config=vision))
+        processor = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+    with torch.no_grad():
+        for name, parameter in model.eval().named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.5 if "embed" in name else 0.2)
+    model.save_pretrained(path)
+    made = tokenizer()
+    made.model_max_length = 24
+    made.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path

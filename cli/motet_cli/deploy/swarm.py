@@ -57,6 +57,7 @@ _EXCLUDED_PROFILES = {
     "gpu",
     "gpu-images",
     "gpu-embedding",
+    "gpu-ranking",
     "observability",
 }  # every Swarm has its own GPU scheduling and monitoring
 

@@ -24,6 +24,7 @@ SERVICE_OF = {  # role of the service that serves a role of the file
     "asr": "asr",
     "tts": "tts",
     "embed": "embedding",
+    "rank": "ranking",
     "draw": "diffusion",
     "speakers": "speakers",
 }

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Setting = str | int | float | bool | list[str]
-Role = Literal["llm", "asr", "tts", "embed", "draw", "speakers"]
+Role = Literal["llm", "asr", "tts", "embed", "rank", "draw", "speakers"]
 Engine = Literal["motet", "vllm", "llama.cpp", "openai"]
 Load = Literal["at start", "on demand"]
 FOREVER = "forever"  # a `keep_alive` without an end
@@ -47,6 +47,7 @@ class UpSettings(Table, frozen=True):
     speakers: str | None = None
     draw: str | None = None
     embed: str | None = None
+    rank: str | None = None
     planner: str | None = None
     nursery: bool | None = None
     nats: str | None = None

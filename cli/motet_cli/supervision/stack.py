@@ -22,8 +22,14 @@ _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 # Roles that chat needs. With fewer cores than processes, the others start later.
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 # These import torch, which takes seconds unless they are forked from the nursery.
-_WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
-MODULES = {"decode": "motet_llm", "prefill": "motet_llm"}  # else motet_ROLE
+_WITH_TORCH = frozenset(
+    {"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding", "ranking"}
+)
+MODULES = {  # else motet_ROLE
+    "decode": "motet_llm",
+    "prefill": "motet_llm",
+    "ranking": "motet_embedding",
+}
 _VAD_MODEL, _VAD_PACKAGE = "silero-vad", "silero_vad"  # optional: `pip install motet[vad]`
 _NO_PROGRESS_BARS = {
     "PYTHONUNBUFFERED": "1",
@@ -85,7 +91,7 @@ class Stack:
     adapters: LoRA adapters, NAME=FOLDER each.
     adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
-    asr, tts, speakers, draw, embed: models; None: not served.
+    asr, tts, speakers, draw, embed, rank: models; None: not served.
     memory: division of the memory among language models; None: each engine measures it.
     declared: models of motet.toml, loaded at start or on demand.
     role_flags: flags of all processes of a role, of motet.toml.
@@ -117,6 +123,7 @@ class Stack:
     speakers: ModelFolder | None = None
     draw: ModelFolder | None = None
     embed: ModelFolder | None = None
+    rank: ModelFolder | None = None
     declared: tuple[DeclaredModel, ...] = ()
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_demand_memory: int = 0
@@ -140,6 +147,7 @@ class Stack:
             *self._speakers(),
             *self._diffusion(),
             *self._embedding(),
+            *self._ranking(),
             *(spec for model in self.at_start for spec in self._declared(model)),
             *self._planners(),
         ]
@@ -172,8 +180,10 @@ class Stack:
             return
         threads = max(1, compute_cores() // model.instances)
         for label in _numbered(f"{model.role}:{name}", model.instances):
-            module = f"motet_{model.role}"
-            yield self._spec(label, model.role, module, [*argv, *own], threads=threads, model=name)
+            module = MODULES.get(model.role, f"motet_{model.role}")
+            extra = ["--role", model.role] if model.role == "ranking" else []
+            every = [*argv, *extra, *own]
+            yield self._spec(label, model.role, module, every, threads=threads, model=name)
 
     def _targets(
         self, model: DeclaredModel, argv: list[str], own: list[str]
@@ -225,7 +235,7 @@ class Stack:
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""
         speech = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
-        others = {"embedding": self.embed, "diffusion": self.draw}
+        others = {"embedding": self.embed, "ranking": self.rank, "diffusion": self.draw}
         has_vad = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
         llms = [model for model in self.declared if model.role == "decode"]
         return [
@@ -255,7 +265,7 @@ class Stack:
                 engines += [model.folder.path] * model.own_instances
             else:
                 bounded += model.memory * model.own_instances
-        others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
+        others = [self.asr, self.tts, self.speakers, self.draw, self.embed, self.rank]
         paths = [model.path for model in others if model is not None]
         memory = MemoryDivision.measure(share, engines, paths)
         left = max(0, memory.total - bounded)
@@ -385,6 +395,19 @@ class Stack:
                 argv,
                 threads=threads,
                 model=self.embed.name,
+            )
+
+    def _ranking(self) -> Iterator[ChildSpec]:
+        if self.rank is not None:
+            argv = ["--role", "ranking", "--model", str(self.rank.path), "--name", self.rank.name]
+            threads = compute_cores()
+            yield self._spec(
+                "ranking",
+                "ranking",
+                MODULES["ranking"],
+                argv,
+                threads=threads,
+                model=self.rank.name,
             )
 
     def _planners(self) -> Iterator[ChildSpec]:

@@ -110,6 +110,7 @@ def parse_options(args: Namespace) -> UpOptions:
         speakers=models.resolve_optional(args.speakers, "--speakers", models.DEFAULT_SPEAKERS),
         draw=models.resolve_drawing(args.draw),
         embed=models.resolve_optional(args.embed, "--embed", models.DEFAULT_EMBEDDING),
+        rank=models.resolve_optional(args.rank, "--rank", ""),
         declared=declared,
         role_flags=role_flags(file.roles),
         on_demand_memory=bytes_of("on_demand.memory", file.on_demand.memory),

@@ -56,6 +56,7 @@ _KINDS = {
     "tts": ("a speech model", "/v1/audio/speech"),
     "diffusion": ("an image model", "/v1/images/generations"),
     "embedding": ("an embedding model", "/v1/embeddings"),
+    "ranking": ("a ranker", "/v1/rerank"),
     "speakers": ("a speaker embedding model", "/v1/audio/transcriptions (diarized_json)"),
     "vad": ("a voice activity model", "/v1/realtime"),
 }

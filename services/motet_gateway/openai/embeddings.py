@@ -1,4 +1,4 @@
-"""Serve POST /v1/embeddings: embed texts or token ids.
+"""Serve POST /v1/embeddings: embed texts, token ids or pictures.
 
 Vectors are returned as numbers or as base64 of little-endian float32.
 """
@@ -14,27 +14,29 @@ import msgspec
 import numpy as np
 
 from motet_gateway.context import GatewayContext
+from motet_gateway.embeddings.input import EmbeddingInput, InputMessage, InputPart, read_input
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Count, Positive, Strict
 from motet_gateway.operations.loading import check_wait
-from motet_gateway.tenancy.usage import settled, text_tokens
+from motet_gateway.tenancy.usage import PICTURE_TOKENS, settled, text_tokens
 from motet_pipelines.embed import ROLE, Embedded, embed
-from motet_shared.errors import BadRequest
 from motet_shared.messages import Embed, Vectors
 
 from .aliases import model_of
+from .chat_images import leased_images
 from .prompt_size import PromptSize, read_prompt
 
 
 class EmbeddingsBody(Strict):
-    """Body of POST /v1/embeddings: OpenAI's fields and the extension `prompt_name`.
+    """Body of POST /v1/embeddings: OpenAI's fields, parts with pictures, and `prompt_name`.
 
     `prompt_name` selects the model's prompt that is put before each text.
     """
 
     model: str
-    input: str | list[str | Count | list[Count]]
+    input: str | list[str | Count | list[Count] | InputPart] | None = None
+    messages: list[InputMessage] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Positive | None = None
     user: str | None = None
@@ -45,16 +47,16 @@ _decoder = Decoder(EmbeddingsBody)
 
 
 async def embeddings(service: GatewayContext, http: Exchange) -> None:
-    """Answer with all vectors at once, in the order of the texts."""
+    """Answer with all vectors at once, in the order of the input."""
     body = _decoder.decode(
         await read_prompt(service, http, "input", role=ROLE, ids=service.config.max_body),
         http.hints("embeddings"),
     )
-    texts = _texts(body.input, service.config.max_inputs)
+    given = read_input(body.input, body.messages, service.config.max_inputs)
     service.check_open()
     request = Embed(
         model=model_of(service.bus.directory, ROLE, body.model),
-        input=texts,
+        input=given.texts,
         prompt=body.prompt_name or "",
         dimensions=body.dimensions or 0,
         request_id=http.request_id,
@@ -62,64 +64,60 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
     )
     check_wait(http, service.bus.directory, ROLE, request.model)
     size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)
-    for text in texts:
+    for text in given.texts:
         size.check_text(text, "input")
-    outcome, parts = Embedded(), []
-    expected = sum(text_tokens(text) if isinstance(text, str) else len(text) for text in texts)
+    outcome = Embedded()
+    expected = sum(
+        text_tokens(text) if isinstance(text, str) else len(text) for text in given.texts
+    )
+    expected += PICTURE_TOKENS * len(given.pictures)
     with http.tenant.take(tokens=expected) as ticket:
         async with http.while_connected():
-            settings = service.config
-            vectors = embed(
-                service.bus,
-                request,
-                outcome,
-                deadline=settings.request_timeout,
-                patience=settings.patience,
-            )
             with settled(ticket.tokens, expected, lambda: outcome.tokens):
-                async with aclosing(vectors):
-                    async for part in vectors:
-                        parts.append(part)
+                parts = await _vectors(service, request, given, outcome)
             # Rendering megabytes of digits would block the event loop.
             answer = await asyncio.to_thread(
-                _answer, body.encoding_format, request.model, parts, outcome.tokens
+                _answer, body.encoding_format, request.model, parts, given.order, outcome.tokens
             )
     await http.reply(200, answer)
 
 
-def _texts(given: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
-    """Return one entry per text: a string or a list of token ids.
-
-    Raises BadRequest if `given` is empty, mixes token ids with texts, or has more than `most`
-    texts.
-    """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise BadRequest("`input` is empty; give a text, or a list of texts", param="input")
-    numbers = [entry for entry in given if isinstance(entry, int)]
-    if numbers:
-        if len(numbers) < len(given):
-            raise BadRequest("`input` mixes token ids with texts; give either", param="input")
-        return [numbers]
-    if len(given) > most:
-        message = (
-            f"`input` has {len(given)} texts; at most {most} are taken at a time (--max-inputs)"
+async def _vectors(
+    service: GatewayContext, request: Embed, given: EmbeddingInput, outcome: Embedded
+) -> list[Vectors]:
+    """Return the vectors of the texts, then of the pictures, which are lent meanwhile."""
+    files, config = await given.files(service), service.config
+    async with await leased_images(service, files) as request.pictures:
+        vectors = embed(
+            service.bus,
+            request,
+            outcome,
+            deadline=config.request_timeout,
+            patience=config.patience,
         )
-        raise BadRequest(message, param="input")
-    return [entry for entry in given if not isinstance(entry, int)]
+        async with aclosing(vectors):
+            return [part async for part in vectors]
 
 
-def _answer(encoding: str, model: str, parts: list[Vectors], tokens: int) -> bytes:
-    rows = [
-        row for part in parts for row in np.frombuffer(part.data, "<f4").reshape(part.count, -1)
-    ]
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": _numbers(row, encoding)}
-        for index, row in enumerate(rows)
+def _answer(
+    encoding: str, model: str, parts: list[Vectors], order: list[int], tokens: int
+) -> bytes:
+    entries = [entry for part in parts for entry in _entries(part, encoding)]
+    data = [
+        {"object": "embedding", "index": index, **entries[place]}
+        for index, place in enumerate(order)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})
+
+
+def _entries(part: Vectors, encoding: str) -> list[dict[str, Any]]:
+    """Return what the answer has of each text: its vector, or a list of the vectors of its tokens."""
+    found = np.frombuffer(part.data, "<f4")
+    if part.size:
+        rows = found.reshape(-1, part.size)
+        return [{"embeddings": [_numbers(row, encoding) for row in rows]}]
+    return [{"embedding": _numbers(row, encoding)} for row in found.reshape(part.count, -1)]
 
 
 def _numbers(row: np.ndarray[Any, np.dtype[np.float32]], encoding: str) -> str | list[float]:

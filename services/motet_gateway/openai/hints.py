@@ -24,6 +24,8 @@ Surface = Literal[
     "chat",
     "completions",
     "embeddings",
+    "rerank",
+    "score",
     "speech",
     "transcription",
     "images",
@@ -99,6 +101,10 @@ HINTS: tuple[Hint, ...] = (
     *_each("", "store", _HTTP, (False,)),
     *_each("", "user", ("embeddings", "speech", "transcription", "images")),
     *_each("", "safety_identifier", ("completions", *_MEDIA)),
+    *_each("", f"{_RECORDS} {_LITELLM} metadata user", ("rerank", "score")),
+    *_each("", "priority", ("rerank",)),  # of Cohere's queue
+    *_each("", "max_chunks_per_doc", ("rerank",), (1,)),
+    *_each("", "encoding_format", ("score",), ("float",)),
     *_each("", "service_tier", _MEDIA),
     *_each("", "verbosity prompt_cache_options prompt_cache_retention", _TEXT),
     # Defaults of other servers, which their clients send explicitly.

@@ -83,7 +83,7 @@ def _described(role: str, card: ModelCard, status: str = "ready") -> dict[str, A
             "reasoning": card.reasoning,
         }
         return known | ({"parent": card.parent} if card.parent else {})
-    if role == "embedding":
+    if role in ("embedding", "ranking"):
         return known | {"context_length": card.context}
     return known | ({"voices": card.voices} if role == "tts" else {})
 
@@ -94,7 +94,12 @@ def capabilities(role: str, card: ModelCard) -> list[str]:
         words = {
             "tts": ["speech"],
             "asr": ["transcription", *(["realtime"] if card.live else [])],
-            "embedding": ["embedding"],
+            "embedding": [
+                "embedding",
+                *(["multi-vector"] if card.multi_vector else []),
+                *(["vision"] if card.images else []),
+            ],
+            "ranking": ["rerank", "score"],
             "diffusion": ["image"],
         }
         return words[role]

@@ -25,7 +25,14 @@ MAX_TOOL_CHARACTERS = 1 << 20  # of all declarations of a request
 _LONGEST = 128  # characters of a token, if its tokenizer does not state it
 _LARGE = 1 << 20  # bytes above which a body is checked before it is decoded
 _ESCAPED = 12  # most bytes of a character in JSON (a surrogate pair of escapes)
-_PICTURES = (b'"image_url"', b'"video_url"', b'"images"', b'"file_data"', b'"media_type"')
+_PICTURES = (
+    b'"image_url"',
+    b'"video_url"',
+    b'"images"',
+    b'"file_data"',
+    b'"media_type"',
+    b'"image"',
+)
 
 
 @dataclass(frozen=True, slots=True)

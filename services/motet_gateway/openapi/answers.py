@@ -5,7 +5,7 @@ Tests compare them with real answers.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -177,7 +177,7 @@ class Model(Struct):
     object: Literal["model"]
     created: Unix
     owned_by: str
-    kind: Literal["chat", "speech", "transcription", "embedding", "image"]
+    kind: Literal["chat", "speech", "transcription", "embedding", "ranking", "image"]
     status: Literal["ready", "starting", "unloaded", "loading", "failed"]
     capabilities: list[str] = []
     loading: Loading | None = None
@@ -211,16 +211,63 @@ class EmbeddingUsage(Struct):
     total_tokens: Count
 
 
+_Vector = list[float] | Annotated[str, Meta(description="base64 of little-endian float32")]
+
+
 class Embedding(Struct):
+    """A text's vector, or the vectors of its tokens where the model has one of each."""
+
     object: Literal["embedding"]
     index: Count
-    embedding: list[float] | Annotated[str, Meta(description="base64 of little-endian float32")]
+    embedding: _Vector | None = None
+    embeddings: list[_Vector] | None = None
 
 
 class EmbeddingList(Struct):
     object: Literal["list"]
     data: list[Embedding]
     model: str
+    usage: EmbeddingUsage
+
+
+class RankedDocument(Struct):
+    """A document: its place in the request, and the document itself if it is wanted."""
+
+    index: Count
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class RankedTokens(Struct):
+    input_tokens: Count
+
+
+class RerankingMeta(Struct):
+    tokens: RankedTokens
+
+
+class Reranking(Struct):
+    """Documents by their relevance, the most relevant first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+    meta: RerankingMeta
+
+
+class PairScore(Struct):
+    index: Count
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(Struct):
+    id: str
+    object: Literal["list"]
+    created: Unix
+    model: str
+    data: list[PairScore]
     usage: EmbeddingUsage
 
 

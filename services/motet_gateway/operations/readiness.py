@@ -15,6 +15,7 @@ KINDS = {
     "tts": "speech",
     "asr": "transcription",
     "embedding": "embedding",
+    "ranking": "ranking",
     "diffusion": "image",
 }
 

@@ -24,6 +24,7 @@ _WORK = {
     "tts": ("seconds", "× real time"),
     "diffusion": ("pictures", "pictures/s"),
     "embedding": ("tokens", "tokens/s"),
+    "ranking": ("tokens", "tokens/s"),
 }
 
 

@@ -19,7 +19,7 @@ from .tenant import SECOND, Ticket
 
 _CHARACTERS = 4  # per token, about
 _OVERHEAD = 4  # tokens of formatting per message
-_PICTURE = 256  # tokens per image, about
+PICTURE_TOKENS = 256  # tokens per image, about
 REPLY_TOKENS = 256  # tokens held for a reply without a token limit
 _SPOKEN = 15  # characters per second of speech, about
 
@@ -46,7 +46,8 @@ def _content_tokens(content: Any) -> int:
         return text_tokens(content)
     parts = content or ()
     return sum(
-        text_tokens(part["text"]) if part.get("type") == "text" else _PICTURE for part in parts
+        text_tokens(part["text"]) if part.get("type") == "text" else PICTURE_TOKENS
+        for part in parts
     )
 
 

@@ -25,6 +25,7 @@ ROLES = (
     "speakers",
     "diffusion",
     "embedding",
+    "ranking",
 )
 REMEMBERED = 512  # (role, model) pairs; the least recently announced is evicted
 SLOWER = 2.0  # multiplier on the measured start time, since the machine may be busy at a restart

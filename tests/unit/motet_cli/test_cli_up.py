@@ -236,6 +236,22 @@ def test_optional_models_are_served_if_present(
     assert refusal(*common, f"--{flag}", "unknown").param == f"--{flag}"
 
 
+def test_a_ranker_is_served_on_request(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert options(*common).stack.rank is None
+    model = tmp_path / "ranker"
+    model.mkdir()
+    assert refusal(*common, "--rank", str(model)).param == "--rank"
+    (model / "config.json").write_text('{"model_type": "bert"}')
+    (model / "model.safetensors").write_bytes(b"")
+    stack = options(*common, "--rank", f"best={model}").stack
+    (spec,) = [one for one in stack.services() if one.role == "ranking"]
+    assert (spec.name, spec.model) == ("ranking", "best")
+    expected = ("-m", "motet_embedding", "--role", "ranking", "--model", str(model))
+    assert spec.argv[1:7] == expected
+    assert "ranking=best" in stack.expected()
+
+
 def test_the_planner_runs_on_request(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
     assert options(*common).stack.planner is None

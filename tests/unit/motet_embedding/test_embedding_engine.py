@@ -106,7 +106,7 @@ def test_vectors_come_back_to_their_request_and_place() -> None:
         steps += 1
         for output in engine.step():
             for place, row in zip(output.places, output.vectors, strict=True):
-                found[output.key, place] = row.tolist()
+                found[output.key, place] = row[0].tolist()
     assert found == {("a", 0): [10, 2], ("a", 1): [11, 3], ("b", 0): [20, 1]}
     assert (
         steps,

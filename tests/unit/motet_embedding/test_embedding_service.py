@@ -14,7 +14,8 @@ import pytest
 
 from motet_embedding.config import EmbeddingConfig
 from motet_embedding.service import Embedding
-from motet_pipelines.embed import PART_TEXTS, Embedded, embed
+from motet_pipelines.embed import Embedded, embed
+from motet_pipelines.parts import PART_TEXTS
 from motet_shared.errors import BadRequest, ConfigError, Overloaded, Unavailable, UnknownModel
 from motet_shared.messages import Embed, Vectors
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle

@@ -83,6 +83,8 @@ async def test_requests_per_minute(tmp_path: Path) -> None:
     [
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/embeddings", {"input": "x"}),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}),
+        ("/v1/score", {"text_1": "x", "text_2": "y"}),
         ("/v1/audio/speech", {"input": "x"}),
         ("/v1/audio/transcriptions", {}),
         ("/v1/audio/translations", {}),

@@ -68,9 +68,11 @@ def test_profiles() -> None:
     assert profiles == {
         **{f"{name}-gpu": ["gpu"] for name in ("decode", "vision", "asr", "tts")},
         **{"embedding-gpu": ["gpu-embedding"], "diffusion-gpu": ["gpu-images"]},
+        "ranking-gpu": ["gpu-ranking"],
         **{name: ["observability"] for name in ("prometheus", "grafana", "otel")},
         "speakers": ["speakers"],
         "embedding": ["embedding"],
+        "ranking": ["ranking"],
         "diffusion": ["images"],
         "planner": ["planner"],
     }

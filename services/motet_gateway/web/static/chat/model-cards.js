@@ -3,7 +3,7 @@
 import { element } from "../common/elements.js";
 
 const $ = (id) => document.getElementById(id);
-const KINDS = { speech: "speaks", transcription: "hears", embedding: "embeds text", image: "draws" };
+const KINDS = { speech: "speaks", transcription: "hears", embedding: "embeds", ranking: "ranks", image: "draws" };
 
 // Returns what a model of `/v1/models` can do, as words.
 export function abilitiesOf({ kind, images, tools, reasoning, context_length: context }) {

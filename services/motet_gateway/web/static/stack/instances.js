@@ -4,7 +4,7 @@ import { arrange, element, setText } from "../common/elements.js";
 import { count, percent, plural, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
 
-const ORDER = ["gateway", "tokenizer", "prefill", "decode", "vision", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "planner"];
+const ORDER = ["gateway", "tokenizer", "prefill", "decode", "vision", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "ranking", "planner"];
 const MAX_CARDS = 120; // per service
 
 export class Instances {

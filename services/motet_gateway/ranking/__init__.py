@@ -1,0 +1,1 @@
+"""Score documents against queries, as Cohere's and Jina's rerank and vLLM's score have it."""
