@@ -95,7 +95,7 @@ class VisionFamily(ABC):
             torch.stack([torch.cat(list(layer[start:end])) for layer in layers]).float()
             for start, end in pairwise(ends)
         ]
-        return _download(found) if self.on_gpu else found
+        return downloaded(found) if self.on_gpu else found
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in inputs.items()}
@@ -108,7 +108,7 @@ class VisionFamily(ABC):
         return upload(part.to(self.dtype) if part.is_floating_point() else part, self.device)
 
 
-def _download(found: list[Tensor]) -> list[Tensor]:
+def downloaded(found: list[Tensor]) -> list[Tensor]:
     """Return the tensors on the CPU, by one copy."""
     return list(
         Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1)

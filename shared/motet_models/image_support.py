@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Families whose images are encoded separately and replace single placeholder tokens, under plain
-# causal attention.
-MODEL_TYPES = frozenset({"idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"})
+# Families whose images are encoded separately and replace single placeholder tokens; each is compared
+# with `generate` of transformers.
+MODEL_TYPES = frozenset(
+    """gemma3 glm4v idefics3 internvl llava llava_next mistral3
+    qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm vipllava""".split()
+)
+
+# Fields of config.json with the token that templates write for an image, if not the placeholder.
+_MARKS = {"gemma3": "boi_token_index"}
 
 
 def accepts_images(config: Mapping[str, Any]) -> bool:
@@ -22,3 +28,12 @@ def placeholder(config: Mapping[str, Any]) -> int | None:
     """Return the id of the token that image embeddings replace; None if there is none."""
     found = config.get("image_token_id", config.get("image_token_index"))
     return found if isinstance(found, int) else None
+
+
+def mark(config: Mapping[str, Any]) -> int | None:
+    """Return the id of the token that chat templates write for an image.
+
+    It is the placeholder, except where a token of its own begins an image (Gemma 3).
+    """
+    found = config.get(_MARKS.get(str(config.get("model_type")), ""))
+    return found if isinstance(found, int) else placeholder(config)

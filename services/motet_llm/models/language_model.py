@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from motet_models.image_support import MODEL_TYPES, placeholder
 
@@ -19,12 +21,16 @@ class ImageEmbeddingShape:
     The first one is the input embedding; that of index n is added to the output of decoder layer
     n - 1.
     axes: axes of positions, 3 if they count frames, rows and columns.
+    looks_ahead: the tokens of a picture see each other in both directions.
+    window: tokens that the layers with the shortest view see; None: all.
     """
 
     placeholder: int
     hidden: int
     layers: int = 1
     axes: int = 1
+    looks_ahead: bool = False
+    window: int | None = None
 
 
 def reads_images(config: PreTrainedConfig) -> bool:
@@ -38,12 +44,14 @@ def image_embedding_shape(config: PreTrainedConfig) -> ImageEmbeddingShape | Non
         return None
     text = config.get_text_config()
     deeper = getattr(config.vision_config, "deepstack_visual_indexes", None) or ()
-    has_axes = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
+    model_class: Any = MODEL_MAPPING[type(config)]
     return ImageEmbeddingShape(
         placeholder=token,
         hidden=text.hidden_size,
         layers=1 + len(deeper),
-        axes=3 if has_axes else 1,
+        axes=3 if hasattr(model_class, "get_rope_index") else 1,
+        looks_ahead="token_type_ids" in inspect.signature(model_class.forward).parameters,
+        window=getattr(text, "sliding_window", None),
     )
 
 

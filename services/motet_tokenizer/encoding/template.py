@@ -30,26 +30,26 @@ class ChatTemplate:
         self,
         tokenizer: PreTrainedTokenizerBase,
         model: str,
-        placeholder: int | None = None,
+        image_mark: int | None = None,
         reasoning: ReasoningFormat | None = None,
         id_length: int = 0,
     ):
         """Set up the template.
 
-        placeholder: token of a picture, if the model accepts images. reasoning: format of the
+        image_mark: token that stands for a picture, if the model accepts images. reasoning: format of the
         model's reasoning, if it has any. id_length: characters of the ids of calls that it takes;
         0: any.
         """
         self._tokenizer = tokenizer
         self._model = model
-        self._placeholder = placeholder
+        self._image_mark = image_mark
         self._reasoning = reasoning
         self._id_length = id_length
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
         self._wants_parts = (
-            placeholder is not None and bool(self.source) and not self._renders_strings()
+            image_mark is not None and bool(self.source) and not self._renders_strings()
         )
 
     def encode(
@@ -62,7 +62,7 @@ class ChatTemplate:
         """Return the token ids of the conversation, by default up to the assistant's next turn.
 
         options: variables of the template (`TemplateOptions.resolve`). A picture is a single
-        placeholder; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
+        mark; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
         messages that the template refuses, UnsupportedParameter for tools that it does not take.
         """
         if not self.source:
@@ -76,7 +76,7 @@ class ChatTemplate:
                 f"tools: the chat template of model {self._model!r} takes none; leave them out",
                 param="tools",
             )
-        plain = normalize(messages, sees=self._placeholder is not None)
+        plain = normalize(messages, sees=self._image_mark is not None)
         if self._reasoning is not None:
             plain = [self._reasoning.history(message, self.source) for message in plain]
         if self._id_length:
@@ -111,11 +111,12 @@ class ChatTemplate:
     def expand_placeholders(
         self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Return the prompt with each placeholder replaced by its picture's tokens.
+        """Return the prompt with each mark replaced by its picture's tokens.
 
-        Raises BadRequest if the numbers of placeholders and pictures differ.
+        Line breaks on both sides of a border are encoded together, as processors encode one text.
+        Raises BadRequest if the numbers of marks and pictures differ.
         """
-        places = [index for index, token in enumerate(ids) if token == self._placeholder]
+        places = [index for index, token in enumerate(ids) if token == self._image_mark]
         if len(places) != len(pictures):
             raise BadRequest(
                 f"messages: the chat template of model {self._model!r} shows {len(places)} of {len(pictures)} images; "
@@ -125,9 +126,28 @@ class ChatTemplate:
         prompt: list[int] = []
         done = 0
         for place, picture in zip(places, pictures, strict=True):
-            prompt += [*ids[done:place], *picture]
+            prompt = self._joined(self._joined(prompt, ids[done:place]), picture)
             done = place + 1
-        return [*prompt, *ids[done:]]
+        return self._joined(prompt, ids[done:])
+
+    def _joined(self, before: list[int], after: Sequence[int]) -> list[int]:
+        """Return the tokens of two texts, one behind the other; their line breaks may merge."""
+        left, right = len(before), 0
+        while left and self._breaks(before[left - 1]):
+            left -= 1
+        while right < len(after) and self._breaks(after[right]):
+            right += 1
+        if left == len(before) or not right:
+            return [*before, *after]
+        count = sum(map(self._breaks, [*before[left:], *after[:right]]))
+        backend = self._tokenizer.backend_tokenizer
+        merged = backend.encode("\n" * count, add_special_tokens=False).ids
+        return [*before[:left], *merged, *after[right:]]
+
+    def _breaks(self, token: int) -> int:
+        """Return how many line breaks a token consists of; 0 for any other token."""
+        text: str = self._tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
+        return len(text) if text.strip("\n") == "" else 0
 
     def _renders_strings(self) -> bool:
         """Return True if the template renders string contents; some expect lists of parts only."""

@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
 from motet_models.context import trained_context
-from motet_models.image_support import accepts_images, placeholder
+from motet_models.image_support import accepts_images, mark, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
@@ -71,7 +71,9 @@ class Vocabulary:
         self.size = max(int(text_config.get("vocab_size") or 0), known)
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
-        self.placeholder = placeholder(config) if accepts_images(config) else None
+        sees = accepts_images(config)
+        self.placeholder = placeholder(config) if sees else None
+        self.image_mark = mark(config) if sees else None
         self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
@@ -83,7 +85,7 @@ class Vocabulary:
         )
         reasoning = self.dialect.reasoning_format
         self.template = ChatTemplate(
-            tokenizer, name, self.placeholder, reasoning, id_length=self.dialect.id_length
+            tokenizer, name, self.image_mark, reasoning, id_length=self.dialect.id_length
         )
         self.options = TemplateOptions(
             self.template.source,
