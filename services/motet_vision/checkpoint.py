@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoTokenizer,
     PreTrainedConfig,
@@ -27,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 from motet_kernels import gpu
 from motet_kernels.runtime.device import dtype_name, find_dtype
 from motet_models.checkpoints import check_checkpoint
-from motet_models.image_support import MODEL_TYPES
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
 from motet_shared.errors import ConfigError
 
 from .families import FixedResolution, VisionFamily
@@ -36,8 +37,10 @@ from .packed import pack
 from .pixtral import Pixtral
 from .processed import Processed
 from .processors import load_processor
+from .sounds import Sounds
 from .tiles import Tiles
 from .tower_attention import use_packed_attention
+from .voxtral import Voxtral
 
 _LOAD_ERRORS = (
     OSError,
@@ -62,6 +65,7 @@ _FAMILIES: dict[str, type[VisionFamily]] = {
     "qwen3_vl": NativeResolution,
     "qwen3_vl_moe": NativeResolution,
     "smolvlm": Tiles,
+    "voxtral": Voxtral,
 }
 # Names of tensors in current checkpoints and, without prefix, in older ones.
 _LANGUAGE_TENSORS = (
@@ -88,26 +92,28 @@ def load_family(
     disable_progress_bar()  # standard error is the log of the service
     check_checkpoint(folder, without=re.compile(_LANGUAGE_TENSORS))
     config = _read(folder, "config.json", AutoConfig.from_pretrained, **_LOCAL)
-    if config.model_type not in MODEL_TYPES:
-        known = ", ".join(sorted(MODEL_TYPES))
+    if config.model_type not in MODEL_TYPES | HEARING_TYPES:
+        known = ", ".join(sorted(MODEL_TYPES | HEARING_TYPES))
         raise ConfigError(
-            f"model={str(folder)!r}: model_type {config.model_type!r} has no vision encoder that is "
+            f"model={str(folder)!r}: model_type {config.model_type!r} has no encoder that is "
             f"supported; give one of {known}"
         )
+    hears = config.model_type in HEARING_TYPES
     family = _FAMILIES.get(config.model_type)
-    processor = (
-        _read(folder, "the processor", load_processor, config)
-        if family is None
-        else _read(folder, "preprocessor_config.json", AutoImageProcessor.from_pretrained, **_LOCAL)
-    )
+    if family is None:
+        processor = _read(folder, "the processor", load_processor, config)
+    else:
+        part = AutoFeatureExtractor if hears else AutoImageProcessor
+        processor = _read(folder, "preprocessor_config.json", part.from_pretrained, **_LOCAL)
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer.from_pretrained, **_LOCAL)
-    own = config.dtype or config.vision_config.dtype or config.get_text_config().dtype
+    tower = getattr(config, "audio_config" if hears else "vision_config", None)
+    own = config.dtype or getattr(tower, "dtype", None) or config.get_text_config().dtype
     dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
     vision_model = _load_vision_model(folder, config, dtype).to(device)
     pack(vision_model, weights)
-    if gpu.is_gpu(device):
+    if gpu.is_gpu(device) and not hears:
         use_packed_attention(vision_model)
-    return (family or Processed)(vision_model, processor, tokenizer)
+    return (family or (Sounds if hears else Processed))(vision_model, processor, tokenizer)
 
 
 def _read(folder: Path, what: str, read: Callable[..., Any], *args: Any, **options: Any) -> Any:

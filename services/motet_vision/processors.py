@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
@@ -28,9 +30,12 @@ def load_processor(folder: Path, config: PreTrainedConfig) -> Any:
 
 def processor_class(config: PreTrainedConfig) -> Any:
     """Return transformers' processor class, which may lack a part; None for a family without one."""
-    if type(config) not in PROCESSOR_MAPPING:
+    # A model that thinks and speaks shares its processor with its part that thinks.
+    whole = CONFIG_MAPPING_NAMES.get(config.model_type.removesuffix("_thinker"))
+    kind = type(config) if whole is None else getattr(transformers, whole)
+    if kind not in PROCESSOR_MAPPING:
         return None
-    found: Any = PROCESSOR_MAPPING[type(config)]
+    found: Any = PROCESSOR_MAPPING[kind]
     return without_videos(found)
 
 

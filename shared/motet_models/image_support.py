@@ -1,4 +1,4 @@
-"""Determine from config.json whether a checkpoint accepts images.
+"""Determine from config.json whether a checkpoint accepts images or sound.
 
 The language model, the vision service and the command line share this decision.
 """
@@ -15,6 +15,8 @@ MODEL_TYPES = frozenset(
     qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm vipllava""".split()
 )
 
+# Families that hear, likewise.
+HEARING_TYPES = frozenset("glmasr granite_speech qwen2_5_omni_thinker qwen2_audio voxtral".split())
 # Fields of config.json with the token that templates write for an image, if not the placeholder.
 _MARKS = {"gemma3": "boi_token_index"}
 
@@ -24,14 +26,28 @@ def accepts_images(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in MODEL_TYPES and placeholder(config) is not None
 
 
+def accepts_audio(config: Mapping[str, Any]) -> bool:
+    """Return True if the checkpoint with this config.json accepts and is served with sound."""
+    return config.get("model_type") in HEARING_TYPES and placeholder(config) is not None
+
+
+def has_encoder(config: Mapping[str, Any]) -> bool:
+    """Return True if a vision service encodes what chats with the checkpoint contain."""
+    return accepts_images(config) or accepts_audio(config)
+
+
 def placeholder(config: Mapping[str, Any]) -> int | None:
-    """Return the id of the token that image embeddings replace; None if there is none."""
-    found = config.get("image_token_id", config.get("image_token_index"))
+    """Return the id of the token that embeddings replace; None if there is none.
+
+    They are of sound for a family that hears, else of images.
+    """
+    sense = "audio" if config.get("model_type") in HEARING_TYPES else "image"
+    found = config.get(f"{sense}_token_id", config.get(f"{sense}_token_index"))
     return found if isinstance(found, int) else None
 
 
 def mark(config: Mapping[str, Any]) -> int | None:
-    """Return the id of the token that chat templates write for an image.
+    """Return the id of the token that chat templates write for an image or a recording.
 
     It is the placeholder, except where a token of its own begins an image (Gemma 3).
     """

@@ -58,12 +58,15 @@ def tiny_config(
     text_overrides: dict[str, Any] | None = None,
     *,
     tower: dict[str, Any] | None = None,
+    audio: dict[str, Any] | None = None,
     outer: dict[str, Any] | None = None,
 ) -> PreTrainedConfig:
     """Return a composite config with a tiny language model and small towers.
 
-    tower, outer: further fields of the vision tower's config, and of the composite's own.
+    tower, audio, outer: further fields of the configs of the towers of pictures and of sound, and
+        of the composite's own.
     """
+    further = {"vision_config": tower or {}, "audio_config": audio or {}}
     default = config_class()
     parts: dict[str, Any] = {}
     if default.get_text_config() is default:
@@ -75,9 +78,9 @@ def tiny_config(
             parts[name] = (
                 _tiny_text(type(part), text_overrides or {})
                 if part is default.get_text_config()
-                else _shrunk(part, _TOWER) | ((tower or {}) if name == "vision_config" else {})
+                else _shrunk(part, _TOWER) | further.get(name, {})
             )
-    return config_class(**parts, **(outer or {}))
+    return config_class(**(parts | (outer or {})))
 
 
 def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:

@@ -29,14 +29,17 @@ class Family:
 
     marks: its special tokens by role; "image_token" is the placeholder.
     ids: fields of the config that hold the id of a mark, by role.
-    text, tower, config: fields of the parts of the config.
+    parts: the processor's parts besides the tokenizer: class and settings.
+    text, tower, audio, config: fields of the parts of the config.
+    budget: tokens of a step.
     """
 
-    image: tuple[str, Options]
+    parts: dict[str, tuple[str, Options]]
     marks: dict[str, str]
     ids: dict[str, str] = field(default_factory=dict)
     text: Options = field(default_factory=dict)
     tower: Options = field(default_factory=dict)
+    audio: Options = field(default_factory=dict)
     config: Options = field(default_factory=dict)
     processor: Options = field(default_factory=dict)
     budget: int = 7
@@ -71,9 +74,15 @@ _QWEN_IDS = {
 }
 _QWEN_PIXELS = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 24}, "patch_size": 14}
 
+_QWEN3_5 = Family(
+    {"image_processor": ("Qwen2VLImageProcessorPil", _QWEN_PIXELS)},
+    _QWEN_MARKS,
+    _QWEN_IDS,
+    tower={"patch_size": 14, "num_position_embeddings": 64},
+)
 FAMILIES: dict[str, Family] = {
     "gemma3": Family(
-        ("Gemma3ImageProcessorPil", _SQUARE),
+        {"image_processor": ("Gemma3ImageProcessorPil", _SQUARE)},
         {
             "image_token": "<image_soft_token>",
             "boi_token": "<start_of_image>",
@@ -89,7 +98,7 @@ FAMILIES: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
     "internvl": Family(
-        ("GotOcr2ImageProcessorPil", {**_SQUARE, "max_patches": 6}),
+        {"image_processor": ("GotOcr2ImageProcessorPil", {**_SQUARE, "max_patches": 6})},
         {
             "image_token": "<IMG_CONTEXT>",
             "context_image_token": "<IMG_CONTEXT>",
@@ -103,7 +112,12 @@ FAMILIES: dict[str, Family] = {
         processor={"image_seq_length": 4},
     ),
     "mistral3": Family(
-        ("PixtralImageProcessorPil", {"size": {"longest_edge": 84}, "patch_size": 14}),
+        {
+            "image_processor": (
+                "PixtralImageProcessorPil",
+                {"size": {"longest_edge": 84}, "patch_size": 14},
+            )
+        },
         {
             "image_token": "[IMG]",
             "image_break_token": "[IMG_BREAK]",
@@ -115,7 +129,7 @@ FAMILIES: dict[str, Family] = {
         processor={"patch_size": 14, "spatial_merge_size": 2},
     ),
     "llava_next": Family(
-        ("LlavaNextImageProcessorPil", _TILED),
+        {"image_processor": ("LlavaNextImageProcessorPil", _TILED)},
         _IMAGE,
         {"image_token_id": "image_token"},
         tower=_CLIP,
@@ -123,13 +137,13 @@ FAMILIES: dict[str, Family] = {
         processor=_LLAVA_PROCESSOR | {"num_additional_image_tokens": 1},
     ),
     "qwen2_vl": Family(
-        ("Qwen2VLImageProcessorPil", _QWEN_PIXELS),
+        {"image_processor": ("Qwen2VLImageProcessorPil", _QWEN_PIXELS)},
         _QWEN_MARKS,
         _QWEN_IDS,
         tower={"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
     ),
     "qwen3_vl_moe": Family(
-        ("Qwen2VLImageProcessorPil", _QWEN_PIXELS),
+        {"image_processor": ("Qwen2VLImageProcessorPil", _QWEN_PIXELS)},
         _QWEN_MARKS,
         _QWEN_IDS,
         tower={
@@ -139,14 +153,10 @@ FAMILIES: dict[str, Family] = {
             "deepstack_visual_indexes": [0, 1],
         },
     ),
-    "qwen3_5": Family(
-        ("Qwen2VLImageProcessorPil", _QWEN_PIXELS),
-        _QWEN_MARKS,
-        _QWEN_IDS,
-        tower={"patch_size": 14, "num_position_embeddings": 64},
-    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5,
     "glm4v": Family(
-        ("Glm4vImageProcessorPil", {**_QWEN_PIXELS}),
+        {"image_processor": ("Glm4vImageProcessorPil", {**_QWEN_PIXELS})},
         {
             "image_token": "<|image|>",
             "video_token": "<|video|>",
@@ -162,7 +172,12 @@ FAMILIES: dict[str, Family] = {
         tower={"patch_size": 14, "out_hidden_size": 64, "image_size": 56},
     ),
     "vipllava": Family(
-        ("CLIPImageProcessorPil", {"size": {"shortest_edge": 28}, "crop_size": _SQUARE["size"]}),
+        {
+            "image_processor": (
+                "CLIPImageProcessorPil",
+                {"size": {"shortest_edge": 28}, "crop_size": _SQUARE["size"]},
+            )
+        },
         _IMAGE,
         {"image_token_id": "image_token"},
         tower={**_CLIP, "num_hidden_layers": 12},
@@ -174,7 +189,11 @@ FAMILIES: dict[str, Family] = {
 
 def write(name: str, path: Path, *, seed: int = 0) -> PreTrainedModel:
     """Write a checkpoint of a family (a key of FAMILIES) into `path`; return its model."""
-    family = FAMILIES[name]
+    return write_family(name, FAMILIES[name], path, seed=seed)
+
+
+def write_family(name: str, family: Family, path: Path, *, seed: int = 0) -> PreTrainedModel:
+    """Write a checkpoint with what `family` defines, of the class whose `model_type` is `name`."""
     path.mkdir(parents=True, exist_ok=True)
     spelled = list(dict.fromkeys(family.marks.values()))
     ids = {mark: VOCAB + number for number, mark in enumerate(spelled)}
@@ -183,11 +202,13 @@ def write(name: str, path: Path, *, seed: int = 0) -> PreTrainedModel:
     model.save_pretrained(path)
     write_tokenizer(path)
     _add_marks(path, ids, family.marks)
-    kind, settings = family.image
     found = _processor_class(config)
     parts = {
         "tokenizer": AutoTokenizer.from_pretrained(path),
-        "image_processor": getattr(transformers, kind)(**settings),
+        **{
+            part: getattr(transformers, kind)(**settings)
+            for part, (kind, settings) in family.parts.items()
+        },
     }
     missing = {part: None for part in found.get_attributes() if part not in parts}
     processor = found(**parts, **missing, **family.processor)
@@ -213,7 +234,11 @@ def _processor_class(config: PreTrainedConfig) -> Any:
 
 
 def _save(processor: Any, path: Path) -> None:
-    processor.image_processor.save_pretrained(path)
+    settings: dict[str, Any] = {}
+    for part in ("image_processor", "feature_extractor", "audio_processor"):
+        if hasattr(processor, part):
+            settings |= json.loads(getattr(processor, part).to_json_string())
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
     fields = {
         name: value
         for name, value in processor.to_dict().items()
@@ -227,7 +252,11 @@ def _config(name: str, family: Family, ids: dict[str, int]) -> Any:
     text = composites.TEXT.get(name, {}) | {"vocab_size": VOCAB + len(ids)} | family.text
     numbers = {field: ids[family.marks[role]] for field, role in family.ids.items()}
     config = composites.tiny_config(
-        config_class, text, tower=family.tower, outer={**numbers, **family.config}
+        config_class,
+        text,
+        tower=family.tower,
+        audio=family.audio,
+        outer={**numbers, **family.config},
     )
     config.architectures = [model_class.__name__]
     return config
