@@ -209,7 +209,7 @@ class Tokenizer(Actor):
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
-        mark = vocabulary.image_mark
+        mark = vocabulary.media_mark
         if not request.images and (mark is None or mark not in prompt):
             return prompt, []
         with stopwatch.stage("vision"):

@@ -79,6 +79,7 @@ class Sounds(VisionFamily):
             self.processor(
                 text=[self.processor.audio_token],
                 audio=[samples],
+                audio_kwargs={"sampling_rate": self.sampling_rate},
                 add_special_tokens=False,
                 return_tensors="pt",
             )

@@ -153,10 +153,11 @@ class TextLogprob(Struct, array_like=True, gc=False):
 
 
 class Image(Struct, omit_defaults=True, kw_only=True):
-    """Image or video in a chat: a file in any supported format, and its maximum resolution."""
+    """Image, video or sound in a chat: a file in any supported format, and its maximum resolution."""
 
     file: BlobRef
     is_video: bool = False
+    is_audio: bool = False
     max_pixels: int = 0  # approximate pixel count to scale down to; 0: the model's maximum
     param: str = ""  # path of the field in the client's request, for error messages
 
@@ -192,7 +193,8 @@ class Chat(Request, tag="chat"):
     """Request a chat completion (gateway → tokenizer); `Text` items come back.
 
     Messages have OpenAI's shape, with `reasoning_content` beside `content`; replies hold reasoning,
-    text and tool calls. A content part {"type": "image"} stands for the next element of `images`.
+    text and tool calls. A content part {"type": "image"} or
+    {"type": "audio"} stands for the next element of `images`.
     """
 
     model: str
@@ -982,6 +984,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     reasoning: bool = False  # replies may hold reasoning apart from their text
     reasoning_switch: bool = False  # reasoning can be switched off: `Chat.reasoning_effort`
     images: bool = False  # chats may contain images
+    audio: bool = False  # chats may contain sound
     sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown

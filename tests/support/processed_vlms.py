@@ -21,6 +21,14 @@ from support import composites
 from support.checkpoints import VOCAB, write_tokenizer
 
 Options = dict[str, Any]
+# Marks of media stand where their parts are.
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text if part.type == 'text' else MEDIA[part.type] }}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -270,4 +278,10 @@ def _add_marks(path: Path, ids: dict[str, int], marks: dict[str, str]) -> None:
         {**like, "id": number, "content": mark} for mark, number in ids.items()
     ]
     file.write_text(json.dumps(tokenizer))
-    settings.write_text(json.dumps({**config, "extra_special_tokens": marks}))
+    media = {
+        "image": marks.get("boi_token", marks.get("image_token", "")),
+        "audio": marks.get("audio_token", ""),
+    }
+    template = _TEMPLATE.replace("MEDIA", json.dumps(media))
+    more = {"extra_special_tokens": marks, "chat_template": template}
+    settings.write_text(json.dumps({**config, **more}))
