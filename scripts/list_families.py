@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from motet_llm.models import mixers, support  # noqa: E402
 from motet_llm.models.recurrent import Mixer  # noqa: E402
 from motet_llm.weights import checkpoint  # noqa: E402
+from motet_models.image_support import HEARING_TYPES  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
 from support import composites, families, sights  # noqa: E402
 
@@ -69,6 +70,8 @@ Prompts and greedy tokens with one picture, with several and with none equal tho
 (`test_vision_video.py`). A family is found from its processor and its `get_image_features`
 (`services/motet_vision/processed.py`); those that need more have a module there. All other classes are refused with
 pictures, for this reason.
+
+Sound is heard by {hearing} (`test_hearing_families.py`).
 
 | `model_type` | class | pictures |
 |---|---|---|"""
@@ -134,7 +137,17 @@ def page() -> str:
         f"| {_type(name)} | {name} | {results[name][0]} |" for name in results if name not in exact
     ]
     sight = [f"| {name} | {model} | {result} |" for name, model, result in sights.rows()]
-    return "\n".join([*lines, *_composite_lines(), SIGHTS, *sight]) + "\n"
+    return (
+        "\n".join(
+            [
+                *lines,
+                *_composite_lines(),
+                SIGHTS.format(hearing=", ".join(sorted(HEARING_TYPES))),
+                *sight,
+            ]
+        )
+        + "\n"
+    )
 
 
 def _text_classes() -> list[str]:

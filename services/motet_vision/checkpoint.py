@@ -28,7 +28,7 @@ from transformers.utils.logging import disable_progress_bar
 from motet_kernels import gpu
 from motet_kernels.runtime.device import dtype_name, find_dtype
 from motet_models.checkpoints import check_checkpoint
-from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, accepts_audio
 from motet_shared.errors import ConfigError
 
 from .families import FixedResolution, VisionFamily
@@ -99,6 +99,11 @@ def load_family(
             f"supported; give one of {known}"
         )
     hears = config.model_type in HEARING_TYPES
+    if hears and not accepts_audio(config.to_dict()):
+        raise ConfigError(
+            f"model={str(folder)!r}: has an adapter that its language model switches to for sound"
+            " (has_lora_adapter), which is not supported; serve it as text"
+        )
     family = _FAMILIES.get(config.model_type)
     if family is None:
         processor = _read(folder, "the processor", load_processor, config)

@@ -42,7 +42,7 @@ def processor_class(config: PreTrainedConfig) -> Any:
 def without_videos(found: Any) -> Any:
     """Return a subclass of a processor that is loaded without its part for videos."""
 
-    def parts(_: Any, folder: Any, processor_dict: Any = None, **options: Any) -> list[Any]:
+    def parts(_: Any, /, folder: Any, processor_dict: Any = None, **options: Any) -> list[Any]:
         options.pop("subfolder", None)
         return [_part(name, folder, options) for name in found.get_attributes()]
 

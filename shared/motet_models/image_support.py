@@ -17,6 +17,7 @@ MODEL_TYPES = frozenset(
 
 # Families that hear, likewise.
 HEARING_TYPES = frozenset("glmasr granite_speech qwen2_5_omni_thinker qwen2_audio voxtral".split())
+
 # Fields of config.json with the token that templates write for an image, if not the placeholder.
 _MARKS = {"gemma3": "boi_token_index"}
 
@@ -27,8 +28,14 @@ def accepts_images(config: Mapping[str, Any]) -> bool:
 
 
 def accepts_audio(config: Mapping[str, Any]) -> bool:
-    """Return True if the checkpoint with this config.json accepts and is served with sound."""
-    return config.get("model_type") in HEARING_TYPES and placeholder(config) is not None
+    """Return True if the checkpoint with this config.json accepts and is served with sound.
+
+    One that switches to an adapter of its own where there is sound (Granite Speech) is not.
+    """
+    name = config.get("model_type")
+    if config.get("has_lora_adapter", name == "granite_speech"):
+        return False
+    return name in HEARING_TYPES and placeholder(config) is not None
 
 
 def has_encoder(config: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class World:
             self._assert_greedy(talk)
 
     def _run(self, talks: list[Talk]) -> None:
+        by_key: dict[Hashable, Talk] = dict(enumerate(talks))
         sampling = Sampling(temperature=0, max_tokens=TOKENS, logprobs=0, ignore_eos=True)
         for key, talk in enumerate(talks):
             images = [self.images[number] for number in talk.media]
@@ -100,10 +101,9 @@ class World:
         while self.engine.has_work:
             for output in self.engine.step():
                 assert output.error is None
-                talks[output.key].ids += output.ids  # type: ignore[index]
-                talks[output.key].logprobs += [  # type: ignore[index]
-                    entry.logprob for entry in output.logprobs or []
-                ]
+                talk = by_key[output.key]
+                talk.ids += output.ids
+                talk.logprobs += [entry.logprob for entry in output.logprobs or []]
             self.engine.check_integrity()
 
     @torch.inference_mode()

@@ -207,7 +207,8 @@ def _around(
 
 def _text(config: PreTrainedConfig) -> Tensor:
     """Return some tokens of text."""
-    return (torch.arange(TOKENS) * 7 % config.vocab_size).unsqueeze(0)
+    ids_1N: Tensor = (torch.arange(TOKENS) * 7 % config.vocab_size).unsqueeze(0)
+    return ids_1N
 
 
 @torch.inference_mode()

@@ -27,8 +27,9 @@ def body(audio: Any, role: str = "user") -> ChatBody:
     return parse_chat(json.dumps({"model": "ears", "messages": messages}).encode())
 
 
-def service(**card: bool) -> Any:
-    beat = SimpleNamespace(models=[ModelCard(name="ears", context=100, **card)])
+def service(*, audio: bool = False) -> Any:
+    card = ModelCard(name="ears", context=100, images=not audio, audio=audio)
+    beat = SimpleNamespace(models=[card])
     directory = SimpleNamespace(base_of=str, ready=lambda _: [beat])
     return SimpleNamespace(
         bus=SimpleNamespace(directory=directory), config=SimpleNamespace(max_upload=len(SOUND))
@@ -46,19 +47,19 @@ async def test_a_recording_is_read_and_its_place_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("audio", "card", "error", "param"),
+    ("audio", "hears", "error", "param"),
     [
-        ({"data": DATA, "format": "wav"}, {"images": True}, UnsupportedParameter, WHERE),
-        ({"data": "not base64!", "format": "wav"}, {"audio": True}, BadRequest, f"{WHERE}.data"),
-        ({"data": "", "format": "mp3"}, {"audio": True}, BadRequest, f"{WHERE}.data"),
-        ({"data": DATA * 2, "format": "mp3"}, {"audio": True}, PayloadTooLarge, f"{WHERE}.data"),
+        ({"data": DATA, "format": "wav"}, False, UnsupportedParameter, WHERE),
+        ({"data": "not base64!", "format": "wav"}, True, BadRequest, f"{WHERE}.data"),
+        ({"data": "", "format": "mp3"}, True, BadRequest, f"{WHERE}.data"),
+        ({"data": DATA * 2, "format": "mp3"}, True, PayloadTooLarge, f"{WHERE}.data"),
     ],
 )
 async def test_what_is_no_recording_is_refused(
-    audio: dict[str, str], card: dict[str, bool], error: type[MotetError], param: str
+    audio: dict[str, str], hears: bool, error: type[MotetError], param: str
 ) -> None:
     with refuses(error, param):
-        await read_images(service(**card), body(audio), accepts_images=True)
+        await read_images(service(audio=hears), body(audio), accepts_images=True)
 
 
 def test_other_formats_and_other_roles_are_refused() -> None:
