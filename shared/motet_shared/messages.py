@@ -58,6 +58,7 @@ class Usage(Struct, omit_defaults=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # part of prompt_tokens: served from a prefix cache
     image_tokens: int = 0  # part of prompt_tokens: image placeholders
+    audio_tokens: int = 0  # part of prompt_tokens: placeholders of sound
     reasoning_tokens: int = 0  # part of completion_tokens
     accepted_tokens: int = 0  # part of completion_tokens: accepted draft tokens
     # draft tokens that verification rejected; not part of completion_tokens

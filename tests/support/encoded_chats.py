@@ -63,19 +63,14 @@ class World:
             ImageEmbedding(self.family.encode([one])[0], f"medium {number}", one.grid)
             for number, one in enumerate(self.prepared)
         ]
-        self.engine = Engine(
-            EngineConfig(
-                model=str(folder),
-                dtype="float32",
-                overlap=False,
-                threads=1,
-                block_size=4,
-                num_blocks=300,
-                token_budget=family.budget,
-                max_running=4,
-                context=512,
-            )
-        )
+        self._options: dict[str, Any] = {"model": str(folder), "token_budget": family.budget}
+        self.engine = self.make_engine()
+
+    def make_engine(self, **options: Any) -> Engine:
+        """Return an engine for the checkpoint."""
+        sizes = {"block_size": 4, "num_blocks": 300, "max_running": 4, "context": 512}
+        fixed: dict[str, Any] = {"dtype": "float32", "overlap": False, "threads": 1}
+        return Engine(EngineConfig(**{**fixed, **sizes, **self._options, **options}))
 
     def talk(self, *parts: int | str) -> Talk:
         """Return a talk of texts and media by number."""

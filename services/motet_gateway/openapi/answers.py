@@ -32,6 +32,7 @@ class ErrorBody(Struct):
 class CachedDetails(Struct):
     cached_tokens: Count
     image_tokens: Count = 0
+    audio_tokens: Count = 0
 
 
 class ReasoningDetails(Struct):

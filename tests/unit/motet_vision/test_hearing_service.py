@@ -74,6 +74,9 @@ async def test_recordings_are_heard_cached_and_refused(tmp_path: Path) -> None:
             assert token in likely
             if len(likely) > 1:
                 break
+        usage = reply.end.usage
+        assert usage is not None
+        assert (usage.audio_tokens, usage.image_tokens) == (25 + 15, 0)
         again = await made.ask(TWO, [heard(made, data) for data in files()])
         assert again.ids == reply.ids
         assert vision.stats()["cache_hits"] == 2
