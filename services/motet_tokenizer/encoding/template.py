@@ -115,7 +115,8 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the prompt with each mark replaced by its picture's tokens.
 
-        Line breaks on both sides of a border are encoded together, as processors encode one text.
+        Line breaks on both sides of a border are encoded together, as processors encode one text:
+        Gemma 3's pictures begin and end with some, and its tokens may have several.
         Raises BadRequest if the numbers of marks and pictures differ.
         """
         places = [index for index, token in enumerate(ids) if token == self._media_mark]
