@@ -21,13 +21,13 @@ from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_shared.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Image
 
-from .chat_audio import Recording, read_recording
 from .schema import (
     AssistantMessage,
     AudioPart,
     ChatBody,
     ImagePart,
     ImageUrl,
+    InputAudio,
     UserMessage,
     VideoPart,
 )
@@ -57,6 +57,14 @@ class Source:
         if self.image.max_pixels is not None:
             return self.image.max_pixels
         return {"low": LOW_DETAIL, "high": 0}.get(self.image.detail or "auto", config.image_pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording as the client sent it; `param` is its path in the request."""
+
+    param: str
+    audio: InputAudio
 
 
 def sources(body: ChatBody, *, accepts_images: bool) -> list[Source | Recording]:
@@ -177,4 +185,31 @@ def _decoded(url: str, param: str, most: int, example: str) -> bytes:
         ) from None
     if not data:
         raise BadRequest(f"`{param}`: the file is empty; send {example}", param=param)
+    return data
+
+
+async def read_recording(source: Recording, config: GatewayConfig) -> bytes:
+    """Return the file of a recording.
+
+    Raises BadRequest for data that is empty or no base64, PayloadTooLarge for a large file.
+    """
+    if len(source.audio.data) <= _INLINE:
+        return _decoded_recording(source, config.max_upload)
+    return await asyncio.to_thread(_decoded_recording, source, config.max_upload)
+
+
+def _decoded_recording(source: Recording, most: int) -> bytes:
+    text, param = source.audio.data, f"{source.param}.data"
+    if len(text) * 3 // 4 > most + 2:
+        raise PayloadTooLarge(
+            f"`{param}`: the file has more than {most} bytes (--max-upload)", param=param
+        )
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise BadRequest(
+            f"`{param}`: invalid base64 ({error}); encode the file again", param=param
+        ) from None
+    if not data:
+        raise BadRequest(f"`{param}`: the file is empty; send a {source.audio.format}", param=param)
     return data
