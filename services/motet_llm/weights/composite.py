@@ -47,7 +47,9 @@ def is_composite(config: PreTrainedConfig) -> bool:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's own config, completed from the checkpoint's outer config."""
     text: PreTrainedConfig = copy.deepcopy(config.get_text_config())
-    tied = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
+    tied = getattr(config, "tie_word_embeddings", None)
+    if tied is None:
+        tied = getattr(text, "tie_word_embeddings", False)
     text.tie_word_embeddings = bool(tied)
     if text.dtype is None:
         text.dtype = config.dtype
