@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from motet_llm.models import mixers, support  # noqa: E402
 from motet_llm.models.recurrent import Mixer  # noqa: E402
 from motet_llm.weights import checkpoint  # noqa: E402
+from motet_models.image_support import HEARING_TYPES  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
-from support import composites, families  # noqa: E402
+from support import composites, families, sights  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
 MIXERS = {
@@ -46,10 +47,8 @@ Sequences may be as long as the checkpoint's context. That includes rotary embed
 a sequence (`longrope`, dynamic NTK; see `services/motet_llm/attention/sequence_rope.py`),
 YaRN, Llama 4's chunks and the temperatures of its layers without positions.
 
-Vision-language checkpoints are supported with pictures, and equally exact
-(`tests/unit/motet_vision/test_vlm_engine.py`), for LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM and Idefics3: the engine
-loads their language model, `services/motet_vision` their vision tower. Other composite checkpoints are served as text
-(below).
+Checkpoints with towers are served with pictures where the last table says so: the engine loads their language
+model, `services/motet_vision` their vision tower. The other composite checkpoints are served as text.
 
 `scripts/list_families.py` writes this page; a test compares the two.
 """
@@ -62,6 +61,20 @@ the language model must give the logits of the whole class when it is loaded. Th
 `generate` (`tests/unit/motet_llm/test_llm_composites.py`); others are tried when they are loaded, and refused with the
 reason.
 """
+
+SIGHTS = """
+## Pictures
+
+Prompts and greedy tokens with one picture, with several and with none equal those of transformers' own processor and
+`generate` (`tests/unit/motet_vision/test_vlm_families.py`, `test_vlm_engine.py`); Qwen's videos are compared too
+(`test_vision_video.py`). A family is found from its processor and its `get_image_features`
+(`services/motet_vision/processed.py`); those that need more have a module there. All other classes are refused with
+pictures, for this reason.
+
+Sound is heard by {hearing} (`test_hearing_families.py`).
+
+| `model_type` | class | pictures |
+|---|---|---|"""
 
 
 def outcome(name: str) -> tuple[str, bool]:
@@ -123,7 +136,18 @@ def page() -> str:
     lines += [
         f"| {_type(name)} | {name} | {results[name][0]} |" for name in results if name not in exact
     ]
-    return "\n".join([*lines, *_composite_lines()]) + "\n"
+    sight = [f"| {name} | {model} | {result} |" for name, model, result in sights.rows()]
+    return (
+        "\n".join(
+            [
+                *lines,
+                *_composite_lines(),
+                SIGHTS.format(hearing=", ".join(sorted(HEARING_TYPES))),
+                *sight,
+            ]
+        )
+        + "\n"
+    )
 
 
 def _text_classes() -> list[str]:

@@ -320,13 +320,14 @@ class Generation:
 
     def _finish_call(self) -> None:
         self._shared.router.note_reply(self._text.tokens)
+        encoded = sum(one.embeddings.shape[1] for one in self._request.image_embeddings)
+        hears = self._vocabulary.card.audio
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,
             reasoning_tokens=self._text.reasoning_tokens,
-            image_tokens=sum(
-                [embedding.embeddings.shape[1] for embedding in self._request.image_embeddings]
-            ),
+            image_tokens=0 if hears else encoded,
+            audio_tokens=encoded if hears else 0,
         )
         if self._end is not None:
             self._stopwatch.merge(self._end.timing)

@@ -209,8 +209,8 @@ class Tokenizer(Actor):
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
-        placeholder = vocabulary.placeholder
-        if not request.images and (placeholder is None or placeholder not in prompt):
+        mark = vocabulary.media_mark
+        if not request.images and (mark is None or mark not in prompt):
             return prompt, []
         with stopwatch.stage("vision"):
             seen = await self._image_encoding.encode_images(call, request)

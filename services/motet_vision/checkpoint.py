@@ -7,6 +7,7 @@ one word, so tensors of the language model are not read. Safetensors only, no co
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoTokenizer,
     PreTrainedConfig,
@@ -26,14 +28,19 @@ from transformers.utils.logging import disable_progress_bar
 from motet_kernels import gpu
 from motet_kernels.runtime.device import dtype_name, find_dtype
 from motet_models.checkpoints import check_checkpoint
-from motet_models.image_support import MODEL_TYPES
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, accepts_audio
 from motet_shared.errors import ConfigError
 
 from .families import FixedResolution, VisionFamily
 from .native import NativeResolution
 from .packed import pack
+from .pixtral import Pixtral
+from .processed import Processed
+from .processors import load_processor
+from .sounds import Sounds
 from .tiles import Tiles
 from .tower_attention import use_packed_attention
+from .voxtral import Voxtral
 
 _LOAD_ERRORS = (
     OSError,
@@ -45,12 +52,20 @@ _LOAD_ERRORS = (
     ImportError,
     SafetensorError,
 )
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+# Families whose code does more than their processor, or needs less; `Processed` is for all others.
 _FAMILIES: dict[str, type[VisionFamily]] = {
-    "llava": FixedResolution,
-    "qwen2_5_vl": NativeResolution,
-    "qwen3_vl": NativeResolution,
     "idefics3": Tiles,
+    "llava": FixedResolution,
+    "mistral3": Pixtral,
+    "qwen2_5_vl": NativeResolution,
+    "qwen2_vl": NativeResolution,
+    "qwen3_5": NativeResolution,
+    "qwen3_5_moe": NativeResolution,
+    "qwen3_vl": NativeResolution,
+    "qwen3_vl_moe": NativeResolution,
     "smolvlm": Tiles,
+    "voxtral": Voxtral,
 }
 # Names of tensors in current checkpoints and, without prefix, in older ones.
 _LANGUAGE_TENSORS = (
@@ -76,27 +91,39 @@ def load_family(
     device = device or torch.device("cpu")
     disable_progress_bar()  # standard error is the log of the service
     check_checkpoint(folder, without=re.compile(_LANGUAGE_TENSORS))
-    config = _read(folder, "config.json", AutoConfig)
-    if config.model_type not in MODEL_TYPES:
-        known = ", ".join(sorted(MODEL_TYPES))
+    config = _read(folder, "config.json", AutoConfig.from_pretrained, **_LOCAL)
+    if config.model_type not in MODEL_TYPES | HEARING_TYPES:
+        known = ", ".join(sorted(MODEL_TYPES | HEARING_TYPES))
         raise ConfigError(
-            f"model={str(folder)!r}: model_type {config.model_type!r} has no vision encoder that is "
+            f"model={str(folder)!r}: model_type {config.model_type!r} has no encoder that is "
             f"supported; give one of {known}"
         )
-    processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
-    tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
-    own = config.dtype or config.vision_config.dtype or config.get_text_config().dtype
+    hears = config.model_type in HEARING_TYPES
+    if hears and not accepts_audio(config.to_dict()):
+        raise ConfigError(
+            f"model={str(folder)!r}: has an adapter that its language model switches to for sound"
+            " (has_lora_adapter), which is not supported; serve it as text"
+        )
+    family = _FAMILIES.get(config.model_type)
+    if family is None:
+        processor = _read(folder, "the processor", load_processor, config)
+    else:
+        part = AutoFeatureExtractor if hears else AutoImageProcessor
+        processor = _read(folder, "preprocessor_config.json", part.from_pretrained, **_LOCAL)
+    tokenizer = _read(folder, "the tokenizer", AutoTokenizer.from_pretrained, **_LOCAL)
+    tower = getattr(config, "audio_config" if hears else "vision_config", None)
+    own = config.dtype or getattr(tower, "dtype", None) or config.get_text_config().dtype
     dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
     vision_model = _load_vision_model(folder, config, dtype).to(device)
     pack(vision_model, weights)
-    if gpu.is_gpu(device):
+    if gpu.is_gpu(device) and not hears:
         use_packed_attention(vision_model)
-    return _FAMILIES[config.model_type](vision_model, processor, tokenizer)
+    return (family or (Sounds if hears else Processed))(vision_model, processor, tokenizer)
 
 
-def _read(folder: Path, what: str, kind: Any) -> Any:
+def _read(folder: Path, what: str, read: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return read(folder, *args, **options)
     except (*_LOAD_ERRORS, StrictDataclassError) as error:
         first = str(error).strip().split("\n")[0]
         raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error

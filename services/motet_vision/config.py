@@ -14,11 +14,9 @@ WEIGHTS = ("exact", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(ProcessConfig):
-    """Encode pictures with the vision half of a checkpoint whose language half decode serves."""
+    """Encode pictures and sound with the towers of a checkpoint whose language model decode serves."""
 
-    model: str = setting(
-        "folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3"
-    )
+    model: str = setting("folder of the checkpoint: of a family that docs/families.md lists")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     device: str = setting(
         "where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
@@ -44,7 +42,8 @@ class VisionConfig(ProcessConfig):
         "frames of a video that are encoded, two per second at most", default=16, min=2
     )
     max_video: int = setting("longest video, frames", default=10_000, min=2)
-    max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
+    max_sound: float = setting("longest recording, seconds", default=600.0, min=1)
+    max_file: Bytes = setting("largest file", default=32 << 20, min=1024)
     cache_memory: Bytes = setting(
         "memory for image embeddings, the least recently used evicted first", default=128 << 20
     )

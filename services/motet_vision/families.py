@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,6 +23,8 @@ from transformers import PreTrainedModel
 from motet_kernels import gpu
 from motet_kernels.runtime.device import Download, describe, dtype_name
 from motet_kernels.spans import upload
+from motet_models.image_support import placeholder
+from motet_shared.errors import ConfigError, UnsupportedParameter
 
 from .video import Video
 
@@ -55,7 +59,10 @@ class VisionFamily(ABC):
         self.model: Any = model
         self.processor = processor
         self.tokenizer = tokenizer
-        self.placeholder: int = model.config.image_token_id
+        token = placeholder(model.config.to_dict())
+        if token is None:
+            raise ConfigError(f"a {model.config.model_type} without a placeholder in its config")
+        self.placeholder = token
         self.device, self.dtype = model.device, model.dtype
         self.on_gpu = gpu.is_gpu(self.device)
 
@@ -80,6 +87,14 @@ class VisionFamily(ABC):
         patches = sum(frame.patches for frame in frames)
         return Prepared(inputs, patches, frames[0].batch_key, ids, parts=len(frames))
 
+    def prepare_sound(self, samples: NDArray[np.float32], rate: int) -> Prepared:
+        """Prepare a recording of one channel. Raises UnsupportedParameter if the model is deaf."""
+        raise UnsupportedParameter(f"a {self.model.config.model_type} hears no sound")
+
+    def warm_up(self) -> None:
+        """Encode something small, so that the first request does not wait for what that loads."""
+        self.encode([self.prepare(Image.new("RGB", (64, 64)), 0)])
+
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
         """Return float32 embeddings `[L, T, X]` of each picture, on the CPU.
@@ -95,7 +110,7 @@ class VisionFamily(ABC):
             torch.stack([torch.cat(list(layer[start:end])) for layer in layers]).float()
             for start, end in pairwise(ends)
         ]
-        return _download(found) if self.on_gpu else found
+        return downloaded(found) if self.on_gpu else found
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in inputs.items()}
@@ -108,7 +123,7 @@ class VisionFamily(ABC):
         return upload(part.to(self.dtype) if part.is_floating_point() else part, self.device)
 
 
-def _download(found: list[Tensor]) -> list[Tensor]:
+def downloaded(found: list[Tensor]) -> list[Tensor]:
     """Return the tensors on the CPU, by one copy."""
     return list(
         Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1)

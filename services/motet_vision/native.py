@@ -1,4 +1,4 @@
-"""Encode pictures in their own resolution: Qwen2.5-VL and Qwen3-VL; tokens follow from patches."""
+"""Encode pictures in their own resolution: Qwen2-VL to Qwen3.5; tokens follow from patches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from motet_kernels.spans import upload
 from motet_shared.errors import UnsupportedParameter
 
 from .families import Prepared, VisionFamily
+from .processors import processor_class
 from .video import Video
 
 _TEMPORAL_PATCH = 2  # frames that a patch of a video spans
@@ -34,6 +35,13 @@ class NativeResolution(VisionFamily):
             int(processor.size["shortest_edge"]),
             int(processor.size["longest_edge"]),
         )
+        config = model.config
+        # Models whose processor gives times have these marks around each pair of frames.
+        self._timed = (
+            (config.vision_start_token_id, config.vision_end_token_id)
+            if hasattr(processor_class(config), "_calculate_timestamps")
+            else None
+        )
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
         max_size = max(self._least, min(max_pixels or self._most, self._most))
@@ -46,16 +54,13 @@ class NativeResolution(VisionFamily):
         return Prepared(inputs, frames * rows * columns, "any size", ids, grid)
 
     def prepare_video(self, video: Video, max_pixels: int) -> Prepared:
-        """Prepare a video as Qwen2.5-VL does: patches span two frames, positions follow the time.
+        """Prepare a video: patches span two frames.
 
         The processor makes patches of each frame as of a picture, that is, of the frame twice; half
-        of each is taken. Raises UnsupportedParameter for other models.
+        of each is taken. Raises UnsupportedParameter for a model with other patches.
         """
         vision = self.model.config.vision_config
-        if (
-            not hasattr(vision, "tokens_per_second")
-            or vision.temporal_patch_size != _TEMPORAL_PATCH
-        ):
+        if vision.temporal_patch_size != _TEMPORAL_PATCH:
             message = f"a {self.model.config.model_type} reads no videos; send frames as images"
             raise UnsupportedParameter(message)
         frames_read = [*video.frames, *video.frames[-1:] * (len(video.frames) % _TEMPORAL_PATCH)]
@@ -71,10 +76,30 @@ class NativeResolution(VisionFamily):
         grid = torch.tensor([[steps, rows * self._merge, columns * self._merge]])
         inputs = {"pixel_values": torch.cat(pairs), "image_grid_thw": grid}
         patches = steps * rows * columns * self._merge**2
-        interval = vision.tokens_per_second * _TEMPORAL_PATCH / video.fps
-        return Prepared(
-            inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval
-        )
+        ids, interval = self._video_tokens(frames[0].ids, steps, video)
+        return Prepared(inputs, patches, "any size", ids, (steps, rows, columns), interval)
+
+    def _video_tokens(self, frame: list[int], steps: int, video: Video) -> tuple[list[int], float]:
+        """Return the tokens of a video of `steps` pairs of frames, and positions between pairs.
+
+        Qwen2-VL counts pairs, Qwen2.5-VL seconds. Later models read a frame's time as text before
+        it, and see the tokens of each pair as a picture.
+        """
+        config = self.model.config
+        if hasattr(config.vision_config, "tokens_per_second"):
+            seconds = _TEMPORAL_PATCH / video.fps
+            return frame * steps, config.vision_config.tokens_per_second * seconds
+        if self._timed is None:
+            return frame * steps, 1.0
+        ids: list[int] = []
+        for first in range(0, steps * _TEMPORAL_PATCH, _TEMPORAL_PATCH):
+            last = min(first + _TEMPORAL_PATCH, len(video.frames)) - 1
+            time = (first / video.fps + last / video.fps) / 2
+            text = self.tokenizer.backend_tokenizer.encode(
+                f"<{time:.1f} seconds>", add_special_tokens=False
+            )
+            ids += [*text.ids, self._timed[0], *frame, self._timed[1]]
+        return ids, 1.0
 
     def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
         """Compute positions, windows and bounds from the grids, so that nothing waits for the GPU.

@@ -1,4 +1,4 @@
-"""Serve the vision actor, role `vision`: a picture file in, embeddings of its tokens out, by blob.
+"""Serve the vision actor, role `vision`: a picture, video or sound in, embeddings out, by blob.
 
 Files are fetched as blobs and prepared on threads; the engine encodes what is ready, many pictures
 at a time. Embeddings are cached by the content of the file: a cached picture is neither fetched nor
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image as Pil
 
 from motet_kernels.runtime import native
 from motet_kernels.runtime.device import find_device
 from motet_media.pictures import open_picture
 from motet_media.pool import decoding
+from motet_media.sound_file import RATE, read_audio
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import (
     BadRequest,
@@ -61,7 +61,7 @@ class Vision(Actor):
         self._cache = EmbeddingCache(self._store)
         self._work: SharedWork[EncodedImage] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")
-        # Videos have threads of their own, as they take longer than pictures.
+        # Videos and sound have threads of their own, as they take longer than pictures.
         self._video_threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="video")
         self._prepare_slots = asyncio.Semaphore(config.max_prepared)
         self._encoder: VisionEncoder | None = None
@@ -74,9 +74,7 @@ class Vision(Actor):
         device = find_device(self.config.device, ConfigError)
         dtype = None if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
         family = await asyncio.to_thread(load_family, folder, dtype, self.config.weights, device)
-        await asyncio.to_thread(
-            lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)])
-        )
+        await asyncio.to_thread(family.warm_up)
         await self._store.start()
         self._encoder = VisionEncoder(Engine(family, self.config.max_patches), self.crash)
         created = int((folder / "config.json").stat().st_mtime)
@@ -107,7 +105,8 @@ class Vision(Actor):
         data = None
         if not image.file.digest:
             data = await self._store.get(image.file, release=False)
-        name = f"{image.file.digest or _digest(data)}/{image.max_pixels}{'/video' if image.is_video else ''}"
+        kind = "/video" if image.is_video else "/audio" if image.is_audio else ""
+        name = f"{image.file.digest or _digest(data)}/{image.max_pixels}{kind}"
         encoded = self._cache.get(name)
         if encoded is None:
             try:
@@ -120,7 +119,8 @@ class Vision(Actor):
     async def _encode(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
         if data is None:
             data = await self._store.get(image.file, release=False)
-        threads = self._video_threads if image.is_video else self._threads
+        is_long = image.is_video or image.is_audio
+        threads = self._video_threads if is_long else self._threads
         family = self.encoder.thread.engine.family
         async with self._prepare_slots:
             picture = await decoding(
@@ -172,13 +172,31 @@ def _prepare(family: VisionFamily, data: bytes, image: Image, config: VisionConf
     param = image.param or "image"
     if image.is_video:
         return _prepare_video(family, data, image, config)
+    if image.is_audio:
+        return _prepare_sound(family, data, param, config)
     picture = open_picture(data, max_pixels=config.max_picture, param=param)
     try:
         return family.prepare(picture, image.max_pixels)
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(f"{param}: {error}", param=param) from None
     except ValueError as error:
         size = f"{picture.width}×{picture.height}"
         raise BadRequest(
             f"{param}: this model cannot encode {size} pixels: {error}", param=param
+        ) from error
+
+
+def _prepare_sound(family: VisionFamily, data: bytes, param: str, config: VisionConfig) -> Prepared:
+    """Decode a recording in a child process. Errors name `param`."""
+    try:
+        return family.prepare_sound(read_audio(data, config.max_sound), RATE)
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(f"{param}: {error}", param=param) from None
+    except BadRequest as error:
+        raise BadRequest(f"{param}: {error}", param=param) from None
+    except ValueError as error:
+        raise BadRequest(
+            f"{param}: this model cannot encode the recording: {error}", param=param
         ) from error
 
 

@@ -58,6 +58,7 @@ class Usage(Struct, omit_defaults=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # part of prompt_tokens: served from a prefix cache
     image_tokens: int = 0  # part of prompt_tokens: image placeholders
+    audio_tokens: int = 0  # part of prompt_tokens: placeholders of sound
     reasoning_tokens: int = 0  # part of completion_tokens
     accepted_tokens: int = 0  # part of completion_tokens: accepted draft tokens
     # draft tokens that verification rejected; not part of completion_tokens
@@ -153,10 +154,11 @@ class TextLogprob(Struct, array_like=True, gc=False):
 
 
 class Image(Struct, omit_defaults=True, kw_only=True):
-    """Image or video in a chat: a file in any supported format, and its maximum resolution."""
+    """Image, video or sound in a chat: a file in any supported format, and its maximum resolution."""
 
     file: BlobRef
     is_video: bool = False
+    is_audio: bool = False
     max_pixels: int = 0  # approximate pixel count to scale down to; 0: the model's maximum
     param: str = ""  # path of the field in the client's request, for error messages
 
@@ -192,7 +194,8 @@ class Chat(Request, tag="chat"):
     """Request a chat completion (gateway → tokenizer); `Text` items come back.
 
     Messages have OpenAI's shape, with `reasoning_content` beside `content`; replies hold reasoning,
-    text and tool calls. A content part {"type": "image"} stands for the next element of `images`.
+    text and tool calls. A content part {"type": "image"} or
+    {"type": "audio"} stands for the next element of `images`.
     """
 
     model: str
@@ -1019,6 +1022,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     reasoning_switch: bool = False  # reasoning can be switched off: `Chat.reasoning_effort`
     images: bool = False  # chats may contain images, or these can be embedded
     multi_vector: bool = False  # embeddings have a vector for each token
+    audio: bool = False  # chats may contain sound
     sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown

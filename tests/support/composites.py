@@ -54,9 +54,19 @@ REFUSED = ["florence2"]
 
 
 def tiny_config(
-    config_class: type[PreTrainedConfig], text_overrides: dict[str, Any] | None = None
+    config_class: type[PreTrainedConfig],
+    text_overrides: dict[str, Any] | None = None,
+    *,
+    tower: dict[str, Any] | None = None,
+    audio: dict[str, Any] | None = None,
+    outer: dict[str, Any] | None = None,
 ) -> PreTrainedConfig:
-    """Return a composite config with a tiny language model and small towers."""
+    """Return a composite config with a tiny language model and small towers.
+
+    tower, audio, outer: further fields of the configs of the towers of pictures and of sound, and
+        of the composite's own.
+    """
+    further = {"vision_config": tower or {}, "audio_config": audio or {}}
     default = config_class()
     parts: dict[str, Any] = {}
     if default.get_text_config() is default:
@@ -68,9 +78,9 @@ def tiny_config(
             parts[name] = (
                 _tiny_text(type(part), text_overrides or {})
                 if part is default.get_text_config()
-                else _shrunk(part, _TOWER)
+                else _shrunk(part, _TOWER) | further.get(name, {})
             )
-    return config_class(**parts)
+    return config_class(**(parts | (outer or {})))
 
 
 def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
@@ -78,6 +88,12 @@ def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
     config_class, model_class = composite_classes()[name]
     config = tiny_config(config_class, TEXT.get(name, {}))
     config.architectures = [model_class.__name__]
+    return random_weights(config, seed=seed)
+
+
+def random_weights(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:
+    """Return the composite model of a config with random float32 weights."""
+    _, model_class = composite_classes()[config.model_type]
     torch.manual_seed(seed)
     model = without_missing_towers(model_class, config).float()
     text = config.get_text_config()

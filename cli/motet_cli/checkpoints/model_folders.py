@@ -15,7 +15,7 @@ from typing import Any
 
 from motet_cli.checkpoints.conversion import gguf_folder, gguf_name, is_gguf, with_tokenizer
 from motet_cli.hub.reference import parse_reference
-from motet_models.image_support import accepts_images
+from motet_models.image_support import has_encoder
 from motet_shared.errors import ConfigError
 
 DEFAULT_LLM = "pocket-chat"
@@ -36,9 +36,9 @@ class ModelFolder:
     path: Path
 
     @property
-    def accepts_images(self) -> bool:
-        """Return True for a language model that also takes images."""
-        return accepts_images(_config(self.path))
+    def has_encoder(self) -> bool:
+        """Return True for a language model that also takes images or sound."""
+        return has_encoder(_config(self.path))
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:

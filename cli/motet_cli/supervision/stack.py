@@ -168,7 +168,7 @@ class Stack:
         own = [*(["--drain-timeout", "3600"] if model.on_demand else []), *model.settings]
         if model.role == "decode":
             yield from self._targets(model, argv, own)
-            if folder.accepts_images and model.own_instances:
+            if folder.has_encoder and model.own_instances:
                 yield self._spec(
                     f"vision:{name}",
                     "vision",
@@ -247,7 +247,7 @@ class Stack:
                 for role, model in (speech | others).items()
                 if model is not None
             ),
-            *(f"vision={model.name}" for model in self._with_images),
+            *(f"vision={model.name}" for model in self._with_encoder),
             *([f"vad={_VAD_MODEL}"] if has_vad else []),
         ]
 
@@ -340,18 +340,18 @@ class Stack:
         return [] if folder is None else ["--adapter-folder", str(folder)]
 
     def _vision(self) -> Iterator[ChildSpec]:
-        with_images = self._with_images
-        for name, model in zip(_numbered("vision", len(with_images)), with_images, strict=True):
+        with_encoder = self._with_encoder
+        for name, model in zip(_numbered("vision", len(with_encoder)), with_encoder, strict=True):
             argv = ["--model", str(model.path), "--name", model.name]
             yield self._spec(
                 name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name
             )
 
     @property
-    def _with_images(self) -> list[ModelFolder]:
+    def _with_encoder(self) -> list[ModelFolder]:
         """Return the models that get a vision process; other engines are sent no embeddings."""
         own = self.models if self.engine is None else ()
-        return [model for model in own if model.accepts_images]
+        return [model for model in own if model.has_encoder]
 
     def _asr(self) -> Iterator[ChildSpec]:
         if self.asr is not None:

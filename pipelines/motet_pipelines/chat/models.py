@@ -87,11 +87,17 @@ def _refuses_images(directory: Directory, model: str) -> bool:
     return bool(cards) and all(card.refuses_images for card in cards)
 
 
+def accepts_audio(directory: Directory, model: str) -> bool:
+    """Return True if chats with a model may hold sound, or if no tokenizer announces it yet."""
+    cards = cards_of(directory, model)
+    return not cards or any(card.audio for card in cards)
+
+
 def without_vision(directory: Directory) -> list[str]:
-    """Return the servable models that accept pictures but have no ready vision instance."""
+    """Return the servable models that accept pictures or sound but have no ready vision instance."""
     cards = servable(directory).values()
     return [
         c.name
         for c in cards
-        if c.images and not directory.ready("vision", model=c.parent or c.name)
+        if (c.images or c.audio) and not directory.ready("vision", model=c.parent or c.name)
     ]

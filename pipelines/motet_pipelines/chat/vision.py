@@ -36,12 +36,13 @@ _SPARE = 60.0  # seconds that a file is kept beyond the deadline
 
 @dataclass(frozen=True, slots=True)
 class InputMedia:
-    """Picture or video: a file in any format, and the resolution (of each frame) for the model."""
+    """Picture, video or sound: a file in any format, and the resolution (of each frame)."""
 
     data: Bytes
     max_pixels: int = 0  # scale down to about this many; 0: as many as the model takes
     param: str = ""  # path in the client's request, which errors name
     is_video: bool = False
+    is_audio: bool = False
 
 
 async def see(
@@ -87,6 +88,7 @@ async def lent_pictures(
                 max_pixels=one.max_pixels,
                 param=one.param,
                 is_video=one.is_video,
+                is_audio=one.is_audio,
             )
             for one in pictures
         ]

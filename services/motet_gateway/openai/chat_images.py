@@ -1,6 +1,6 @@
-"""Read the images of a chat from the URLs in its messages, for the vision service.
+"""Read the images and recordings of a chat from its messages, for the vision service.
 
-Only the URL is checked here; the vision service decodes and checks the file.
+Of an image only the URL is checked here; the vision service decodes and checks the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,21 @@ from dataclasses import dataclass
 from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.remote import fetch
+from motet_pipelines.chat.models import accepts_audio
 from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_shared.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Image
 
-from .schema import AssistantMessage, ChatBody, ImagePart, ImageUrl, UserMessage, VideoPart
+from .schema import (
+    AssistantMessage,
+    AudioPart,
+    ChatBody,
+    ImagePart,
+    ImageUrl,
+    InputAudio,
+    UserMessage,
+    VideoPart,
+)
 
 LOW_DETAIL = 512 * 512  # pixels
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
@@ -49,15 +59,23 @@ class Source:
         return {"low": LOW_DETAIL, "high": 0}.get(self.image.detail or "auto", config.image_pixels)
 
 
-def sources(body: ChatBody, *, accepts_images: bool) -> list[Source]:
-    """Return the images of a chat in the order of its parts.
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording as the client sent it; `param` is its path in the request."""
+
+    param: str
+    audio: InputAudio
+
+
+def sources(body: ChatBody, *, accepts_images: bool) -> list[Source | Recording]:
+    """Return the images and recordings of a chat in the order of its parts.
 
     Images of earlier replies are included only if the model accepts images (`sees`).
     """
     return list(_sources(body, accepts_images))
 
 
-def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source]:
+def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source | Recording]:
     for number, message in enumerate(body.messages):
         if isinstance(message, UserMessage) and not isinstance(message.content, str):
             for index, part in enumerate(message.content):
@@ -69,6 +87,10 @@ def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source]:
                         part.video_url,
                         is_video=True,
                     )
+                elif isinstance(part, AudioPart):
+                    yield Recording(
+                        f"messages[{number}].content[{index}].input_audio", part.input_audio
+                    )
         elif isinstance(message, AssistantMessage) and accepts_images:
             for index, image in enumerate(message.images or []):
                 yield Source(f"messages[{number}].images[{index}].image_url", image.image_url)
@@ -77,27 +99,33 @@ def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source]:
 async def read_images(
     service: GatewayContext, body: ChatBody, *, accepts_images: bool
 ) -> list[InputMedia]:
-    """Read the images of a chat.
+    """Read the images and recordings of a chat.
 
-    Raises UnsupportedParameter if the model accepts no images, BadRequest if a URL is not of an
-    image.
+    Raises UnsupportedParameter if the model does not accept them, BadRequest if a URL is not of an
+    image or data is no base64.
     """
     given = sources(body, accepts_images=accepts_images)
-    if given and not accepts_images:
-        param = given[0].param
-        raise UnsupportedParameter(
-            f"`{param}`: model {body.model!r} does not accept images; send text only", param=param
-        )
-    config = service.config
-    return [
-        InputMedia(
-            await read_image(source, config),
-            source.max_pixels(config),
-            source.param,
-            source.is_video,
-        )
-        for source in given
-    ]
+    hears = accepts_audio(service.bus.directory, body.model)
+    for source in given:
+        is_audio = isinstance(source, Recording)
+        if not (hears if is_audio else accepts_images):
+            kind, param = "sound" if is_audio else "images", source.param
+            raise UnsupportedParameter(
+                f"`{param}`: model {body.model!r} does not accept {kind}; send text only",
+                param=param,
+            )
+    return [await _read(source, service.config) for source in given]
+
+
+async def _read(source: Source | Recording, config: GatewayConfig) -> InputMedia:
+    if isinstance(source, Recording):
+        return InputMedia(await read_recording(source, config), param=source.param, is_audio=True)
+    return InputMedia(
+        await read_image(source, config),
+        source.max_pixels(config),
+        source.param,
+        source.is_video,
+    )
 
 
 async def leased_images(
@@ -157,4 +185,31 @@ def _decoded(url: str, param: str, most: int, example: str) -> bytes:
         ) from None
     if not data:
         raise BadRequest(f"`{param}`: the file is empty; send {example}", param=param)
+    return data
+
+
+async def read_recording(source: Recording, config: GatewayConfig) -> bytes:
+    """Return the file of a recording.
+
+    Raises BadRequest for data that is empty or no base64, PayloadTooLarge for a large file.
+    """
+    if len(source.audio.data) <= _INLINE:
+        return _decoded_recording(source, config.max_upload)
+    return await asyncio.to_thread(_decoded_recording, source, config.max_upload)
+
+
+def _decoded_recording(source: Recording, most: int) -> bytes:
+    text, param = source.audio.data, f"{source.param}.data"
+    if len(text) * 3 // 4 > most + 2:
+        raise PayloadTooLarge(
+            f"`{param}`: the file has more than {most} bytes (--max-upload)", param=param
+        )
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise BadRequest(
+            f"`{param}`: invalid base64 ({error}); encode the file again", param=param
+        ) from None
+    if not data:
+        raise BadRequest(f"`{param}`: the file is empty; send a {source.audio.format}", param=param)
     return data

@@ -79,6 +79,7 @@ def _described(role: str, card: ModelCard, status: str = "ready") -> dict[str, A
         known |= {
             "context_length": card.context,
             "images": card.images,
+            "audio": card.audio,
             "tools": card.tools,
             "reasoning": card.reasoning,
         }

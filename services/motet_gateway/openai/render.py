@@ -275,7 +275,8 @@ class CompletionChoice(Choice):
 
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
-    images = {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
+    media = {"image_tokens": usage.image_tokens, "audio_tokens": usage.audio_tokens}
+    media = {name: count for name, count in media.items() if count}
     guesses = {"accepted": usage.accepted_tokens, "rejected": usage.rejected_tokens}
     guesses = {
         f"{kind}_prediction_tokens": count
@@ -286,6 +287,6 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **images},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **media},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, **guesses},
     }

@@ -16,6 +16,7 @@ from motet_shared.messages import Chat, Complete, Sampling
 from .reply_details import ReplyDetails
 from .schema import (
     AssistantMessage,
+    AudioPart,
     ChatBody,
     CompletionBody,
     Content,
@@ -35,6 +36,7 @@ from .structured import ToolChoice, tool_choice_of
 
 # Fields for which a model may recommend values.
 _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_MEDIA = (ImagePart, VideoPart, AudioPart)
 _SEED_MASK = 2**63 - 1
 MAX_COMPLETIONS = 32  # prompts * n of one request
 
@@ -133,7 +135,7 @@ def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> l
     """Convert messages to OpenAI's format with plain strings as content.
 
     The role `developer`, the newer name, becomes `system`. A user's message with images keeps its
-    parts; {"type": "image"} stands for the next image of `chat_images.sources`.
+    parts; {"type": "image"} and {"type": "audio"} stand for the next one of `chat_images.sources`.
     """
     plain = []
     for index, message in enumerate(messages):
@@ -159,18 +161,18 @@ def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> l
 
 def _content(message: Message, where: str) -> str | list[dict[str, str]]:
     content = message.content or ""
-    if isinstance(content, str) or not (isinstance(message, UserMessage) and _has_image(content)):
+    if isinstance(content, str) or not (isinstance(message, UserMessage) and _has_media(content)):
         return flatten(content, where)
     return [
-        {"type": "image"}
-        if isinstance(part, ImagePart | VideoPart)
+        {"type": "audio" if isinstance(part, AudioPart) else "image"}
+        if isinstance(part, _MEDIA)
         else {"type": "text", "text": flatten([part], where, index)}
         for index, part in enumerate(content)
     ]
 
 
-def _has_image(content: list[Part]) -> bool:
-    return any(isinstance(part, ImagePart | VideoPart) for part in content)
+def _has_media(content: list[Part]) -> bool:
+    return any(isinstance(part, _MEDIA) for part in content)
 
 
 def flatten(content: Content, where: str, first: int = 0) -> str:
@@ -188,10 +190,8 @@ def flatten(content: Content, where: str, first: int = 0) -> str:
             texts.append(part.refusal)
         else:
             kind, param = part.__struct_config__.tag, f"{where}[{index}]"
-            if isinstance(part, ImagePart | VideoPart):
-                message = (
-                    f"`{param}`: images are accepted in user messages only; move the image there"
-                )
+            if isinstance(part, _MEDIA):
+                message = f"`{param}`: `{kind}` is accepted in user messages only; move it there"
                 raise UnsupportedParameter(message, param=param)
             raise UnsupportedParameter(
                 f"`{param}`: content of type `{kind}` is not supported; send text parts",

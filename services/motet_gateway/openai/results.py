@@ -73,6 +73,7 @@ def add_usage(ends: list[End | None], prompts: int = 1) -> Usage:
         completion_tokens=sum(usage.completion_tokens for usage in known),
         cached_tokens=sum(usage.cached_tokens for usage in known[::share]),
         image_tokens=sum(usage.image_tokens for usage in known[::share]),
+        audio_tokens=sum(usage.audio_tokens for usage in known[::share]),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in known),
         accepted_tokens=sum(usage.accepted_tokens for usage in known),
         rejected_tokens=sum(usage.rejected_tokens for usage in known),

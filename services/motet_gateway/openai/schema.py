@@ -64,8 +64,15 @@ class VideoPart(Strict, tag="video_url"):
     video_url: ImageUrl
 
 
+class InputAudio(Strict):
+    """A recording: a file in base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
 class AudioPart(Strict, tag="input_audio"):
-    input_audio: Any
+    input_audio: InputAudio
 
 
 class FilePart(Strict, tag="file"):

@@ -32,6 +32,7 @@ class ErrorBody(Struct):
 class CachedDetails(Struct):
     cached_tokens: Count
     image_tokens: Count = 0
+    audio_tokens: Count = 0
 
 
 class ReasoningDetails(Struct):
@@ -168,7 +169,7 @@ class Loading(Struct):
 class Model(Struct):
     """A model that is ready, starting, or loaded on demand.
 
-    `context_length`, `images`, `tools` and `reasoning` are of chat models, `voices` of speech models. `parent`
+    `context_length`, `images`, `audio`, `tools` and `reasoning` are of chat models, `voices` of speech models. `parent`
     is the base model of an adapter. `status` is "starting" for an expected model that cannot be
     used yet, and "unloaded" or "loading" for one that is loaded on demand; requests for these wait.
     """
@@ -183,6 +184,7 @@ class Model(Struct):
     loading: Loading | None = None
     context_length: Count = 0
     images: bool = False
+    audio: bool = False
     tools: bool = False
     reasoning: bool = False
     parent: str = ""

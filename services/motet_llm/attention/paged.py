@@ -29,6 +29,7 @@ from motet_shared.errors import ConfigError
 from .heavy_hitters import Watch
 from .long_context import Attend, LongRows
 from .options import AttentionOptions, Reach
+from .picture_spans import PictureSpan, attend_spans
 
 NAME = "motet_paged"
 
@@ -146,6 +147,7 @@ class StepLayout:
     memory: the fixed addresses of the groups, if the step can be replayed.
     watched: watches that record queries, each with its slice of the packed tokens.
     positions_N: the tokens' positions in their sequences; None: rotary positions have several axes.
+    spans: pictures among the tokens, if their tokens see each other in both directions.
     """
 
     kv: KvCache
@@ -155,6 +157,7 @@ class StepLayout:
     memory: StepMemory | None = None
     watched: list[tuple[Watch, slice]] = field(default_factory=list)
     positions_N: Tensor | None = None
+    spans: list[PictureSpan] = field(default_factory=list)
 
     def attend(
         self,
@@ -191,7 +194,10 @@ class StepLayout:
             softcap=options.softcap,
             sinks_H=options.sinks_H,
         )
-        return self._attend(layer, query_NHD, attend).unsqueeze(0)
+        out_NHV = self._attend(layer, query_NHD, attend)
+        if self.spans:
+            attend_spans(self.kv, layer, query_NHD, out_NHV, self.spans, scale, options)
+        return out_NHV.unsqueeze(0)
 
     def _attend(self, layer: int, query_NHD: Tensor, attend: Attend) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]

@@ -37,6 +37,7 @@ from motet_llm.attention import sequence_rope
 from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.attention.long_context import LongRows, Staging
 from motet_llm.attention.paged import GroupStep, Layout, ShapeProbe, StepLayout
+from motet_llm.attention.picture_spans import PictureSpan
 from motet_llm.attention.sink_window import rows_by_group
 from motet_llm.cache.kv_cache import KvCache, layout_of
 from motet_llm.cache.state_cache import StateCache
@@ -117,6 +118,7 @@ class ModelRunner:
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
         self._shapes = self._probe()
+        self._check_pictures(config)
         if config.heavy_hitters is not None:
             config.heavy_hitters.check(self._shapes.layers, self._shapes.states)
         self._kv_dtype = checkpoint.resolve_kv_dtype(
@@ -176,6 +178,18 @@ class ModelRunner:
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
         self._hidden_1ND, self._backbone_output = output[0], output
+
+    def _check_pictures(self, config: EngineConfig) -> None:
+        """Raise ConfigError for options with which pictures would not see all of themselves."""
+        if self.image_shape is None or not self.image_shape.looks_ahead:
+            return
+        for name in ("long_context", "attention_budget", "attention_window"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"{name}: the tokens of this model's pictures see each other, which needs all"
+                    f" keys in the pool; leave {name} off",
+                    param=name,
+                )
 
     @torch.inference_mode()
     def _probe(self) -> ShapeProbe:
@@ -330,6 +344,7 @@ class ModelRunner:
         ids, positions, draws_at = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends, watched)
         layout.positions_N = positions if positions.ndim == 1 else None
+        layout.spans = _picture_spans(works)
         with self._adapted(works, layout):
             logits_RV = self._call(self._inputs_of(ids, works), positions, layout, draws_at)
         hidden_ND = self._hidden_1ND[0]
@@ -553,6 +568,20 @@ def _replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> I
             del module.__dict__["forward"]
         else:
             module.__dict__["forward"] = own
+
+
+def _picture_spans(works: Sequence[Work]) -> list[PictureSpan]:
+    """Return the pictures of a step whose tokens see each other in both directions."""
+    spans = []
+    for place, work in zip(_starts(works), works, strict=True):
+        if work.request.images is None:
+            continue
+        begin, end = work.span
+        for start, stop in work.request.images.wholes(begin, end):
+            first = max(start, begin)
+            rows = slice(place + first - begin, place + stop - begin)
+            spans.append(PictureSpan(rows, first, start, stop, work.request.tables))
+    return spans
 
 
 def _any_adapter(works: Sequence[Work]) -> bool:

@@ -6,6 +6,7 @@ placeholders of a prompt, P tokens of it, L layers, X hidden size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,8 @@ class ImageEmbeddings:
             zip(image_embeddings, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True)
         )
         self.names = self._names(prompt)
+        self._wholes = _runs(self.places_T) if shape.looks_ahead else []
+        _check_reach(self._wholes, shape)
         self._positions_3P: np.ndarray | None = None
         self._next = 0  # position of the first token after the prompt
         if shape.axes > 1:
@@ -83,24 +86,19 @@ class ImageEmbeddings:
         """Return positions `[3, P]` of frames, rows and columns, and the next one after the prompt.
 
         As in transformers' `get_rope_index`: text advances on all axes, an image by its longer
-        side. Raises BadRequest if an image's placeholders are not contiguous.
+        side, and a frame of a video likewise if text stands between the frames.
         """
         positions_3P = np.empty((3, length), dtype=np.int64)
         position = done = 0
         for embedding, places in self._parts:
-            start, stop = int(places[0]), int(places[-1]) + 1
-            if stop - start != len(places):
-                raise BadRequest(
-                    f"prompt: the placeholders of {embedding.name!r} do not stand together",
-                    param="prompt",
-                )
-            positions_3P[:, done:start] = np.arange(position, position + start - done)
-            position += start - done
-            axes_3T = np.indices(embedding.grid).reshape(3, -1)
-            axes_3T[0] = (axes_3T[0] * embedding.interval).astype(np.int64)
-            positions_3P[:, start:stop] = position + axes_3T
-            position += max(embedding.grid[1:])
-            done = stop
+            for start, stop, grid in _grids(embedding, places):
+                positions_3P[:, done:start] = np.arange(position, position + start - done)
+                position += start - done
+                axes_3T = np.indices(grid).reshape(3, -1)
+                axes_3T[0] = (axes_3T[0] * embedding.interval).astype(np.int64)
+                positions_3P[:, start:stop] = position + axes_3T
+                position += max(grid[1:])
+                done = stop
         positions_3P[:, done:] = np.arange(position, position + length - done)
         return positions_3P, position + length - done
 
@@ -114,6 +112,25 @@ class ImageEmbeddings:
             (self._positions_3P[:, start:stop], np.broadcast_to(after, (3, len(after)))), axis=1
         )
 
+    def uncut(self, start: int, count: int) -> int:
+        """Return how many of `count` tokens from `start` on to compute, so that no picture is cut.
+
+        That may be more than `count` if they begin with a picture. Pictures whose tokens see only
+        earlier ones may be cut.
+        """
+        end = start + count
+        for first, stop in self._wholes:
+            if first < end < stop:
+                return first - start if start < first else stop - start
+        return count
+
+    def wholes(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return first token and end of each picture with tokens from `start` to `stop`.
+
+        Empty if pictures' tokens see only earlier ones.
+        """
+        return [whole for whole in self._wholes if whole[0] < stop and start < whole[1]]
+
     def between(self, start: int, stop: int) -> tuple[np.ndarray, Tensor]:
         """Return the placeholders among tokens `start` to `stop`, and their embeddings.
 
@@ -121,6 +138,42 @@ class ImageEmbeddings:
         """
         first, last = np.searchsorted(self.places_T, (start, stop))
         return self.places_T[first:last] - start, self.embeddings_LTX[:, first:last]
+
+
+def _grids(
+    embedding: ImageEmbedding, places_T: np.ndarray
+) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return first, end and grid of an image, or of each frame if the frames stand apart.
+
+    Raises BadRequest if the placeholders are neither contiguous nor so by frames.
+    """
+    runs = _runs(places_T)
+    frames, *sides = embedding.grid
+    if len(runs) == 1:
+        return [(*runs[0], embedding.grid)]
+    size = math.prod(sides)
+    if len(runs) != frames or any(stop - start != size for start, stop in runs):
+        raise BadRequest(
+            f"prompt: the placeholders of {embedding.name!r} do not stand together", param="prompt"
+        )
+    return [(*run, (1, *sides)) for run in runs]
+
+
+def _runs(places_T: np.ndarray) -> list[tuple[int, int]]:
+    """Return first and end of each run of adjacent places."""
+    breaks = np.flatnonzero(np.diff(places_T) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(places_T, breaks) if len(run)]
+
+
+def _check_reach(wholes: Sequence[tuple[int, int]], shape: ImageEmbeddingShape) -> None:
+    """Raise BadRequest for a picture of which a layer's window would not hold all."""
+    longest = max((stop - start for start, stop in wholes), default=0)
+    if shape.window is not None and longest > shape.window:
+        raise BadRequest(
+            f"image_embeddings: a picture has {longest} tokens in a row, more than the window of"
+            f" {shape.window}; send a smaller one",
+            param="image_embeddings",
+        )
 
 
 def _check(embedding: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from motet_models.image_support import MODEL_TYPES, placeholder
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, placeholder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,31 +21,40 @@ class ImageEmbeddingShape:
     The first one is the input embedding; that of index n is added to the output of decoder layer
     n - 1.
     axes: axes of positions, 3 if they count frames, rows and columns.
+    looks_ahead: the tokens of a picture see each other in both directions.
+    window: tokens that the layers with the shortest view see; None: all.
     """
 
     placeholder: int
     hidden: int
     layers: int = 1
     axes: int = 1
+    looks_ahead: bool = False
+    window: int | None = None
 
 
-def reads_images(config: PreTrainedConfig) -> bool:
-    return config.model_type in MODEL_TYPES
+def reads_embeddings(config: PreTrainedConfig) -> bool:
+    """Return True for a config whose prompts may hold embeddings of pictures or sound."""
+    return config.model_type in MODEL_TYPES | HEARING_TYPES
 
 
 def image_embedding_shape(config: PreTrainedConfig) -> ImageEmbeddingShape | None:
     """Return the shape from a whole checkpoint's config; None if it reads no images."""
-    token = placeholder(config.to_dict()) if reads_images(config) else None
+    token = placeholder(config.to_dict()) if reads_embeddings(config) else None
     if token is None:
         return None
     text = config.get_text_config()
-    deeper = getattr(config.vision_config, "deepstack_visual_indexes", None) or ()
-    has_axes = "mrope_section" in (getattr(text, "rope_parameters", None) or {})
+    tower = getattr(config, "vision_config", None)
+    deeper = getattr(tower, "deepstack_visual_indexes", None) or ()
+    hears = config.model_type in HEARING_TYPES
+    model_class: Any = MODEL_MAPPING[type(config)]
     return ImageEmbeddingShape(
         placeholder=token,
         hidden=text.hidden_size,
         layers=1 + len(deeper),
-        axes=3 if has_axes else 1,
+        axes=3 if not hears and hasattr(model_class, "get_rope_index") else 1,
+        looks_ahead="token_type_ids" in inspect.signature(model_class.forward).parameters,
+        window=getattr(text, "sliding_window", None),
     )
 
 
@@ -52,6 +63,7 @@ class LanguageModel(PreTrainedModel):  # type: ignore[misc]  # transformers has 
 
     config_class = PreTrainedConfig
     base_model_prefix = "model"
+    _supports_sdpa = True  # the decoder decides what it supports
 
     def __init__(self, config: PreTrainedConfig, decoder: PreTrainedModel, head: nn.Module):
         super().__init__(config)

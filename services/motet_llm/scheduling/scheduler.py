@@ -182,9 +182,12 @@ class Scheduler:
         """Return how many of its tokens a request prefills in this step.
 
         With snapshots of recurrent states a chunk ends at a block boundary if it reaches one: only
-        there can a prefix match use the state.
+        there can a prefix match use the state. A picture whose tokens see all of it is not cut: it
+        may be more than the budget.
         """
         count = min(budget, request.num_due)
+        if request.images is not None:
+            count = request.images.uncut(request.num_computed, count)
         if self._prefix_cache is not None and self._prefix_cache.wants_whole_blocks and count > 1:
             end = request.num_computed + count
             whole = end - end % self._tables.block_size

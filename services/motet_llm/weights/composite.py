@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -47,7 +47,10 @@ def is_composite(config: PreTrainedConfig) -> bool:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's own config, completed from the checkpoint's outer config."""
     text: PreTrainedConfig = copy.deepcopy(config.get_text_config())
-    text.tie_word_embeddings = bool(config.tie_word_embeddings)
+    tied = getattr(config, "tie_word_embeddings", None)
+    if tied is None:
+        tied = getattr(text, "tie_word_embeddings", False)
+    text.tie_word_embeddings = bool(tied)
     if text.dtype is None:
         text.dtype = config.dtype
     return text
@@ -92,11 +95,17 @@ def language_part(whole: PreTrainedModel, config: PreTrainedConfig) -> PreTraine
     decoder = _decoder(whole)
     if decoder is whole:
         return whole
-    model = _around(decoder, whole, config)
-    model.config = config
-    model.generation_config = whole.generation_config
-    _compare(whole, model)
-    return model
+    expected_NV = _logits_of_text(whole)
+    for model in _around(decoder, whole, config):
+        model.config = config
+        model.generation_config = whole.generation_config
+        deviation = (_logits_of_part(model) - expected_NV).norm() / expected_NV.norm()
+        if deviation <= TOLERANCE.get(whole.dtype, COARSE_TOLERANCE):
+            return model
+    raise ConfigError(
+        f"model_type={whole.config.model_type!r} is not supported: {type(whole).__name__} computes"
+        f" other logits than its language model alone ({type(model).__name__})"
+    )
 
 
 class AbsentTower(nn.Module):
@@ -174,10 +183,14 @@ def _decoder(whole: PreTrainedModel) -> PreTrainedModel:
 
 def _around(
     decoder: PreTrainedModel, whole: PreTrainedModel, config: PreTrainedConfig
-) -> PreTrainedModel:
-    """Return a causal language model that consists of `decoder` and the head of `whole`."""
+) -> Iterator[PreTrainedModel]:
+    """Yield causal language models that consist of `decoder` and the head of `whole`.
+
+    The first one is of the class for text alone, which may scale logits as the whole does not.
+    """
     if decoder.get_output_embeddings() is not None:
-        return decoder
+        yield decoder
+        return
     head = whole.get_output_embeddings()
     if head is None:
         raise ConfigError(
@@ -190,29 +203,34 @@ def _around(
         if type(model.base_model) is type(decoder):
             setattr(model, model.base_model_prefix, decoder)
             model.set_output_embeddings(head)
-            return model.eval()
-    return LanguageModel(config, decoder, head).eval()
+            yield model.eval()
+    yield LanguageModel(config, decoder, head).eval()
+
+
+def _text(config: PreTrainedConfig) -> Tensor:
+    """Return some tokens of text."""
+    ids_1N: Tensor = (torch.arange(TOKENS) * 7 % config.vocab_size).unsqueeze(0)
+    return ids_1N
 
 
 @torch.inference_mode()
-def _compare(whole: PreTrainedModel, model: PreTrainedModel) -> None:
-    """Raise ConfigError unless `model` computes the logits of `whole` for some tokens of text."""
-    name = type(whole).__name__
-    vocabulary = model.config.vocab_size
-    ids_1N = (torch.arange(TOKENS) * 7 % vocabulary).unsqueeze(0)
+def _logits_of_text(whole: PreTrainedModel) -> Tensor:
+    """Return logits `[N, V]` of some tokens of text. Raises ConfigError for a model that fails."""
+    ids_1N = _text(whole.config.get_text_config())
     try:
-        expected_NV = whole(input_ids=ids_1N, use_cache=False).logits[0].float()
+        logits: Tensor = whole(input_ids=ids_1N, use_cache=False).logits[0].float()
     except Exception as error:
         raise ConfigError(
-            f"model_type={whole.config.model_type!r} is not supported: {name} fails on {TOKENS}"
-            f" tokens of text: {error}"
+            f"model_type={whole.config.model_type!r} is not supported: {type(whole).__name__} fails"
+            f" on {TOKENS} tokens of text: {error}"
         ) from error
-    logits_NV = model(
-        input_ids=ids_1N, use_cache=False, logits_to_keep=torch.arange(TOKENS)
-    ).logits[0]
-    deviation = (logits_NV.float() - expected_NV).norm() / expected_NV.norm()
-    if not deviation <= TOLERANCE.get(whole.dtype, COARSE_TOLERANCE):
-        raise ConfigError(
-            f"model_type={whole.config.model_type!r} is not supported: {name} computes other logits"
-            f" than its language model alone ({type(model).__name__})"
-        )
+    return logits
+
+
+@torch.inference_mode()
+def _logits_of_part(model: PreTrainedModel) -> Tensor:
+    output = model(
+        input_ids=_text(model.config), use_cache=False, logits_to_keep=torch.arange(TOKENS)
+    )
+    logits: Tensor = output.logits[0].float()
+    return logits

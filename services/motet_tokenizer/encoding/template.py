@@ -30,26 +30,28 @@ class ChatTemplate:
         self,
         tokenizer: PreTrainedTokenizerBase,
         model: str,
-        placeholder: int | None = None,
+        media_mark: int | None = None,
         reasoning: ReasoningFormat | None = None,
         id_length: int = 0,
+        medium: str = "image",
     ):
         """Set up the template.
 
-        placeholder: token of a picture, if the model accepts images. reasoning: format of the
-        model's reasoning, if it has any. id_length: characters of the ids of calls that it takes;
-        0: any.
+        media_mark: token that stands for a picture or recording, if the model accepts any. reasoning:
+        format of the model's reasoning, if it has any. id_length: characters of the ids of calls
+        that it takes; 0: any. medium: type of the parts that it accepts besides text.
         """
         self._tokenizer = tokenizer
         self._model = model
-        self._placeholder = placeholder
+        self._media_mark = media_mark
+        self._medium = medium if media_mark is not None else ""
         self._reasoning = reasoning
         self._id_length = id_length
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
         self._wants_parts = (
-            placeholder is not None and bool(self.source) and not self._renders_strings()
+            media_mark is not None and bool(self.source) and not self._renders_strings()
         )
 
     def encode(
@@ -62,7 +64,7 @@ class ChatTemplate:
         """Return the token ids of the conversation, by default up to the assistant's next turn.
 
         options: variables of the template (`TemplateOptions.resolve`). A picture is a single
-        placeholder; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
+        mark; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
         messages that the template refuses, UnsupportedParameter for tools that it does not take.
         """
         if not self.source:
@@ -76,7 +78,7 @@ class ChatTemplate:
                 f"tools: the chat template of model {self._model!r} takes none; leave them out",
                 param="tools",
             )
-        plain = normalize(messages, sees=self._placeholder is not None)
+        plain = normalize(messages, medium=self._medium)
         if self._reasoning is not None:
             plain = [self._reasoning.history(message, self.source) for message in plain]
         if self._id_length:
@@ -111,11 +113,13 @@ class ChatTemplate:
     def expand_placeholders(
         self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
     ) -> list[int]:
-        """Return the prompt with each placeholder replaced by its picture's tokens.
+        """Return the prompt with each mark replaced by its picture's tokens.
 
-        Raises BadRequest if the numbers of placeholders and pictures differ.
+        Line breaks on both sides of a border are encoded together, as processors encode one text:
+        Gemma 3's pictures begin and end with some, and its tokens may have several.
+        Raises BadRequest if the numbers of marks and pictures differ.
         """
-        places = [index for index, token in enumerate(ids) if token == self._placeholder]
+        places = [index for index, token in enumerate(ids) if token == self._media_mark]
         if len(places) != len(pictures):
             raise BadRequest(
                 f"messages: the chat template of model {self._model!r} shows {len(places)} of {len(pictures)} images; "
@@ -125,9 +129,28 @@ class ChatTemplate:
         prompt: list[int] = []
         done = 0
         for place, picture in zip(places, pictures, strict=True):
-            prompt += [*ids[done:place], *picture]
+            prompt = self._joined(self._joined(prompt, ids[done:place]), picture)
             done = place + 1
-        return [*prompt, *ids[done:]]
+        return self._joined(prompt, ids[done:])
+
+    def _joined(self, before: list[int], after: Sequence[int]) -> list[int]:
+        """Return the tokens of two texts, one behind the other; their line breaks may merge."""
+        left, right = len(before), 0
+        while left and self._breaks(before[left - 1]):
+            left -= 1
+        while right < len(after) and self._breaks(after[right]):
+            right += 1
+        if left == len(before) or not right:
+            return [*before, *after]
+        count = sum(map(self._breaks, [*before[left:], *after[:right]]))
+        backend = self._tokenizer.backend_tokenizer
+        merged = backend.encode("\n" * count, add_special_tokens=False).ids
+        return [*before[:left], *merged, *after[right:]]
+
+    def _breaks(self, token: int) -> int:
+        """Return how many line breaks a token consists of; 0 for any other token."""
+        text: str = self._tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
+        return len(text) if text.strip("\n") == "" else 0
 
     def _renders_strings(self) -> bool:
         """Return True if the template renders string contents; some expect lists of parts only."""
@@ -155,19 +178,19 @@ class ChatTemplate:
         return list(backend.encode(cut(text), add_special_tokens=False).ids)
 
 
-def normalize(messages: list[Message], *, sees: bool = False) -> list[Message]:
+def normalize(messages: list[Message], *, medium: str = "") -> list[Message]:
     """Return OpenAI's messages in the format of templates.
 
     Raises BadRequest that names the message.
 
-    A content is a string; one with images, if `sees`, stays a list of parts.
+    A content is a string; one with parts of the type `medium` stays a list of parts.
     """
     if not messages:
         raise BadRequest("messages: the list is empty; give at least one message", param="messages")
-    return [_message(message, f"messages[{n}]", sees) for n, message in enumerate(messages)]
+    return [_message(message, f"messages[{n}]", medium) for n, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, sees: bool) -> Message:
+def _message(message: Message, where: str, medium: str) -> Message:
     if (
         not isinstance(message, dict)
         or not isinstance(role := message.get("role"), str)
@@ -179,14 +202,14 @@ def _message(message: Message, where: str, sees: bool) -> Message:
     plain = {key: value for key, value in message.items() if value is not None}
     if role == "developer":  # OpenAI's newer name; templates use the older one
         plain["role"] = "system"
-    plain["content"] = _content(message.get("content"), f"{where}.content", sees)
+    plain["content"] = _content(message.get("content"), f"{where}.content", medium)
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
     return plain
 
 
-def _content(content: Any, where: str, sees: bool) -> str | list[dict[str, str]]:
-    """Return a string, content parts joined to one, or the parts if images are among them."""
+def _content(content: Any, where: str, medium: str) -> str | list[dict[str, str]]:
+    """Return a string, content parts joined to one, or the parts if media are among them."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -195,18 +218,18 @@ def _content(content: Any, where: str, sees: bool) -> str | list[dict[str, str]]
         raise BadRequest(
             f"{where}: is a {type(content).__name__}; give a string or content parts", param=where
         )
-    parts = [_part(part, f"{where}[{n}]", sees) for n, part in enumerate(content)]
-    if any(part["type"] == "image" for part in parts):
+    parts = [_part(part, f"{where}[{n}]", medium) for n, part in enumerate(content)]
+    if any(part["type"] == medium for part in parts):
         return parts
     return "".join([part["text"] for part in parts])
 
 
-def _part(part: Any, where: str, sees: bool) -> dict[str, str]:
+def _part(part: Any, where: str, medium: str) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image" and sees:
-        return {"type": "image"}
+    if medium and kind == medium:
+        return {"type": medium}
     if kind not in ("text", "refusal"):
-        known = "text and image parts" if sees else "text parts"
+        known = f"text and {medium} parts" if medium else "text parts"
         raise UnsupportedParameter(
             f"{where}.type: {kind!r} is not served by this model; only {known} are",
             param=f"{where}.type",

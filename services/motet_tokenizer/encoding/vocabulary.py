@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
 from motet_models.context import trained_context
-from motet_models.image_support import accepts_images, placeholder
+from motet_models.image_support import accepts_audio, accepts_images, mark, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
@@ -71,7 +71,9 @@ class Vocabulary:
         self.size = max(int(text_config.get("vocab_size") or 0), known)
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
-        self.placeholder = placeholder(config) if accepts_images(config) else None
+        sees, hears = accepts_images(config), accepts_audio(config)
+        self.placeholder = placeholder(config) if sees or hears else None
+        self.media_mark = mark(config) if sees or hears else None
         self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
@@ -83,7 +85,12 @@ class Vocabulary:
         )
         reasoning = self.dialect.reasoning_format
         self.template = ChatTemplate(
-            tokenizer, name, self.placeholder, reasoning, id_length=self.dialect.id_length
+            tokenizer,
+            name,
+            self.media_mark,
+            reasoning,
+            id_length=self.dialect.id_length,
+            medium="audio" if hears else "image",
         )
         self.options = TemplateOptions(
             self.template.source,
@@ -98,7 +105,7 @@ class Vocabulary:
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
         tools = self.template.takes_tools and self.dialect.calls_tools
-        images = self.placeholder is not None and bool(self.template.source)
+        has_template = bool(self.template.source)
         self.card = ModelCard(
             name=name,
             context=self.context,
@@ -106,9 +113,10 @@ class Vocabulary:
             tools=tools,
             reasoning=self.dialect.reasons,
             reasoning_switch=self.options.can_switch_off,
-            chat=bool(self.template.source),
+            chat=has_template,
             sampling=dict(sampling.values),
-            images=images,
+            images=sees and has_template,
+            audio=hears and has_template,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
         )

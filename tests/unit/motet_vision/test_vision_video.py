@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -11,6 +13,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoTokenizer
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -19,12 +25,14 @@ from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge, Unsuppo
 from motet_shared.messages import Sampling
 from motet_vision.checkpoint import load_family
 from motet_vision.video import Video, open_video
+from support import processed_vlms
 from support.refusals import refuses
 from support.videos import HEIGHT, RATE, WIDTH, random_video
 from support.vlm_checkpoints import picture, reference, tiny_vlm
 
 LIMITS: dict[str, Any] = {"count": 6, "max_pixels": 10_000, "max_length": 100}
 TIE = 1e-4
+PROCESSORS: dict[str, Any] = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor}
 
 
 def sound() -> bytes:
@@ -110,9 +118,22 @@ def patches(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("frames", [40, 25])
-def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> None:
-    folder = tiny_vlm("qwen2_5_vl", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "frames"),
+    [
+        ("qwen2_5_vl", 40),
+        ("qwen3_vl", 25),
+        pytest.param("qwen2_5_vl", 25, marks=pytest.mark.long),
+        pytest.param("qwen2_vl", 25, marks=pytest.mark.long),
+        pytest.param("qwen3_vl_moe", 40, marks=pytest.mark.long),
+        pytest.param("qwen3_5", 25, marks=pytest.mark.long),
+    ],
+)
+def test_qwen_sees_a_video_as_transformers_does(name: str, frames: int, tmp_path: Path) -> None:
+    if name in processed_vlms.FAMILIES:
+        folder, _ = tmp_path, processed_vlms.write(name, tmp_path)
+    else:
+        folder = tiny_vlm(name, tmp_path)
     model: Any = reference(folder)
     vision_model = load_family(folder, torch.float32)
     shown = open_video(random_video(frames), **{**LIMITS, "count": 5})
@@ -121,8 +142,10 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
     torch.testing.assert_close(prepared.inputs["pixel_values"], values, atol=1e-5, rtol=1e-5)
     assert prepared.inputs["image_grid_thw"].tolist() == grid.tolist()
     (embeddings,) = vision_model.encode([prepared])
-    theirs = model.model.get_video_features(values, grid).pooler_output[0]
-    torch.testing.assert_close(embeddings[0], theirs, atol=1e-4, rtol=1e-4)
+    seen = model.model.get_video_features(values, grid)
+    deeper = getattr(seen, "deepstack_features", None) or ()
+    layers = [torch.cat([*layer]) for layer in (seen.pooler_output, *deeper)]
+    torch.testing.assert_close(embeddings, torch.stack(layers), atol=1e-4, rtol=1e-4)
 
     config = model.config
     before = [*b"What happens in ", config.vision_start_token_id]
@@ -135,6 +158,7 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
             token_budget=16,
             max_running=4,
             overlap=False,
+            dtype="float32",
         )
     )
     sampling = Sampling(temperature=0, max_tokens=10, ignore_eos=True)
@@ -145,13 +169,18 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
         for output in engine.step():
             assert output.error is None
             ids += output.ids
-    prompt = torch.tensor([before + [config.video_token_id] * len(prepared.ids) + after])
+    expected = video_ids(name, folder, grid, shown)
+    marked = [
+        config.video_token_id if token == config.image_token_id else token for token in prepared.ids
+    ]
+    assert marked == expected
+    prompt = torch.tensor([before + expected + after])
     logits = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         pixel_values_videos=values,
         video_grid_thw=grid,
-        second_per_grid_ts=torch.tensor([2 / shown.fps]),
+        **({"second_per_grid_ts": torch.tensor([2 / shown.fps])} if name == "qwen2_5_vl" else {}),
         mm_token_type_ids=(prompt == config.video_token_id).int() * 2,
         max_new_tokens=len(ids),
         min_new_tokens=len(ids),
@@ -165,6 +194,25 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
         assert logits_1V[0].max() - logits_1V[0][ours] < TIE
         if ours != int(logits_1V[0].argmax()):
             break  # a tie: from here on it is another text
+
+
+def video_ids(name: str, folder: Path, grid: torch.Tensor, shown: Video) -> list[int]:
+    """Return the tokens that transformers' own processor replaces the mark of a video by."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    kind = PROCESSORS.get(name, Qwen3VLProcessor)
+    processor = SimpleNamespace(
+        image_processor=SimpleNamespace(merge_size=2),
+        video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
+        video_token="<|video_pad|>",
+        vision_start_token="<|vision_start|>",
+        vision_end_token="<|vision_end|>",
+        _calculate_timestamps=partial(Qwen3VLProcessor._calculate_timestamps, None),
+    )
+    metadata = SimpleNamespace(frames_indices=list(range(len(shown.frames))), fps=shown.fps)
+    inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
+    text = kind.replace_video_token(processor, inputs, 0)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
 
 
 @torch.inference_mode()
@@ -182,6 +230,7 @@ def test_others_see_its_frames_as_pictures(name: str, tmp_path: Path) -> None:
 
 
 def test_who_reads_no_videos_says_so(tmp_path: Path) -> None:
-    vision_model = load_family(tiny_vlm("qwen3_vl", tmp_path), torch.float32)
+    processed_vlms.write("glm4v", tmp_path)
+    vision_model = load_family(tmp_path, torch.float32)
     with refuses(UnsupportedParameter, None):
         vision_model.prepare_video(Video([picture(0), picture(1)], 2.0), 0)

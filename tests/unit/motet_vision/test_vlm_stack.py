@@ -10,7 +10,7 @@ import pytest
 
 from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision.stack import Stack
-from motet_models.image_support import accepts_images, placeholder
+from motet_models.image_support import accepts_audio, accepts_images, placeholder
 
 
 def folder(path: Path, **config: Any) -> ModelFolder:
@@ -43,12 +43,23 @@ def test_a_stack_without_such_models_has_none(tmp_path: Path) -> None:
     assert not [spec for spec in specs if spec.role == "vision"]
 
 
+def test_what_hears() -> None:
+    assert accepts_audio({"model_type": "qwen2_audio", "audio_token_index": 5})
+    assert accepts_audio(
+        {"model_type": "granite_speech", "audio_token_index": 5, "has_lora_adapter": False}
+    )
+    assert not accepts_audio({"model_type": "granite_speech", "audio_token_index": 5})
+    assert not accepts_audio({"model_type": "qwen2_audio"})
+    assert not accepts_images({"model_type": "qwen2_audio", "audio_token_index": 5})
+
+
 @pytest.mark.parametrize(
     ("config", "token"),
     [
         ({"model_type": "llava", "image_token_index": 32000}, 32000),
         ({"model_type": "smolvlm", "image_token_id": 49190}, 49190),
-        ({"model_type": "gemma3", "image_token_index": 262144}, None),
+        ({"model_type": "gemma3", "image_token_index": 262144}, 262144),
+        ({"model_type": "mllama", "image_token_index": 128256}, None),
         ({"model_type": "llava"}, None),
         ({}, None),
     ],

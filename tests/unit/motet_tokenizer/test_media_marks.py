@@ -1,0 +1,59 @@
+"""Marks of media become their tokens, as if the whole text had been encoded at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from motet_shared.errors import BadRequest
+from motet_tokenizer.encoding.template import ChatTemplate
+from support.checkpoints import VOCAB, write_tokenizer
+from support.refusals import refuses
+
+BREAKS = "ĊĊ"  # two line breaks, in the letters of byte-level vocabularies
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a tokenizer with marks, and with a token for two line breaks."""
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    like = content["added_tokens"][0]
+    for token in content["added_tokens"]:  # behind the vocabulary, which grows by one
+        token["id"] += 1
+    content["added_tokens"] += [
+        {**like, "id": VOCAB + 1 + number, "content": mark}
+        for number, mark in enumerate(("<begin>", "<soft>"))
+    ]
+    content["pre_tokenizer"]["use_regex"] = False  # as Gemma, which does not split at line breaks
+    content["model"]["vocab"][BREAKS] = 256
+    content["model"]["merges"] = [["Ċ", "Ċ"]]
+    file.write_text(json.dumps(content))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["Look:\nM\n\nSo?", "M", "M\nM", "a\n\n\nM\n\n\n\nb", "\nM\n", "Look: M and M."]
+)
+def test_line_breaks_at_borders_are_encoded_together(tokenizer: Any, text: str) -> None:
+    template = ChatTemplate(tokenizer, "eyes", tokenizer.convert_tokens_to_ids("<begin>"))
+    picture = "\n\n<begin><soft><soft>\n\n"
+
+    def encode(whole: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(whole, add_special_tokens=False)
+        return ids
+
+    prompt = encode(text.replace("M", "<begin>"))
+    pictures = [encode(picture)] * text.count("M")
+    assert template.expand_placeholders(prompt, pictures) == encode(text.replace("M", picture))
+
+
+def test_other_numbers_of_media_are_refused(tokenizer: Any) -> None:
+    with refuses(BadRequest, "messages"):
+        ChatTemplate(tokenizer, "eyes", 2).expand_placeholders([1, 2], [])
