@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from motet_models.capacity import KV_FORMATS, WEIGHT_FORMATS, KvFormat, WeightFormat
+from motet_models.capacity import KV_FORMATS, KvFormat
+from motet_models.weight_formats import WEIGHT_FORMATS, WeightFormat
 from workers import Worker, has_modules
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
