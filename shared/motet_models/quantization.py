@@ -16,11 +16,13 @@ from .weight_formats import CheckpointCodes, WeightFormat
 
 Settings = Mapping[str, Any]
 _EXACT, _WIDE = 2, 4  # bytes of a scale that is exact in 16 bits, and of another or a shift
+# Parts by names of modules, and the last names of modules that are never in codes.
 _PARTS = {
-    "attention": re.compile(r"attn|attention"),
-    "mlp": re.compile(r"mlp(?!.*experts)|feed_forward"),
-    "experts": re.compile(r"experts"),
+    "attention": re.compile(r"\b(self_)?(attn|attention)\b"),
+    "mlp": re.compile(r"\b(mlp|feed_forward)\b(?!.*experts)"),
+    "experts": re.compile(r"\bexperts\b"),
 }
+_SMALL = re.compile(r"(norm|\bgate|router)$")
 
 
 def codes_of(config: Mapping[str, Any]) -> CheckpointCodes | None:
@@ -47,15 +49,18 @@ def codes_of(config: Mapping[str, Any]) -> CheckpointCodes | None:
 def _parts(settings: Settings, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts in codes: all but those that the settings leave out in most layers."""
     left_out = settings.get("modules_to_not_convert") or settings.get("ignore") or ()
-    names = [name for name in left_out if isinstance(name, str)]
+    names = [name for name in left_out if isinstance(name, str) and not _SMALL.search(name)]
     layers = config.get("num_hidden_layers")
-    most = layers // 2 if isinstance(layers, int) else 1
-    plain = {
-        part
-        for part, pattern in _PARTS.items()
-        if sum(bool(pattern.search(name)) and "gate" not in name for name in names) > most
-    }
-    return tuple(part for part in CheckpointCodes(format=_NONE).parts if part not in plain)
+    most = layers // 2 if isinstance(layers, int) else 0
+    every = CheckpointCodes(format=WeightFormat(name="", bits=0)).parts
+    return tuple(part for part in every if _left_out(part, names, most) <= most)
+
+
+def _left_out(part: str, names: list[str], layers: int) -> int:
+    """Return in how many places a part is left out; a pattern ("re:…") stands for all layers."""
+    pattern = _PARTS.get(part)
+    found = [name for name in names if pattern is not None and pattern.search(name)]
+    return sum(layers + 1 if name.startswith("re:") else 1 for name in found)
 
 
 def _gptq(settings: Settings) -> WeightFormat:
@@ -127,7 +132,6 @@ def _grouped(name: str, bits: int, group: Any, scale: int) -> WeightFormat:
     return WeightFormat(name=name, bits=bits, group=group, group_bytes=scale)
 
 
-_NONE = WeightFormat(name="", bits=0)
 METHODS: dict[str, Callable[[Settings], WeightFormat]] = {
     "gptq": _gptq,
     "awq": _awq,

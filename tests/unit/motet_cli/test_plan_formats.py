@@ -110,6 +110,29 @@ def test_a_method_that_is_not_read_is_refused() -> None:
     assert codes_of({}) is None
 
 
+LAYERS = range(4)
+
+
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [
+        (["lm_head"], set()),
+        # Norms and routers are never in codes, wherever they are listed.
+        ([f"model.layers.{n}.post_attention_layernorm" for n in LAYERS], set()),
+        ([f"model.layers.{n}.mlp.gate" for n in LAYERS], set()),
+        (["model.layers.0.self_attn.q_proj"], set()),
+        ([f"model.layers.{n}.self_attn.o_proj" for n in LAYERS], {"attention"}),
+        (["re:.*self_attn.*"], {"attention"}),
+        (["re:.*mlp.experts.*"], {"experts"}),
+    ],
+)
+def test_parts_that_are_left_out_are_not_in_codes(names: list[str], plain: set[str]) -> None:
+    settings = {"quant_method": "fp8", "modules_to_not_convert": names}
+    found = codes_of({"num_hidden_layers": len(LAYERS), "quantization_config": settings})
+    assert found is not None
+    assert {"attention", "mlp", "experts", "recurrent"} - set(found.parts) == plain
+
+
 def test_the_methods_are_those_of_the_engine() -> None:
     from motet_llm.weights import quantized_checkpoint
 
