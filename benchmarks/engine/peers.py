@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.workers import Worker, has_modules
-from motet_models.capacity import KV_FORMATS, WEIGHT_FORMATS, KvFormat, WeightFormat
+from motet_models.capacity import KV_FORMATS, KvFormat
+from motet_models.weight_formats import WEIGHT_FORMATS, WeightFormat
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
 # Of llama.cpp's formats: blocks of 32 numbers with one float16 scale.

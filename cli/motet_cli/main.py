@@ -886,16 +886,19 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     where.add_argument(
         "--cpu", action="store_true", help="upper bounds of tokens/s on this machine's processor"
     )
-    weights = ("float32", "bf16", "bfloat16", "int8", "int4", "float8")
+    weights = ("auto", "float32", "bf16", "bfloat16", "int8", "int4", "float8")
     plan.add_argument(
-        "--weights", choices=weights, default="bf16", help="format of the weights (default: bf16)"
+        "--weights",
+        choices=weights,
+        default="auto",
+        help="format of the weights that the checkpoint has not quantized (default: its own)",
     )
-    kv_dtypes = ("float32", "bf16", "bfloat16", "int8", "float8", "float8_e4m3fn")
+    kv_dtypes = ("auto", "float32", "bf16", "bfloat16", "int8", "float8", "float8_e4m3fn")
     plan.add_argument(
         "--kv-dtype",
         choices=kv_dtypes,
-        default="bf16",
-        help="format of the KV cache (default: bf16)",
+        default="auto",
+        help="format of the KV cache (default: the checkpoint's)",
     )
     plan.add_argument(
         "--block-size", type=int, default=16, help="tokens per KV block (default: 16)"

@@ -16,7 +16,7 @@ WEIGHTS = ("exact", "int8")
 class VisionConfig(ProcessConfig):
     """Encode pictures and sound with the towers of a checkpoint whose language model decode serves."""
 
-    model: str = setting("folder of the checkpoint: of a family that docs/families.md lists")
+    model: str = setting("folder of the checkpoint: of a family that docs/models.md lists")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     device: str = setting(
         "where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from motet_shared.errors import ConfigError
 
 from .model_shape import LayerCache, ModelShape
+from .weight_formats import WEIGHT_FORMATS, CheckpointCodes, WeightFormat, weight_bytes
 
 STATE_BYTES = 4  # bytes per number: recurrent state is float32
-SMALL_BYTES = 4  # bytes per number: norms, biases and other small vectors are float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,63 +221,6 @@ def state_bytes(layers: Iterable[LayerCache]) -> int:
     return sum(layer.state for layer in layers) * STATE_BYTES
 
 
-# ------------------------------------------------------------------------------------------ weights
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFormat:
-    """Describe a number format of weight matrices.
-
-    bits: per element.
-    row_bytes, group_bytes: scales per row, or per group of `group` elements.
-    table_bytes: per element of the embeddings, which stay unquantized.
-    compute: the processor's rate that applies, "bf16" or "int8".
-    """
-
-    name: str
-    bits: int
-    row_bytes: int = 0
-    group: int = 0
-    group_bytes: int = 0
-    table_bytes: int = 2
-    compute: str = "bf16"
-
-    def matrix_bytes(self, elements: int, rows: int) -> int:
-        """Return the bytes of matrices with `elements` elements in `rows` rows."""
-        groups = elements // self.group if self.group else 0
-        return elements * self.bits // 8 + rows * self.row_bytes + groups * self.group_bytes
-
-
-WEIGHT_FORMATS = {
-    "float32": WeightFormat(name="float32", bits=32, table_bytes=4),
-    "bfloat16": WeightFormat(name="bfloat16", bits=16),
-    "int8": WeightFormat(name="int8", bits=8, row_bytes=4, compute="int8"),
-    "int4": WeightFormat(name="int4", bits=4, group=32, group_bytes=2),
-    "float8": WeightFormat(name="float8", bits=8, row_bytes=4),
-}
-
-
-def weight_bytes(
-    shape: ModelShape, format: WeightFormat, experts: WeightFormat | None = None
-) -> int:
-    """Return the bytes of all weights in memory.
-
-    A tied lm_head shares the embeddings' memory unless it is quantized. experts: format of the
-    experts' matrices if it differs from `format`.
-    """
-    counts = shape.parameters
-    head = shape.vocab * shape.hidden if counts.tied else 0
-    shared = format.bits == format.table_bytes * 8
-    table = counts.embeddings - (head if shared else 0)
-    small = counts.total - counts.embeddings - (counts.matrices - head)
-    matrices = format.matrix_bytes(counts.matrices, counts.matrix_rows)
-    if experts is not None and counts.experts:
-        share = counts.experts / counts.matrices
-        matrices = int(
-            matrices * (1 - share)
-            + experts.matrix_bytes(counts.matrices, counts.matrix_rows) * share
-        )
-    return matrices + table * format.table_bytes + small * SMALL_BYTES
-
-
 def format_bytes(number: int) -> str:
     """Format bytes for display, in a unit that keeps significant digits."""
     unit, size = next(
@@ -328,11 +271,13 @@ class Settings:
     """Hold engine settings that determine memory, with the engine's defaults.
 
     experts: None: same as `weights`.
+    codes: what a quantized checkpoint keeps in its own codes.
     activation_bytes: per number.
     """
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
     experts: WeightFormat | None = None
+    codes: CheckpointCodes | None = None
     kv: KvFormat = KV_FORMATS["bfloat16"]
     activation_bytes: int = 4
     block_size: int = 16
@@ -366,7 +311,7 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
     weights, states = (
-        weight_bytes(shape, settings.weights, settings.experts),
+        weight_bytes(shape, settings.weights, settings.experts, settings.codes),
         slots * state_bytes(shape.layers),
     )
     activations = activation_bytes(shape, settings)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .capacity import STATE_BYTES, KvFormat, WeightFormat
+from .capacity import STATE_BYTES, KvFormat
 from .model_shape import ModelShape
+from .weight_formats import WeightFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

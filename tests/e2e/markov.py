@@ -7,12 +7,19 @@ position and last token alone: a token that is lost, repeated or changed changes
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+if TYPE_CHECKING:
+    from support.chat_templates import Family  # transformers takes seconds to import
 
 CONTEXT = 32_768
 _END = "<end>"
@@ -36,11 +43,31 @@ def save(folder: Path, *, sentences: bool = False) -> Path:
     ids = tokenizer.get_vocab()
     width = -(-size // 16) * 16  # head_dim must be even
     (folder / "config.json").write_text(json.dumps(_config(size, width, ids[_END])))
-    save_file(
-        _weights(size, width, ids, sentences),
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
+    head = _sentences(size, width, ids) if sentences else _transitions(size, width, ids)
+    save_file(_weights(size, width, head), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def save_script(folder: Path, model: Family, pieces: Sequence[str]) -> Path:
+    """Write a checkpoint with the tokenizer of `model` that answers every chat with these pieces.
+
+    Returns the folder. Each piece is a token of its own, and each is there once; the reply ends after the last one.
+    """
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in pieces])
+    tokenizer.save_pretrained(folder)
+    size, end = len(tokenizer), tokenizer.eos_token_id
+    width = -(-size // 16) * 16
+    (folder / "config.json").write_text(json.dumps(_config(size, width, end)))
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
+    last = tokenizer.encode(prompt, add_special_tokens=False)[-1]
+    said = [tokenizer.convert_tokens_to_ids(piece) for piece in pieces]
+    head = np.full((size, width), _NEVER, np.float32)
+    for before, after in pairwise([last, *said, end]):
+        head[after, before] = 0.0
+    save_file(_weights(size, width, head), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -73,7 +100,7 @@ def _config(size: int, width: int, end: int) -> dict[str, object]:
     }
 
 
-def _weights(size: int, width: int, ids: dict[str, int], sentences: bool) -> dict[str, np.ndarray]:
+def _weights(size: int, width: int, head: np.ndarray) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
 
     def noise(*shape: int) -> np.ndarray:
@@ -82,9 +109,7 @@ def _weights(size: int, width: int, ids: dict[str, int], sentences: bool) -> dic
     weights = {
         "model.embed_tokens.weight": np.eye(size, width, dtype=np.float32),
         "model.norm.weight": np.ones(width, np.float32),
-        "lm_head.weight": _sentences(size, width, ids)
-        if sentences
-        else _transitions(size, width, ids),
+        "lm_head.weight": head,
     }
     for layer in range(_LAYERS):
         name = f"model.layers.{layer}."

@@ -14,7 +14,9 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.torch import load_file
+import torch
+from gguf import quants
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 TYPES: Any = gguf.GGMLQuantizationType
@@ -94,10 +96,11 @@ def _theirs(name: str) -> str:
     return f"blk.{number}.{QWEN3_NAMES[part]}.{end}"
 
 
-def write_qwen3(source: Path, path: Path, **sampling: float) -> Path:
+def write_qwen3(source: Path, path: Path, *, kind: str = "", **sampling: float) -> Path:
     """Write a Qwen3 checkpoint folder as one file.
 
-    sampling: what the file recommends.
+    kind: type of the layers' matrices, if they are to be quantized; `source` then has the values
+    that they stand for. sampling: what the file recommends.
     """
     writer = gguf.GGUFWriter(path, "qwen3")
     config = AutoConfig.from_pretrained(source)
@@ -106,7 +109,14 @@ def write_qwen3(source: Path, path: Path, **sampling: float) -> Path:
     write_vocabulary(writer, source)
     for key, value in sampling.items():
         writer.add_float32(f"general.sampling.{key}", value)
-    tensors = load_file(source / "model.safetensors")
+    tensors, values = load_file(source / "model.safetensors"), {}
+    for name in [name for name in tensors if kind and name.endswith("_proj.weight")]:
+        form = TYPES[kind]
+        codes = quants.quantize(tensors.pop(name).numpy(), form)
+        writer.add_tensor(_theirs(name), codes, raw_dtype=form)
+        values[name] = torch.from_numpy(quants.dequantize(codes, form))
     add_plain(writer, [(_theirs(name), tensor.numpy()) for name, tensor in tensors.items()])
     finish(writer)
+    if kind:
+        save_file(tensors | values, source / "model.safetensors", {"format": "pt"})
     return path

@@ -55,7 +55,7 @@ def pull(reference: HubReference) -> Path:
     Cached files are not downloaded again. Raises ConfigError with the reason and the remedy if the
     repository cannot be read, contains nothing to serve, or arrives damaged.
     """
-    with _explained(reference):
+    with explained(reference):
         paths = retried(lambda: _list_files(reference))
         known = find_cached(reference)
         folder = retried(lambda: _snapshot(reference, paths, local_files_only=False))
@@ -90,7 +90,7 @@ def cached_models() -> list[tuple[str, int]]:
 
 def fetch_config(reference: HubReference) -> Path:
     """Return the folder of the repository's config.json, downloading only that file if needed."""
-    with _explained(reference):
+    with explained(reference):
         path = retried(
             lambda: hub.hf_hub_download(
                 reference.repository, "config.json", revision=reference.revision
@@ -176,7 +176,7 @@ def _has_hash(blob: Path, expected: str) -> bool:
 
 
 @contextmanager
-def _explained(reference: HubReference) -> Iterator[None]:
+def explained(reference: HubReference) -> Iterator[None]:
     """Convert errors of the hub, the network and the disk to ConfigErrors with a remedy."""
     try:
         yield

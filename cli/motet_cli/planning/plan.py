@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import this_cpu
 from motet_models.capacity import (
     KV_FORMATS,
-    WEIGHT_FORMATS,
     KvGroup,
     Plan,
     Settings,
@@ -30,9 +29,12 @@ from motet_models.capacity import (
     plan,
 )
 from motet_models.free_memory import available_memory
+from motet_models.gguf_tensors import codes_of_tensors, read_tensors
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
+from motet_models.quantization import codes_of
 from motet_models.roofline import GPUS, Bound, Processor, decode_bound, prefill_bound
+from motet_models.weight_formats import WEIGHT_FORMATS, CheckpointCodes, WeightFormat
 from motet_shared.errors import ConfigError
 
 _UNITS = {
@@ -55,12 +57,14 @@ GPU_OVERHEAD = 1536 << 20
 
 def run(args: Namespace) -> int:
     folder = find_config(args.model)
-    shape = model_shape(read_config(folder), folder)
+    config = read_config(folder)
+    shape = model_shape(config, folder)
+    checkpoint = Checkpoint(config, next(folder.glob("*.gguf"), None))
     if args.traffic is not None:
-        return _plan_for_traffic(args, shape)
+        return _plan_for_traffic(args, shape, checkpoint)
     processor = _processor(args)
     memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
-    settings = _settings(args, on_gpu=args.gpu is not None)
+    settings = _settings(args, checkpoint, on_gpu=args.gpu is not None)
     context = parse_tokens(args.context) if args.context else min(shape.context or 4096, 4096)
     model_report = ModelReport(
         args.model, shape, settings, plan(shape, settings, memory, context), processor
@@ -73,12 +77,38 @@ def run(args: Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Hold what is known of a checkpoint's weights: its config.json, and its GGUF file if it has one."""
+
+    config: dict[str, Any]
+    gguf: Path | None = None
+
+    def dtype(self, on_gpu: bool) -> str:
+        """Return the format of matrices and caches that the engine takes for "auto".
+
+        Configs that state no type are taken for those of bfloat16, in which nearly all models are
+        published.
+        """
+        stated = str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16")
+        if on_gpu:
+            return "bfloat16"
+        return "bfloat16" if stated.removeprefix("torch.") == "bfloat16" else "float32"
+
+    def codes(self, format: WeightFormat, on_gpu: bool) -> CheckpointCodes | None:
+        """Return the codes that stay as they are; format: of the other matrices."""
+        if self.gguf is None:
+            return codes_of(self.config)
+        return codes_of_tensors(read_tensors(self.gguf), format, on_gpu=on_gpu)
+
+
 # --------------------------------------------------------------------------------------------------------- command line
 def find_config(given: str) -> Path:
     """Return the folder of a config.json.
 
     given: the folder, the file, a GGUF file, the name of a local model, or `org/name` on a hub, of
-    which only config.json is downloaded. Raises ConfigError if there is none.
+    which only config.json is downloaded, or the header of `org/name:file.gguf`. Raises ConfigError
+    if there is none.
     """
     path = Path(given).expanduser()
     if is_gguf(path):
@@ -88,7 +118,9 @@ def find_config(given: str) -> Path:
         from motet_cli.hub import download  # huggingface_hub takes half a second
 
         if reference.file:
-            return gguf_folder(download.pull(reference), "MODEL")
+            from motet_cli.hub.gguf_header import fetch_header
+
+            return gguf_folder(fetch_header(reference), "MODEL")
         folder = download.fetch_config(reference)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
@@ -135,7 +167,7 @@ def _processor(args: Namespace) -> Processor | None:
     return None
 
 
-def _plan_for_traffic(args: Namespace, shape: ModelShape) -> int:
+def _plan_for_traffic(args: Namespace, shape: ModelShape, checkpoint: Checkpoint) -> int:
     for option in ("memory", "context", "gpu"):
         if getattr(args, option) is not None:
             raise ConfigError(
@@ -150,14 +182,16 @@ def _plan_for_traffic(args: Namespace, shape: ModelShape) -> int:
         )
         return _processor(on_gpu)
 
-    return plan_traffic.run(args, shape, _settings(args, on_gpu=not args.cpu), find_processor)
+    return plan_traffic.run(
+        args, shape, _settings(args, checkpoint, on_gpu=not args.cpu), find_processor
+    )
 
 
 def _default_memory(processor: Processor | None) -> int:
     return processor.memory if processor is not None else available_memory()
 
 
-def _settings(args: Namespace, on_gpu: bool) -> Settings:
+def _settings(args: Namespace, checkpoint: Checkpoint, on_gpu: bool) -> Settings:
     overhead = (
         parse_bytes(args.overhead, "--overhead")
         if args.overhead
@@ -171,12 +205,19 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
                 f"--{name.replace('_', '-')}: {getattr(args, name)} is too few; give at least {low}",
                 param=f"--{name.replace('_', '-')}",
             )
-    weights = WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)]
+    own = checkpoint.dtype(on_gpu)
+    weights = WEIGHT_FORMATS[
+        _ALIASES.get(args.weights, own if args.weights == "auto" else args.weights)
+    ]
+    # Embeddings keep the checkpoint's type.
+    weights = replace(weights, table_bytes=WEIGHT_FORMATS[own].table_bytes)
+    kv = own if args.kv_dtype == "auto" else args.kv_dtype
     return Settings(
         weights=weights,
         # A GPU's kernels do not support packed experts: they stay as activations are.
         experts=WEIGHT_FORMATS["bfloat16"] if on_gpu and weights.bits < 16 else None,
-        kv=KV_FORMATS[_ALIASES.get(args.kv_dtype, args.kv_dtype)],
+        codes=checkpoint.codes(weights, on_gpu),
+        kv=KV_FORMATS[_ALIASES.get(kv, kv)],
         activation_bytes=2 if on_gpu else 4,
         block_size=args.block_size,
         token_budget=args.token_budget,
@@ -210,7 +251,7 @@ class ModelReport:
                 self.processor, self.plan.running
             )
         bounds["prefill"] = prefill_bound(
-            self.shape, self.processor, self.settings.weights, tokens=self.plan.context
+            self.shape, self.processor, self._read_format(), tokens=self.plan.context
         )
         return bounds
 
@@ -218,11 +259,15 @@ class ModelReport:
         return decode_bound(
             self.shape,
             processor,
-            self.settings.weights,
+            self._read_format(),
             batch=batch,
             context=self.plan.context,
             kv=self.settings.kv,
         )
+
+    def _read_format(self) -> WeightFormat:
+        codes = self.settings.codes
+        return self.settings.weights if codes is None else codes.format
 
     def document(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -279,7 +324,7 @@ def _memory_table(shape: ModelShape, settings: Settings, memory_plan: Plan) -> T
     each = format_bytes(memory_plan.block_bytes)
     blocks = f"{memory_plan.num_blocks:,} blocks of {memory_plan.block_size} tokens, {each} each"
     rows = [
-        ("weights", memory_plan.weights, settings.weights.name),
+        ("weights", memory_plan.weights, _formats(settings)),
         ("activations", memory_plan.activations, f"{settings.token_budget} tokens per step"),
         (
             "recurrent states",
@@ -299,6 +344,13 @@ def _memory_table(shape: ModelShape, settings: Settings, memory_plan: Plan) -> T
     )
     table.add_row("KV per token", format_bytes(memory_plan.per_token), f"groups: {kinds}")
     return table
+
+
+def _formats(settings: Settings) -> str:
+    codes = settings.codes
+    return (
+        settings.weights.name if codes is None else f"{codes.format.name}, {settings.weights.name}"
+    )
 
 
 def _capacity_table(memory_plan: Plan, settings: Settings) -> Table:

@@ -11,16 +11,15 @@ from motet_kernels.runtime import device as devices
 from motet_llm.config import EngineConfig
 from motet_models.capacity import (
     KV_FORMATS,
-    WEIGHT_FORMATS,
     Settings,
     activation_bytes,
     format_bytes,
     layout_of,
-    weight_bytes,
 )
 from motet_models.free_memory import available_memory
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
+from motet_models.weight_formats import WEIGHT_FORMATS, weight_bytes
 from motet_shared.errors import ConfigError
 
 _WIDEST = 4  # times the hidden size: the widest product of a family that cannot be counted

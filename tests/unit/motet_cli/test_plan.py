@@ -16,17 +16,16 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_models.capacity import (
     KV_FORMATS,
-    WEIGHT_FORMATS,
     KvGroup,
     Settings,
     group_layers,
     kv_layout,
     layout_of,
     plan,
-    weight_bytes,
 )
 from motet_models.model_config import model_shape, read_config
 from motet_models.roofline import GPUS, Processor, decode_bound, matrix_bytes_read, prefill_bound
+from motet_models.weight_formats import WEIGHT_FORMATS, weight_bytes
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support.checkpoints import tiny_checkpoint

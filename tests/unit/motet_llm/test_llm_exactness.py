@@ -1,7 +1,7 @@
 """Greedy tokens equal `transformers.generate`, whatever happens to a request on the way.
 
 A seeded random schedule of arrivals, small budgets, small pools (preemptions), stalled credit, cancels, moves from one
-engine to another, and prompts that begin as others do (prefix hits), for every class that docs/families.md calls exact.
+engine to another, and prompts that begin as others do (prefix hits), for every class that docs/models.md calls exact.
 Where the reference's two best logits differ by less than 1e-4 either token is right, and the reference goes on from
 ours.
 """
@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from list_families import PAGE, exact_on, page
+from list_models import PAGE, exact_on, page
 from motet_llm.attention.options import Reach
 from motet_llm.attention.paged import StepLayout
 from motet_llm.config import EngineConfig
@@ -155,7 +155,7 @@ def test_every_exact_family_answers_as_generate_does_at_length(
 @pytest.mark.slow
 def test_the_page_of_families_is_current() -> None:
     text = page()
-    assert text == PAGE.read_text(), "run scripts/list_families.py"
+    assert text == PAGE.read_text(), "run scripts/list_models.py"
     assert len(exact_on(text)) >= 60
 
 

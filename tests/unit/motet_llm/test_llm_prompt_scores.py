@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from list_families import PAGE, exact_on
+from list_models import PAGE, exact_on
 from motet_llm.config import EngineConfig
 from motet_llm.engine import prompt_scores
 from motet_llm.engine.engine import Engine

@@ -14,7 +14,7 @@ import list_modules
 
 ROOT = Path(__file__).parents[3]
 # The changelog tells of what was, and the list of families is written by a script.
-PAST = {"CHANGELOG.md", "docs/families.md", "docs/releases/0.2.0.md"}
+PAST = {"CHANGELOG.md", "docs/models.md", "docs/releases/0.2.0.md"}
 # A project, and a folder that runs make.
 ELSEWHERE = {"llama.cpp", "benchmarks/results/"}
 SUFFIXES = "py|md|conf|cpp|h|js|mjs|sh"
