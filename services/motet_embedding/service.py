@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from motet_kernels.runtime import native
+from motet_models.checkpoints.summary import summarize
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Embed, ModelCard, Usage, Vectors
 from motet_shared.process.actor import Actor, operation
@@ -55,6 +56,7 @@ class Embedding(Actor):
             context=encoder.limit,
             created=created,
             vocab_size=encoder.vocabulary,
+            **summarize(folder.transformer),
         )
         log.info(
             "model loaded",

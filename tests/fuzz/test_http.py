@@ -36,7 +36,9 @@ PATIENCE = 20.0  # seconds for an answer
 # A server whose services are all there has no reason for any other.
 MAY_FAIL = {503}
 SERVED = {"text": MODEL, "responses": MODEL, "messages": MODEL, "sound": ASR_MODEL, "images": BRUSH}
+SERVED |= {"ollama": MODEL, "realtime": MODEL}
 OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE}
+OWN |= dict.fromkeys(("/api/embed", "/api/embeddings"), VECTORS)
 DOCUMENT = document(ROUTES)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -59,15 +60,36 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
         dimensions=body.dimensions or 0,
         request_id=http.request_id,
     )
-    check_wait(http, service.bus.directory, ROLE, request.model)
-    size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)
-    for text in texts:
-        size.check_text(text, "input")
+
+    def answer(parts: list[Vectors], tokens: int) -> bytes:
+        return _answer(body.encoding_format, request.model, parts, tokens)
+
+    await http.reply(200, await embedded(service, http, request, answer))
+
+
+async def embedded(
+    service: GatewayContext,
+    http: Exchange,
+    request: Embed,
+    render: Callable[[list[Vectors], int], bytes],
+    param: str = "input",
+) -> bytes:
+    """Embed the texts of a request, charge them, and return what `render` makes of the vectors.
+
+    render: takes the vectors and the number of tokens, on a thread. param: of the texts, for
+    errors.
+    """
+    directory, settings = service.bus.directory, service.config
+    check_wait(http, directory, ROLE, request.model)
+    size = PromptSize.of(directory, ROLE, request.model, http.tenant)
+    for text in request.input:
+        size.check_text(text, param)
     outcome, parts = Embedded(), []
-    expected = sum(text_tokens(text) if isinstance(text, str) else len(text) for text in texts)
+    expected = sum(
+        text_tokens(text) if isinstance(text, str) else len(text) for text in request.input
+    )
     with http.tenant.take(tokens=expected) as ticket:
         async with http.while_connected():
-            settings = service.config
             vectors = embed(
                 service.bus,
                 request,
@@ -80,10 +102,14 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
                     async for part in vectors:
                         parts.append(part)
             # Rendering megabytes of digits would block the event loop.
-            answer = await asyncio.to_thread(
-                _answer, body.encoding_format, request.model, parts, outcome.tokens
-            )
-    await http.reply(200, answer)
+            return await asyncio.to_thread(render, parts, outcome.tokens)
+
+
+def rows_of(parts: list[Vectors]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return one vector per text."""
+    return [
+        row for part in parts for row in np.frombuffer(part.data, "<f4").reshape(part.count, -1)
+    ]
 
 
 def _texts(given: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
@@ -110,12 +136,9 @@ def _texts(given: str | list[str | int | list[int]], most: int) -> list[str | li
 
 
 def _answer(encoding: str, model: str, parts: list[Vectors], tokens: int) -> bytes:
-    rows = [
-        row for part in parts for row in np.frombuffer(part.data, "<f4").reshape(part.count, -1)
-    ]
     data: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": _numbers(row, encoding)}
-        for index, row in enumerate(rows)
+        for index, row in enumerate(rows_of(parts))
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return msgspec.json.encode({"object": "list", "data": data, "model": model, "usage": usage})

@@ -5,7 +5,7 @@ Tests compare them with real answers.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -329,3 +329,12 @@ class ImageJob(Struct):
     steps: Count
     data: list[ImageData]
     error: ErrorDetail | None
+
+
+# ---------------------------------------------------------------------------------------------------- realtime sessions
+class ClientSecretAnswer(Struct):
+    """A client secret; `session` is the session that it opens."""
+
+    value: str
+    expires_at: Unix
+    session: dict[str, Any]

@@ -111,6 +111,7 @@ class Vocabulary:
             images=images,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
+            infill=self.infill is not None,
         )
 
     @classmethod
