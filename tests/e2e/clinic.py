@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from load_generator import Load, post
+from benchmarks.stack.load_generator import Load, post
 from motet_shared.testing import NatsServer, free_port
 from support.fork_server import ForkServer
 from support.service_process import python_environment

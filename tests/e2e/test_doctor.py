@@ -20,7 +20,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-import fake_engine
+from benchmarks.stack import fake_engine
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
 from support.checkpoints import tiny_checkpoint

@@ -21,11 +21,11 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
+from recipes.world.pictures import draw_things
+from recipes.world.scenes import Thing
 from support.fake_services import FakeTokenizer, fake_services
 from support.picture_files import encoded
 from support.served_gateway import Served, served_gateway
-from world import Thing
-from world_pictures import draw_things
 
 MODELS = Path(__file__).parents[2] / "models"
 CHAT, EMBED = "pocket-chat", "pocket-embed"

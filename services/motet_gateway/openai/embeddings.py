@@ -59,6 +59,7 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
         prompt=body.prompt_name or "",
         dimensions=body.dimensions or 0,
         request_id=http.request_id,
+        priority=http.tenant.rights.priority(None),
     )
 
     def answer(parts: list[Vectors], tokens: int) -> bytes:
