@@ -157,7 +157,7 @@ async def test_reasoning_and_parallel_calls_are_apart(
 
 
 async def test_a_reply_is_held_to_a_schema(client: ollama.AsyncClient) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}}
+    schema: Any = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}}
     schema |= {"required": ["n"], "additionalProperties": False}
     told = await client.chat(CHAT, messages=[QUESTION], format=schema, options={"num_predict": 60})
     assert isinstance(json.loads(told.message.content or "")["n"], int)
@@ -191,12 +191,12 @@ async def test_texts_are_embedded(client: ollama.AsyncClient, stack: Stack) -> N
 async def test_models_are_listed_and_described(client: ollama.AsyncClient) -> None:
     tags = {one.model: one for one in (await client.list()).models}
     assert {CHAT, EMBED, MODEL} == set(tags)
-    assert tags[CHAT].size is not None
-    assert tags[CHAT].size > 100_000
+    assert (tags[CHAT].size or 0) > 100_000
     running = {one.model: one for one in (await client.ps()).models}
     assert set(running) == set(tags)
-    assert running[CHAT].expires_at is not None
-    assert running[CHAT].expires_at.year > 2300
+    leaves = running[CHAT].expires_at
+    assert leaves is not None
+    assert leaves.year > 2300
     shown = await client.show(CHAT)
     assert {"completion", "tools", "vision"} <= set(shown.capabilities or ())
     assert shown.details is not None

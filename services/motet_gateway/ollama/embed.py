@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,9 +40,8 @@ async def embed(service: GatewayContext, http: Exchange) -> None:
     if not texts:
         await http.reply(200, render([], 0))
         return
-    request = Embed(
-        model=model, input=list(texts), dimensions=body.dimensions or 0, request_id=http.request_id
-    )
+    request = _request(http, model, list(texts))
+    request.dimensions = body.dimensions or 0
     await http.reply(200, await embedded(service, http, request, render))
 
 
@@ -50,13 +50,18 @@ async def embed_prompt(service: GatewayContext, http: Exchange) -> None:
     data = await read_prompt(service, http, "prompt", role=ROLE)
     body = parse_prompt(data, http.hints("ollama"))
     model = _admit(service, http, body.model, body.keep_alive)
-    request = Embed(model=model, input=[body.prompt], request_id=http.request_id)
+    request = _request(http, model, [body.prompt])
 
     def render(parts: list[Vectors], tokens: int) -> bytes:
         (row,) = rows_of(parts)
         return msgspec.json.encode({"embedding": row.tolist()})
 
     await http.reply(200, await embedded(service, http, request, render, "prompt"))
+
+
+def _request(http: Exchange, model: str, texts: list[str | list[int]]) -> Embed:
+    priority = http.tenant.rights.priority(None)
+    return Embed(model=model, input=texts, request_id=http.request_id, priority=priority)
 
 
 def _admit(
@@ -74,7 +79,7 @@ def _check_count(count: int, most: int) -> None:
         raise BadRequest(message, param="input")
 
 
-def _unit(row: np.ndarray) -> list[float]:
+def _unit(row: np.ndarray[Any, np.dtype[np.float32]]) -> list[float]:
     """Return a vector of length 1; one of zeros as it is."""
     length = float(np.linalg.norm(row))
     found: list[float] = (row / length if length else row).tolist()

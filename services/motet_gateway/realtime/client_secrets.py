@@ -40,7 +40,7 @@ _decoder = Decoder(ClientSecretBody)
 
 async def create_client_secret(service: GatewayContext, http: Exchange) -> None:
     """Answer with a secret, when it expires, and the session that it opens."""
-    data = await http.body(_MOST_BODY) or b"{}"
+    data = await http.body(_MOST_BODY)
     check_json(data, http.tenant)
     try:
         body = _decoder.decode(data, http.hints("realtime"))

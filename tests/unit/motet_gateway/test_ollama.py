@@ -61,7 +61,13 @@ async def refused(here: World, path: str = "/api/chat", **fields: Any) -> tuple[
 
 
 async def test_options_become_sampling() -> None:
-    options = {"num_predict": 5, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1}
+    options: dict[str, Any] = {
+        "num_predict": 5,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.1,
+    }
     options |= {"seed": 7, "stop": ["x"] * MAX_STOPS, "repeat_penalty": 1.5, "repeat_last_n": -1}
     options |= {"presence_penalty": 1, "frequency_penalty": -1, "mirostat": 0, "tfs_z": 1.0}
     async with world() as here:
