@@ -59,8 +59,8 @@ temperatures of its layers without positions.
   template; [dialects.md](dialects.md) describes them. Without a format `tools` are refused.
 * **Pictures, sound**: *yes*: a vision instance encodes them, found from transformers' own processor and
   `get_image_features` (`services/motet_vision/processed.py`) or by a module there. Prompts and greedy tokens with one,
-  several and none equal those of transformers' processor and `generate` (`tests/unit/motet_vision/test_vlm_families.py`,
-  `test_hearing_families.py`; Qwen's videos: `test_vision_video.py`). *as text*: the checkpoint is served without its
+  several and none equal those of transformers' processor and `generate`
+  (`tests/unit/motet_vision/test_vlm_families.py`, `test_hearing_families.py`, `test_vision_video.py`). *as text*: the checkpoint is served without its
   towers (encoders of pictures, video or sound), and its language model must give the logits of the whole class when it
   is loaded.
 

@@ -590,6 +590,7 @@ def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "Download models from a hub, or the files of them that changed.",
     )
     pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
+    pull.add_argument("--json", action="store_true", help="print the progress as lines of JSON")
 
 
 def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

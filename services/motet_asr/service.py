@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,7 @@ class Asr(Actor):
                 speech=speech,
             )
             writer = _TranscriptWriter(
-                call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words
+                call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request
             )
             async with aclosing(transcription.final_windows()) as windows:
                 async for window in windows:
@@ -203,10 +204,11 @@ class _TranscriptWriter:
         resume: TranscriptionResume,
         duration: float,
         recognizer: Recognizer,
-        words: bool,
+        request: Transcribe,
     ):
         self._call, self._resume, self._duration = call, resume, duration
-        self._recognizer, self._words = recognizer, words
+        self._recognizer = recognizer
+        self._words, self._scores = request.words, request.logprobs
         self._next = resume.segment
         self._skip = resume.skip
         self._recording_sent = resume.window > 0 or resume.skip > 0
@@ -241,6 +243,7 @@ class _TranscriptWriter:
             segment.temperature,
             segment.compression_ratio,
             window.window.start,
+            scored(segment, self._recognizer.family.text_of) if self._scores else [],
         )
 
     async def _send_recording(self, language: str) -> None:
@@ -254,6 +257,21 @@ class _TranscriptWriter:
         """Send the `Recording` if no segment did, and end the call."""
         await self._send_recording("")
         self._call.finish("stop", Usage(completion_tokens=self._tokens))
+
+
+def scored(segment: TimedSegment, text_of: Callable[[list[int]], str]) -> list[tuple[str, float]]:
+    """Return the text that each token adds to a segment, with its log-probability.
+
+    A token that ends within a character adds nothing; the one that completes it adds it all.
+    """
+    found, known = [], ""
+    for index, logprob in enumerate(segment.logprobs, 1):
+        text = text_of(segment.tokens[:index])
+        if text.endswith("\ufffd"):
+            text = known
+        found.append((text[len(known) :], logprob))
+        known = text
+    return [entry for entry in found if entry[0]]
 
 
 def _word_times(words: list[Word]) -> list[tuple[str, float, float]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from motet_models.checkpoints.summary import summarize
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Embed, Usage, Vectors
 from motet_shared.process.actor import operation
@@ -54,6 +55,7 @@ class Embedding(TextActor):
             vocab_size=model.vocabulary,
             multi_vector=isinstance(model, TokenEncoder),
             images=isinstance(model, PictureEncoder),
+            **summarize(model.folder.transformer),
         )
 
     async def close(self) -> None:

@@ -27,6 +27,7 @@ from motet_gateway.storage.quota import Stored
 from motet_gateway.storage.work_queue import WorkQueue
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
+from motet_gateway.tenancy.client_secrets import ClientSecrets
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenants_file import TenantsFile
@@ -73,6 +74,7 @@ class GatewayContext:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
+        self.client_secrets = ClientSecrets(clock, self.sessions.has)
         self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
         self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
@@ -81,6 +83,7 @@ class GatewayContext:
         self.files: FileStore | None = None
         self.batches: BatchStore | None = None
         self.batch_queue: BatchQueue | None = None
+        self.downloads = 0  # of models, for /api/pull
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()

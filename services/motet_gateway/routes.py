@@ -23,11 +23,26 @@ from motet_gateway.images import jobs_endpoints
 from motet_gateway.images.endpoints import edits, generations
 from motet_gateway.images.jobs_endpoints import JobBody
 from motet_gateway.images.schema import GenerationBody
+from motet_gateway.ollama import models as ollama_models
+from motet_gateway.ollama.embed import embed, embed_prompt
+from motet_gateway.ollama.endpoints import create_chat, generate
+from motet_gateway.ollama.errors import ERRORS as OLLAMA_ERRORS
+from motet_gateway.ollama.errors import OllamaError
+from motet_gateway.ollama.pull import pull_model
+from motet_gateway.ollama.refused import refuse
+from motet_gateway.ollama.schema import (
+    EmbedBody,
+    EmbeddingsPromptBody,
+    GenerateBody,
+    OllamaChatBody,
+    PullBody,
+    ShowBody,
+)
 from motet_gateway.openai import models
 from motet_gateway.openai.chat import chat_completions, completions
 from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
 from motet_gateway.openai.schema import ChatBody, CompletionBody
-from motet_gateway.openapi import answers, messages, responses, stored_files
+from motet_gateway.openapi import answers, messages, ollama, responses, stored_files
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
 from motet_gateway.openapi.forms import Schema, edit_form, file_form, transcription_form
@@ -41,6 +56,7 @@ from motet_gateway.operations.adapters import (
 from motet_gateway.operations.doctor import doctor
 from motet_gateway.ranking.pair_scores import ScoreBody, score_pairs
 from motet_gateway.ranking.rerank import RerankBody, rerank, rerank_v2
+from motet_gateway.realtime.client_secrets import ClientSecretBody, create_client_secret
 from motet_gateway.realtime.endpoint import realtime
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
@@ -56,6 +72,7 @@ from motet_gateway.web.page import page_routes
 TENANT, OPERATOR, PUBLIC = Access.TENANT, Access.OPERATOR, Access.PUBLIC
 STREAM, ENDPOINT = Serving.STREAM, Serving.ENDPOINT
 _EVENTS, _PLAIN, _VTT = "text/event-stream", "text/plain", "text/vtt"
+_LINES = "application/x-ndjson"
 _TEXT: Schema = {"type": "string"}
 _BYTES: Schema = {"type": "string", "format": "binary"}
 _EVENT: Schema = {  # one event of a stream
@@ -218,6 +235,69 @@ _MESSAGES = (
     ),
 )  # fmt: skip
 
+_OLLAMA = (
+    Route(
+        "POST", "/api/chat", TENANT, create_chat, STREAM,
+        summary="A reply to a conversation, in Ollama's format", tag="ollama",
+        body=OllamaChatBody, answer={_LINES: _TEXT, JSON: ollama.OllamaChat},
+        error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "POST", "/api/generate", TENANT, generate, STREAM,
+        summary="A reply to a prompt, in Ollama's format", tag="ollama",
+        body=GenerateBody, answer={_LINES: _TEXT, JSON: ollama.OllamaGeneration},
+        error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "POST", "/api/embed", TENANT, embed, STREAM,
+        summary="Vectors of texts, in Ollama's format", tag="ollama",
+        body=EmbedBody, answer={JSON: ollama.OllamaEmbeddings}, error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "POST", "/api/embeddings", TENANT, embed_prompt, STREAM,
+        summary="The vector of one text, in Ollama's format", tag="ollama",
+        body=EmbeddingsPromptBody, answer={JSON: ollama.OllamaEmbedding},
+        error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "GET", "/api/tags", TENANT, ollama_models.list_models, ENDPOINT,
+        summary="What can answer, in Ollama's format", tag="ollama",
+        answer={JSON: ollama.OllamaModels}, error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "GET", "/api/ps", TENANT, ollama_models.running_models, ENDPOINT,
+        summary="What is in memory, in Ollama's format", tag="ollama",
+        answer={JSON: ollama.RunningOllamaModels}, error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "POST", "/api/show", TENANT, ollama_models.show_model, STREAM,
+        summary="One model, in Ollama's format", tag="ollama",
+        body=ShowBody, answer={JSON: ollama.ShownOllamaModel}, error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "POST", "/api/pull", OPERATOR, pull_model, STREAM,
+        summary="Download a model", tag="operation",
+        body=PullBody, answer={_LINES: _TEXT, JSON: ollama.PullStatus},
+        errors=(404, 429), error_format=OLLAMA_ERRORS,
+    ),
+    Route(
+        "GET", "/api/version", PUBLIC, ollama_models.version, ENDPOINT,
+        summary="Motet's version, as Ollama tells its own", tag="operation",
+        answer={JSON: watching.Version}, error_format=OLLAMA_ERRORS,
+    ),
+    *(
+        Route(
+            method, f"/api/{name}", TENANT, refuse, STREAM,
+            summary="Refused by name", tag="operation", status=400,
+            answer={JSON: OllamaError}, error_format=OLLAMA_ERRORS,
+        )
+        for method, name in (
+            ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"), ("POST", "push"),
+            ("POST", "blobs/{digest}"),
+        )
+    ),
+)  # fmt: skip
+
 _SOUNDS = (
     Route(
         "POST", "/v1/audio/speech", TENANT, speech, STREAM,
@@ -239,7 +319,12 @@ _SOUNDS = (
         "GET", "/v1/audio/voices", TENANT, models.list_voices, ENDPOINT,
         summary="Voices of the models that speak", tag="sound", answer={JSON: answers.VoiceList},
     ),
-    Route(SOCKET, "/v1/realtime", TENANT, realtime, Serving.SOCKET),
+    Route(SOCKET, "/v1/realtime", TENANT, realtime, Serving.SOCKET, client_secrets=True),
+    Route(
+        "POST", "/v1/realtime/client_secrets", TENANT, create_client_secret, STREAM,
+        summary="A key for one realtime session", tag="realtime",
+        body=ClientSecretBody, answer={JSON: answers.ClientSecretAnswer},
+    ),
 )  # fmt: skip
 
 _MODELS = (
@@ -338,6 +423,7 @@ _OPERATION = (
 )  # fmt: skip
 
 ROUTES: tuple[Route, ...] = (
-    *_TEXTS, *_RESPONSES, *_MESSAGES, *_SOUNDS, *_MODELS, *_IMAGES, *_FILES, *_OPERATION,
+    *_TEXTS, *_RESPONSES, *_MESSAGES, *_OLLAMA, *_SOUNDS, *_MODELS, *_IMAGES, *_FILES,
+    *_OPERATION,
     *page_routes(),
 )  # fmt: skip

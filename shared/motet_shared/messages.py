@@ -429,6 +429,7 @@ class Transcribe(Request, tag="transcribe"):
     prompt: str = ""  # preceding text, which also sets the spelling and style
     temperature: float = 0.0  # 0: greedy, with fallback to higher temperatures if decoding fails
     words: bool = False
+    logprobs: bool = False
     seed: int = 0
     # (start, end) of speech in seconds; None: estimated from the sound level
     speech: list[tuple[float, float]] | None = None
@@ -752,6 +753,7 @@ class Segment(Struct, array_like=True, omit_defaults=True, tag="g"):
     temperature: float = 0.0
     compression_ratio: float = 0.0
     seek: float = 0.0  # start of its window
+    logprobs: list[tuple[str, float]] = []  # (text, log-probability) of its tokens, if requested
 
 
 class Partial(Struct, array_like=True, gc=False, tag="p"):
@@ -1041,6 +1043,10 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     target: str = ""  # name of the target that the instance belongs to, in the model's chain
     rank: int = 0  # place of the target in the chain; those with a lower one are tried first
     refuses_images: bool = False  # of decode: it computes no image embeddings
+    infill: bool = False  # plain completions may have a `suffix`
+    family: str = ""  # `model_type` of its config.json
+    parameters: int = 0  # numbers in its weights; 0: unknown
+    weights: int = 0  # bytes of its weights on disk; 0: unknown
 
 
 class Offer(Struct, omit_defaults=True, kw_only=True):
@@ -1056,6 +1062,7 @@ class Offer(Struct, omit_defaults=True, kw_only=True):
     share: float = 0.0  # of its loading, 0 to 1, estimated
     seconds: float = 0.0  # estimated, until it is ready
     problem: str = ""  # why its last start failed
+    stay: float = -1.0  # seconds until it is unloaded if no request comes; -1: it stays
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):

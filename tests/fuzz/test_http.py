@@ -38,7 +38,9 @@ PATIENCE = 20.0  # seconds for an answer
 MAY_FAIL = {503}
 SERVED = {"text": MODEL, "responses": MODEL, "messages": MODEL, "sound": ASR_MODEL, "images": BRUSH}
 RANKED = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
+SERVED |= {"ollama": MODEL, "realtime": MODEL}
 OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE, **dict.fromkeys(RANKED, RANKER)}
+OWN |= dict.fromkeys(("/api/embed", "/api/embeddings"), VECTORS)
 DOCUMENT = document(ROUTES)
 
 

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import anthropic
 import pytest
 import pytest_asyncio
-from PIL import Image
 
-from motet_llm.config import DecodeConfig
-from motet_llm.service import Decode
 from motet_shared.messages import Chat, Complete, Text
-from motet_shared.testing import NatsServer, running
-from motet_tokenizer.config import TokenizerConfig
-from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
-from recipes.world.pictures import draw_things
-from recipes.world.scenes import Thing
-from support.fake_services import MODEL, FakeTokenizer, fake_services, tool_call, words
-from support.picture_files import encoded
-from support.served_gateway import KEY, Served, served_gateway
+from support.fake_services import MODEL, tool_call, words
+from support.served_gateway import KEY
+from support.shipped_stack import CHAT, Stack, red_circle, shipped_stack
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
-CHAT = "pocket-chat"
-FOLDER = str(Path(__file__).parents[2] / "models" / CHAT)
 CALLS = 20
 GREEDY = {"temperature": 0}  # the client has no argument for it
 QUESTION: Any = {"role": "user", "content": "What is two plus two?"}
@@ -50,39 +33,10 @@ DRAW: Any = {
 }
 
 
-@dataclass
-class Stack:
-    """The gateway, the decode service of the shipped model, and a scripted tokenizer."""
-
-    served: Served
-    decode: Decode
-    scripted: FakeTokenizer
-
-
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def stack() -> AsyncIterator[Stack]:
-    quiet: dict[str, Any] = {"metrics_port": -1}
-    decode = DecodeConfig(
-        model=FOLDER, name=CHAT, threads=1, num_blocks=400, block_size=16, **quiet
-    )
-    vision = VisionConfig(model=FOLDER, name=CHAT, threads=1, **quiet)
-    async with NatsServer() as nats, AsyncExitStack() as actors:
-        engine = Decode(decode, await nats.bus("decode"))
-        tokenizer = TokenizerConfig(model=(f"{CHAT}={FOLDER}",), **quiet)
-        for actor in (
-            engine,
-            Tokenizer(tokenizer, await nats.bus("tokenizer")),
-            Vision(vision, await nats.bus("vision")),
-        ):
-            await actors.enter_async_context(running(actor))
-        buses = await nats.bus("tokenizer"), await nats.bus("decode")
-        scripted = await actors.enter_async_context(fake_services(*buses))
-        gateway = await actors.enter_async_context(served_gateway(nats))
-        needed = {"decode": 2, "tokenizer": 2, "vision": 1}
-        await gateway.bus.directory.wait_for(
-            lambda d: all(len(d.ready(role)) == count for role, count in needed.items()), 60
-        )
-        yield Stack(Served(gateway), engine, scripted)
+    async with shipped_stack() as made:
+        yield made
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -157,9 +111,7 @@ async def test_a_tool_is_called_and_its_result_goes_back(
 
 
 async def test_a_picture_is_seen(client: anthropic.AsyncAnthropic) -> None:
-    one = Thing(shape="circle", colour="red", size="large", column=1, row=1)
-    data = base64.b64encode(encoded(Image.fromarray(draw_things([one], Random(5))))).decode()
-    source = {"type": "base64", "media_type": "image/png", "data": data}
+    source = {"type": "base64", "media_type": "image/png", "data": red_circle()}
     content: Any = [
         {"type": "image", "source": source},
         {"type": "text", "text": "What do you see?"},

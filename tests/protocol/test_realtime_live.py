@@ -195,3 +195,22 @@ async def test_a_recognizer_is_killed_while_somebody_speaks(folder: Path) -> Non
                 process.kill()
                 await speak(client, HELLO + silence(900), pause=0.01)
                 assert (await completed(client))["transcript"]
+
+
+async def test_log_probabilities_come_with_a_transcript_of_the_whole_turn(folder: Path) -> None:
+    async with stage() as made, running(whisper(folder, await made.nats.bus("asr"))):
+        await ready(made, 1)
+        include = ["item.input_audio_transcription.logprobs"]
+        async with made.talk(audio={"input": HEARD}, include=include) as client:
+            await client.audio(HELLO)
+            await client.send("input_audio_buffer.commit")
+            events = await client.until(f"{TRANSCRIPTION}.completed")
+        done = events[-1]
+        deltas = [event for event in events if event["type"] == f"{TRANSCRIPTION}.delta"]
+        assert "".join(event["delta"] for event in deltas) == done["transcript"]
+        assert [one for event in deltas for one in event["logprobs"]] == done["logprobs"]
+        text = "".join(one["token"] for one in done["logprobs"])
+        assert text.strip() == done["transcript"].strip() != ""
+        assert all(bytes(one["bytes"]).decode() == one["token"] for one in done["logprobs"])
+        assert all(one["logprob"] <= 0 for one in done["logprobs"])
+        assert len({one["logprob"] for one in done["logprobs"]}) > 1

@@ -8,7 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Complete, ModelCard, Text, ToolCallDelta, Usage
+from motet_shared.messages import (
+    Chat,
+    Complete,
+    ModelCard,
+    Text,
+    Tokenize,
+    ToolCallDelta,
+    Usage,
+)
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -74,6 +82,13 @@ class FakeTokenizer(Actor):
     @operation(Complete)
     async def complete(self, call: Call, request: Complete) -> None:
         await self._answer(call, request)
+
+    @operation(Tokenize)
+    async def tokenize(self, call: Call, request: Tokenize) -> None:
+        """Count a token per word of a chat's messages."""
+        assert isinstance(request.prompt, Chat)
+        texts = [str(message["content"]) for message in request.prompt.messages]
+        call.finish("stop", Usage(prompt_tokens=len(" ".join(texts).split())))
 
     async def _answer(self, call: Call, request: Chat | Complete) -> None:
         self.requests.append(request)

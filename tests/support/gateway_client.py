@@ -48,6 +48,12 @@ class World:
         )
         return Http(self.app, path, json.dumps(base | fields).encode(), headers=headers)
 
+    async def post(
+        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> Http:
+        """Return the answer to a POST of exactly this body."""
+        return await Http(self.app, path, json.dumps(body).encode(), headers=headers).done()
+
     def get(self, path: str, headers: dict[str, str] | None = None) -> Http:
         return Http(self.app, path, b"", "GET", headers)
 

@@ -74,6 +74,8 @@ async def limited(tmp_path: Path, limits: str = "", **settings: Any) -> AsyncIte
 async def refused(http: Http) -> dict[str, Any]:
     await http.done()
     assert http.status == 429, http.body
-    error: dict[str, Any] = http.json()["error"]
+    body: dict[str, Any] = http.json()
+    # Ollama's format has the fields of the error beside its message.
+    error: dict[str, Any] = body["error"] if isinstance(body["error"], dict) else body
     assert error["code"] == "rate_limit_exceeded"
     return error

@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
 
 from motet_shared.errors import ConfigError
 
+from .progress import Report, progress_bar
 from .reference import HubReference
 from .retry import retried
 from .selection import select_files
@@ -49,16 +50,17 @@ def find_cached(reference: HubReference) -> Path | None:
     return _served_path(reference, folder)
 
 
-def pull(reference: HubReference) -> Path:
+def pull(reference: HubReference, report: Report | None = None) -> Path:
     """Download the files that serving needs, and return the folder (or GGUF file).
 
-    Cached files are not downloaded again. Raises ConfigError with the reason and the remedy if the
+    Cached files are not downloaded again. `report` is called with the progress; without it
+    huggingface_hub draws bars. Raises ConfigError with the reason and the remedy if the
     repository cannot be read, contains nothing to serve, or arrives damaged.
     """
     with explained(reference):
         paths = retried(lambda: _list_files(reference))
         known = find_cached(reference)
-        folder = retried(lambda: _snapshot(reference, paths, local_files_only=False))
+        folder = retried(lambda: _snapshot(reference, paths, report, local_files_only=False))
         if known is None:
             _verify(reference, folder)
     return _served_path(reference, folder)
@@ -126,13 +128,20 @@ def _cached_paths(reference: HubReference, revision: str | None) -> list[str]:
     return [entry.path for entry in tree]
 
 
-def _snapshot(reference: HubReference, paths: list[str], local_files_only: bool) -> Path:
+def _snapshot(
+    reference: HubReference,
+    paths: list[str],
+    report: Report | None = None,
+    *,
+    local_files_only: bool,
+) -> Path:
     chosen = select_files(reference, paths)
     folder = hub.snapshot_download(
         reference.repository,
         revision=reference.revision,
         allow_patterns=[glob.escape(path) for path in chosen],
         local_files_only=local_files_only,
+        tqdm_class=None if report is None else progress_bar(report),
     )
     return Path(folder)
 

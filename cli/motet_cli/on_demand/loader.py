@@ -8,6 +8,7 @@ stands, which gateways and tokenizers read.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.messages import Heartbeat, Offer
-from motet_shared.wire.bus import Bus, wanted_key
+from motet_shared.wire.bus import Bus, keep_key, wanted_key
 
 PERIOD = 0.1  # seconds between two looks without a heartbeat
 DRAIN = 600.0  # seconds that the streams of a model that leaves have to end
@@ -57,6 +58,8 @@ class OnDemandModel:
             left = max(expected * (1 - share), 0.1)
         elif model.stage == "ready":
             share, left = 1.0, 0.0
+        stay = round(model.left(now), 1) if model.stage == "ready" else -1.0
+        stay = -1.0 if math.isinf(stay) else stay
         return [
             Offer(
                 role=role,
@@ -65,6 +68,7 @@ class OnDemandModel:
                 share=round(share, 2),
                 seconds=round(left, 1),
                 problem=model.problem if model.stage == "failed" else "",
+                stay=stay,
             )
             for role in self.roles
         ]
@@ -82,6 +86,7 @@ class Loader:
     ):
         self._supervisor, self._residency, self._report = supervisor, residency, report
         self._models = {one.model.name: one for one in models}
+        self._kept: dict[tuple[str, str], float] = {}  # announcements, by instance and key
         self._removing: set[asyncio.Task[None]] = set()
 
     async def run(self, connection: NatsAccess) -> None:
@@ -109,6 +114,7 @@ class Loader:
         wanted: Counter[str] = Counter()
         for beat in beats:
             wanted.update({k: int(v) for k, v in beat.load.items() if k.startswith("wanted/")})
+        self.follow(beats)
         by_instance = {beat.instance: beat for beat in beats}
         for one in self._models.values():
             self._observe(one, wanted, by_instance, now)
@@ -119,6 +125,21 @@ class Loader:
             else:
                 self._unload(one)
         return before != [one.model.stage for one in self._models.values()]
+
+    def follow(self, beats: Sequence[Heartbeat]) -> None:
+        """Take over how long models are to stay, once for each announcement."""
+        announced = {
+            (beat.instance, key): value
+            for beat in beats
+            for key, value in beat.load.items()
+            if key.startswith("keep/")
+        }
+        new = {key: value for (_, key), value in sorted(announced.items() - self._kept.items())}
+        self._kept = announced
+        for one in self._models.values():
+            for role in one.roles:
+                if (seconds := new.get(keep_key(role, one.model.name))) is not None:
+                    one.model.asked = math.inf if seconds < 0 else seconds
 
     def _observe(
         self, one: OnDemandModel, wanted: Counter[str], beats: Mapping[str, Heartbeat], now: float

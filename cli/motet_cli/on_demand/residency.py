@@ -24,7 +24,8 @@ Action = Literal["load", "unload"]
 class Model:
     """Track one model. Times are seconds of one clock.
 
-    size: bytes that it may use. keep_alive: seconds that it stays without requests.
+    size: bytes that it may use. keep_alive: seconds that it stays without requests. asked: the
+    same, as a client has asked for, until it is unloaded; None: none has.
     wanted: requests that wait for it, first at `wanted_since`. active: its running requests.
     changed: when its stage changed. problem: why its last start failed.
     """
@@ -39,6 +40,18 @@ class Model:
     used: float = 0.0
     changed: float = 0.0
     problem: str = ""
+    asked: float | None = None
+
+    @property
+    def stay(self) -> float:
+        """Return the seconds that it stays without requests once it is ready."""
+        return max(self.keep_alive if self.asked is None else self.asked, MIN_STAY)
+
+    def left(self, now: float) -> float:
+        """Return the seconds until it is unloaded if no request comes."""
+        if not self.is_idle:
+            return self.stay
+        return max(max(self.used, self.changed) + self.stay - now, 0.0)
 
     @property
     def occupies(self) -> bool:
@@ -53,6 +66,8 @@ class Model:
         """Change the stage."""
         if stage != self.stage:
             self.stage, self.changed = stage, now
+        if stage in ("absent", "failed"):
+            self.asked = None
 
     def note(self, wanted: int, active: int, now: float) -> None:
         """Record how many requests wait for it and how many run."""
@@ -82,8 +97,7 @@ class Residency:
         found: list[tuple[Action, Model]] = []
         for model in self.models.values():
             since = max(model.used, model.changed)
-            stay = max(model.keep_alive, MIN_STAY)
-            if model.stage == "ready" and model.is_idle and now - since >= stay:
+            if model.stage == "ready" and model.is_idle and now - since >= model.stay:
                 model.enter("leaving", now)
                 found.append(("unload", model))
         return found

@@ -17,17 +17,13 @@ CHAT_ROLES = ("tokenizer", "decode")
 def servable(directory: Directory) -> dict[str, ModelCard]:
     """Return the cards of the models that can answer now, by name, then those of their adapters.
 
-    The context is that for which decode has memory.
+    The context is that for which decode has memory, and decode alone has read the weights.
     """
     known, decoded = (
         {c.name: c for beat in directory.ready(role) for c in beat.models} for role in CHAT_ROLES
     )
     models = {
-        name: replace(
-            card,
-            context=min(card.context, decoded[name].context),
-            images=card.images and not _refuses_images(directory, name),
-        )
+        name: _joined(card, decoded[name], _refuses_images(directory, name))
         for name, card in sorted(known.items())
         if name in decoded
     }
@@ -37,6 +33,18 @@ def servable(directory: Directory) -> dict[str, ModelCard]:
         if card.parent in models and name not in models and not card.problem
     }
     return models | adapters
+
+
+def _joined(known: ModelCard, decoded: ModelCard, refuses_images: bool) -> ModelCard:
+    """Return the tokenizer's card of a model with what decode knows better."""
+    return replace(
+        known,
+        context=min(known.context, decoded.context),
+        images=known.images and not refuses_images,
+        family=decoded.family,
+        parameters=decoded.parameters,
+        weights=decoded.weights,
+    )
 
 
 def missing(directory: Directory) -> list[str]:

@@ -32,6 +32,7 @@ from . import speak
 from .transcribe import TranscriptionOutcome, transcribe
 
 T = TypeVar("T")
+TokenScores = list[tuple[str, float]]  # (text, log-probability) of tokens
 
 
 async def transcribe_turn(
@@ -42,11 +43,14 @@ async def transcribe_turn(
     request: Transcribe,
     outcome: TranscriptionOutcome | None = None,
     *,
-    on_text: Callable[[str], object] = lambda text: None,
+    on_text: Callable[[str, TokenScores], object] = lambda text, scores: None,
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> str:
-    """Return the transcript of a turn. `on_text` gets each piece of it as soon as it is final."""
+    """Return the transcript of a turn. `on_text` gets each piece of it as soon as it is final.
+
+    Its second argument has the tokens of the piece, if `request.logprobs` is set.
+    """
     text = ""
     wav = wav_header(rate, len(pcm)) + pcm
     segments = transcribe(bus, store, wav, request, outcome, deadline=deadline, patience=patience)
@@ -55,7 +59,7 @@ async def transcribe_turn(
             piece = segment.text if text else segment.text.lstrip()
             text += piece
             if piece:
-                on_text(piece)
+                on_text(piece, segment.logprobs)
     return text.strip()
 
 

@@ -87,6 +87,10 @@ class RecognizerFamily(ABC):
         Thread-safe.
         """
 
+    @abstractmethod
+    def text_of(self, tokens: list[int]) -> str:
+        """Return the text of tokens of a segment, without special ones. Thread-safe."""
+
     def describe(self) -> dict[str, str]:
         """Return what was chosen when the model was loaded, such as dtype and device."""
         return {"dtype": dtype_name(self.dtype), **describe(self.device)}

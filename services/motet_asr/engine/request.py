@@ -42,6 +42,7 @@ class Pass:
     seek: where the pass began, in feature frames.
     frames: feature frames of real audio that it covered.
     avg_logprob: mean log-probability of the tokens.
+    logprobs: that of each token.
     skipped: whether the pass was dropped as silence.
     attention_NTF: of the alignment heads, by token and encoder frame, if words were requested; the
         last token has none if the pass ended with it.
@@ -55,6 +56,7 @@ class Pass:
     temperature: float = 0.0
     skipped: bool = False
     attention_NTF: torch.Tensor | None = None
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -102,7 +104,7 @@ class Word:
 class TimedSegment:
     """Represent a segment of text with times and confidence values.
 
-    `words` may be rough: see `align.spread`.
+    `words` may be rough: see `align.spread`. logprobs: of each of `tokens`.
     """
 
     text: str
@@ -114,3 +116,4 @@ class TimedSegment:
     no_speech_prob: float = 0.0
     temperature: float = 0.0
     compression_ratio: float = 0.0
+    logprobs: list[float] = field(default_factory=list)

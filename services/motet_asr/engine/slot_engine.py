@@ -35,7 +35,8 @@ class RunningWindow:
     row: its slot.
     prompt: tokens of this pass.
     generated: tokens since the prompt, without the end token.
-    logprob: sum of their log-probabilities.
+    logprob: sum of their log-probabilities, and that of the end token.
+    logprobs: the log-probability of each.
     attempt: index of its temperature.
     seek: where this pass began, in feature frames.
     attention: of the alignment heads, a tensor per generated token.
@@ -50,6 +51,7 @@ class RunningWindow:
     prompt: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     logprob: float = 0.0
+    logprobs: list[float] = field(default_factory=list)
     attempt: int = 0
     seek: int = 0
     no_speech_prob: float = 0.0
@@ -182,6 +184,7 @@ class SlotEngine(Engine):
                 0.0,
                 [],
             )
+            run.logprobs = []
             run.retry = False
         for group in _groups_of_adjacent(runs, lambda run: len(run.prompt)):
             states = self.family.decoder.prefill(
@@ -220,6 +223,7 @@ class SlotEngine(Engine):
                 run.last, run.ended = token, True
             else:
                 run.generated.append(token)
+                run.logprobs.append(logprob)
                 run.last = token
                 run.ended = len(run.prompt) + len(run.generated) >= self.family.limit(run)
 

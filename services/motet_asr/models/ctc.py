@@ -5,6 +5,7 @@ M mel bins · T feature frames · N output frames · V vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -59,7 +60,15 @@ class Parakeet(RecognizerFamily):
         for tokens_N, logprobs_N, count in zip(indices.wait(), values.wait(), counts, strict=True):
             tokens = tokens_N[:count].tolist()
             result.append(
-                WindowResult([Pass(tokens=tokens, avg_logprob=float(logprobs_N[:count].mean()))])
+                WindowResult(
+                    [
+                        Pass(
+                            tokens=tokens,
+                            avg_logprob=float(logprobs_N[:count].mean()),
+                            logprobs=logprobs_N[:count].tolist(),
+                        )
+                    ]
+                )
             )
         return result
 
@@ -67,13 +76,13 @@ class Parakeet(RecognizerFamily):
         """Split the tokens into segments at pauses in speech."""
         [window_pass] = result.passes
         segments: list[TimedSegment] = []
-        for timed in _split(self._token_times(window_pass.tokens, seconds)):
-            tokens = [token for token, _, _ in timed]
-            text: str = self._tokenizer.decode(tokens, group_tokens=False, skip_special_tokens=True)
+        for timed in _split(self._token_times(window_pass, seconds)):
+            tokens = [one.token for one in timed]
+            text = self.text_of(tokens)
             if text.strip():
                 text = " " + text.strip()
                 timed_words = self._words(timed) if words else []
-                start, end = timed[0][1], timed[-1][2]
+                start, end = timed[0].start, timed[-1].end
                 segments.append(
                     TimedSegment(
                         text,
@@ -85,39 +94,58 @@ class Parakeet(RecognizerFamily):
                         0.0,
                         0.0,
                         text_compression(text),
+                        [one.logprob for one in timed],
                     )
                 )
         return segments
 
-    def _token_times(self, frames: list[int], seconds: float) -> list[tuple[int, float, float]]:
-        """Return the tokens without repeats and blanks: (token, start, end), in seconds."""
+    def text_of(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, group_tokens=False, skip_special_tokens=True)
+        return text
+
+    def _token_times(self, frames: Pass, seconds: float) -> list[_TimedToken]:
+        """Return the tokens without repeats and blanks, with their times in seconds.
+
+        The log-probability of a token is that of its most certain frame.
+        """
         token_times, index = [], 0
-        for token, group in groupby(frames):
+        for token, group in groupby(frames.tokens):
             count = len(list(group))
             if token != self._blank:
-                token_times.append(
-                    (token, index * self.frame, min((index + count) * self.frame, seconds))
-                )
+                best = max(frames.logprobs[index : index + count])
+                start, end = index * self.frame, min((index + count) * self.frame, seconds)
+                token_times.append(_TimedToken(token, start, end, best))
             index += count
         return token_times
 
-    def _words(self, tokens: list[tuple[int, float, float]]) -> list[Word]:
+    def _words(self, tokens: list[_TimedToken]) -> list[Word]:
         """Group tokens into words; a token that starts with a space begins a word."""
         words: list[Word] = []
-        for token, start, end in tokens:
-            spelling = self._tokenizer.convert_ids_to_tokens(token)
+        for one in tokens:
+            spelling = self._tokenizer.convert_ids_to_tokens(one.token)
             text = spelling.replace("▁", " ")
             if words and not text.startswith(" "):
-                words[-1] = Word(words[-1].text + text, words[-1].start, end)
+                words[-1] = Word(words[-1].text + text, words[-1].start, one.end)
             else:
-                words.append(Word(text if text.startswith(" ") else " " + text, start, end))
+                text = text if text.startswith(" ") else " " + text
+                words.append(Word(text, one.start, one.end))
         return [word for word in words if word.text.strip()]
 
 
-def _split(token_times: list[tuple[int, float, float]]) -> list[list[tuple[int, float, float]]]:
-    runs: list[list[tuple[int, float, float]]] = []
+@dataclass(frozen=True, slots=True)
+class _TimedToken:
+    """A token with its times in seconds."""
+
+    token: int
+    start: float
+    end: float
+    logprob: float
+
+
+def _split(token_times: list[_TimedToken]) -> list[list[_TimedToken]]:
+    runs: list[list[_TimedToken]] = []
     for entry in token_times:
-        if runs and entry[1] - runs[-1][-1][2] < _SEGMENT_PAUSE:
+        if runs and entry.start - runs[-1][-1].end < _SEGMENT_PAUSE:
             runs[-1].append(entry)
         else:
             runs.append([entry])

@@ -78,7 +78,11 @@ class Moonshine(SlotFamily):
     def conclude(self, run: RunningWindow) -> PassOutcome:
         count = len(run.generated) + (run.last == self.eos)
         run.result.passes.append(
-            Pass(tokens=run.generated, avg_logprob=run.logprob / max(count, 1))
+            Pass(
+                tokens=run.generated,
+                avg_logprob=run.logprob / max(count, 1),
+                logprobs=run.logprobs,
+            )
         )
         return "done"
 
@@ -99,5 +103,10 @@ class Moonshine(SlotFamily):
                 0.0,
                 0.0,
                 text_compression(text),
+                window_pass.logprobs,
             )
         ]
+
+    def text_of(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return text

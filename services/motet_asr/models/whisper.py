@@ -264,6 +264,7 @@ class Whisper(SlotFamily):
                 temperature=self._temperatures(run)[run.attempt],
                 skipped=skipped,
                 attention_NTF=stacked(run.attention),
+                logprobs=run.logprobs,
             )
         )
         run.attempt = 0
@@ -291,3 +292,6 @@ class Whisper(SlotFamily):
     # ----------------------------------------------------------------------------------------- text
     def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
         return self._segments.of(result, seconds, words)
+
+    def text_of(self, tokens: list[int]) -> str:
+        return self._segments.text(tokens)

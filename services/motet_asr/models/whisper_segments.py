@@ -51,11 +51,11 @@ class WhisperSegments:
     ) -> Iterator[TimedSegment]:
         offset = decoded.seek * self._step / 2
         ends = self._token_ends(decoded) if words else None
-        compression = text_compression(self._text(decoded.tokens))
+        compression = text_compression(self.text(decoded.tokens))
         for first, last, start, end in self._spans(decoded):
             tokens = decoded.tokens[first:last]
             start, end = min(offset + start, seconds), min(offset + end, seconds)
-            text = self._text(tokens)
+            text = self.text(tokens)
             if ends is not None:
                 timed = [
                     word.moved(offset) for word in self._words(decoded, first, last, ends, spaced)
@@ -72,6 +72,7 @@ class WhisperSegments:
                 decoded.no_speech_prob,
                 decoded.temperature,
                 compression,
+                decoded.logprobs[first:last],
             )
 
     def _spans(self, decoded: Pass) -> Iterator[tuple[int, int, float, float]]:
@@ -121,7 +122,8 @@ class WhisperSegments:
     def _is_text(self, token: int) -> bool:
         return token < self._begin and token not in self._special
 
-    def _text(self, tokens: list[int]) -> str:
+    def text(self, tokens: list[int]) -> str:
+        """Return the text of tokens, without timestamps and other special ones."""
         return self._decode([token for token in tokens if self._is_text(token)])
 
     def _decode(self, tokens: list[int]) -> str:

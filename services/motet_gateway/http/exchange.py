@@ -32,6 +32,12 @@ _SSE = [
 ]
 SERVED_BY = b"motet-served-by"
 
+NDJSON = [  # a stream of lines, each a JSON value
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
 
 class Exchange:
     """Represent one request and its response."""
@@ -65,8 +71,8 @@ class Exchange:
 
     @property
     def sends_events(self) -> bool:
-        """Return True if a streamed response consists of server-sent events."""
-        return self.content is _SSE
+        """Return True if a streamed response consists of events or lines, which show errors."""
+        return self.content is _SSE or self.content is NDJSON
 
     # ---------------------------------------------------------------------------------------------------- request
     def hints(self, surface: Surface) -> Ignored | None:
@@ -82,6 +88,12 @@ class Exchange:
     def ignored(self) -> str:
         """Return the names of the ignored parameters, joined by commas."""
         return "" if self._ignored is None else self._ignored.names
+
+    def ignore(self, name: str) -> bool:
+        """Name a parameter as ignored in the response; False if hints are refused (`--strict`)."""
+        if self._ignored is not None:
+            self._ignored.paths[name] = None
+        return self._ignored is not None
 
     def _common(self) -> Headers:
         """Return the headers of every response to this request."""

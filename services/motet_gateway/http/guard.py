@@ -87,7 +87,8 @@ class Guard:
         if self._route.access is Access.PUBLIC:
             return
         door = self._service.authenticator
-        call.caller = door.authenticate(call.scope)
+        secrets = self._service.client_secrets if self._route.client_secrets else None
+        call.caller = door.authenticate(call.scope, secrets)
         door.authorize(call.caller.tenant, self._route.access)
 
     async def _run(self, call: Exchange | Socket, receive: Receive) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from motet_gateway.http.fields import Count, Positive, Strict
 from motet_gateway.operations.loading import check_wait
 from motet_gateway.tenancy.usage import PICTURE_TOKENS, settled, text_tokens
 from motet_pipelines.embed import ROLE, Embedded, embed
+from motet_shared.errors import BadRequest
 from motet_shared.messages import Embed, Vectors
 
 from .aliases import model_of
@@ -62,10 +64,31 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
         request_id=http.request_id,
         priority=http.tenant.rights.priority(None),
     )
-    check_wait(http, service.bus.directory, ROLE, request.model)
-    size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)
+
+    def answer(parts: list[Vectors], tokens: int) -> bytes:
+        return _answer(body.encoding_format, request.model, parts, given.order, tokens)
+
+    await http.reply(200, await embedded(service, http, request, answer, given))
+
+
+async def embedded(
+    service: GatewayContext,
+    http: Exchange,
+    request: Embed,
+    render: Callable[[list[Vectors], int], bytes],
+    given: EmbeddingInput,
+    param: str = "input",
+) -> bytes:
+    """Embed texts and pictures, charge them, and return what `render` makes of the vectors.
+
+    render: takes the vectors and the number of tokens, on a thread. given: the input of `request`.
+    param: of the texts, for errors.
+    """
+    directory = service.bus.directory
+    check_wait(http, directory, ROLE, request.model)
+    size = PromptSize.of(directory, ROLE, request.model, http.tenant)
     for text in given.texts:
-        size.check_text(text, "input")
+        size.check_text(text, param)
     outcome = Embedded()
     expected = sum(
         text_tokens(text) if isinstance(text, str) else len(text) for text in given.texts
@@ -76,10 +99,7 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
             with settled(ticket.tokens, expected, lambda: outcome.tokens):
                 parts = await _vectors(service, request, given, outcome)
             # Rendering megabytes of digits would block the event loop.
-            answer = await asyncio.to_thread(
-                _answer, body.encoding_format, request.model, parts, given.order, outcome.tokens
-            )
-    await http.reply(200, answer)
+            return await asyncio.to_thread(render, parts, outcome.tokens)
 
 
 async def _vectors(
@@ -118,6 +138,20 @@ def _entries(part: Vectors, encoding: str) -> list[dict[str, Any]]:
         rows = found.reshape(-1, part.size)
         return [{"embeddings": [_numbers(row, encoding) for row in rows]}]
     return [{"embedding": _numbers(row, encoding)} for row in found.reshape(part.count, -1)]
+
+
+def rows_of(parts: list[Vectors]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    """Return one vector per text.
+
+    Raises BadRequest if the model has a vector for each token.
+    """
+    if any(part.size for part in parts):
+        raise BadRequest(
+            "`model` has a vector for each token; POST /v1/embeddings returns those", param="model"
+        )
+    return [
+        row for part in parts for row in np.frombuffer(part.data, "<f4").reshape(part.count, -1)
+    ]
 
 
 def _numbers(row: np.ndarray[Any, np.dtype[np.float32]], encoding: str) -> str | list[float]:

@@ -33,6 +33,7 @@ Surface = Literal[
     "responses",
     "messages",
     "tokenize",
+    "ollama",
 ]
 
 _HTTP: tuple[Surface, ...] = (
@@ -49,6 +50,7 @@ _CHAT: tuple[Surface, ...] = ("chat",)
 _REALTIME: tuple[Surface, ...] = ("realtime",)
 _RESPONSES: tuple[Surface, ...] = ("responses",)
 _MESSAGES: tuple[Surface, ...] = ("messages",)
+_OLLAMA: tuple[Surface, ...] = ("ollama",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,14 @@ HINTS: tuple[Hint, ...] = (
     *_each("messages[].content[].content[].", "cache_control citations", _MESSAGES),
     *_each("tools[].", "cache_control eager_input_streaming input_examples", _MESSAGES),
     *_each("tools[].", "defer_loading", _MESSAGES, (False,)),
+    # How a model is loaded is a setting of the stack; prompts that are too long are refused.
+    *_each("", "truncate shift", _OLLAMA),
+    *_each("", "verbose", _OLLAMA),
+    *_each("options.", "num_ctx num_batch num_gpu main_gpu num_thread num_keep numa", _OLLAMA),
+    *_each("options.", "low_vram f16_kv logits_all vocab_only use_mmap use_mlock", _OLLAMA),
+    *_each("options.", "embedding_only mirostat_tau mirostat_eta", _OLLAMA),
+    *_each("messages[].tool_calls[].function.", "index description", _OLLAMA),
+    *_each("messages[].tool_calls[].", "type", _OLLAMA, ("function",)),
     # How the audio is sent; it is streamed in any case.
     *_each("", "stream", ("speech",), (True, False)),
     *_each("", "return_download_link", ("speech",), (False,)),

@@ -110,6 +110,7 @@ def capabilities(role: str, card: ModelCard) -> list[str]:
         "tools": card.tools,
         "vision": card.images,
         "thinking": card.reasoning,
+        "insert": card.infill,
     }
     return [name for name, has in able.items() if has]
 

@@ -378,3 +378,12 @@ class ImageJob(Struct):
     steps: Count
     data: list[ImageData]
     error: ErrorDetail | None
+
+
+# ---------------------------------------------------------------------------------------------------- realtime sessions
+class ClientSecretAnswer(Struct):
+    """A client secret; `session` is the session that it opens."""
+
+    value: str
+    expires_at: Unix
+    session: dict[str, Any]

@@ -37,7 +37,7 @@ Format = Pcm | MuLaw | ALaw
 PCM = Pcm()
 
 
-class Transcription(StrictSettings, frozen=True):
+class InputTranscription(StrictSettings, frozen=True):
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
@@ -55,7 +55,7 @@ class VoiceId(StrictSettings, frozen=True):
 
 class InputPatch(Strict):
     format: Format | UnsetType | None = UNSET
-    transcription: Transcription | UnsetType | None = UNSET
+    transcription: InputTranscription | UnsetType | None = UNSET
     noise_reduction: Any = UNSET
     turn_detection: TurnDetection | UnsetType | None = UNSET
 
@@ -77,7 +77,7 @@ class AudioSettings:
     """Audio settings of a session, `session.audio`."""
 
     input_format: Format = PCM
-    transcription: Transcription | None = None
+    transcription: InputTranscription | None = None
     turn_detection: TurnDetection | None = None
     output_format: Format = PCM
     voice: str | None = None

@@ -14,10 +14,12 @@ from motet_gateway.http.asgi import Scope
 from motet_gateway.http.socket import Socket
 from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.tenancy.auth import Caller
+from motet_gateway.tenancy.client_secrets import ClientSecret
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, Overloaded, UnsupportedParameter
 
 from .event_log import EventNotFound
+from .prepared_session import PreparedSession
 from .session import Attachment, Session
 from .session_settings import Kind
 
@@ -89,9 +91,34 @@ async def _open(
     service: GatewayContext, caller: Caller, query: _Query, socket: Socket
 ) -> tuple[Session, Attachment]:
     """Open a new session. Raises MotetError with the message for the client."""
-    session = Session(service, socket, caller, *_admit(service, query))
-    service.sessions.add(session)
+    if caller.secret is not None:
+        session = _prepared(service, caller, caller.secret, query, socket)
+    else:
+        session = Session(service, socket, caller, *_admit(service, query))
+        service.sessions.add(session)
     return session, session.attachment
+
+
+def _prepared(
+    service: GatewayContext, caller: Caller, secret: ClientSecret, query: _Query, socket: Socket
+) -> Session:
+    """Open the session of a client secret, which that can do once."""
+    secret.check_unused()
+    prepared: PreparedSession = secret.settings
+    model = prepared.settings.model
+    if query.model not in ("", model) and role_of_alias(query.model) != CHAT:
+        message = (
+            f"`model` is {query.model!r}, but the client secret is for {model!r}; leave it out"
+        )
+        raise BadRequest(message, param="model")
+    _check_room(service)
+    if model:
+        service.admit(model)
+    service.check_open()
+    session = Session(service, socket, caller, model, prepared.settings.kind, prepared)
+    service.sessions.add(session)
+    secret.opened = True
+    return session
 
 
 def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:

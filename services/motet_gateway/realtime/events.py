@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from motet_gateway.http.decoding import Decoder
-from motet_gateway.http.fields import Count, Int64, Metadata, Name, Positive, Strict
+from motet_gateway.http.fields import Count, Int64, Metadata, Name, Positive, Ratio, Strict
 from motet_pipelines.voice.conversation.history import IMAGE
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest
@@ -143,12 +143,27 @@ class Common(Strict):
     reasoning: Any = UNSET
 
 
+class TokenLimits(Strict):
+    post_instructions: Positive | None = None
+
+
+class RetentionRatio(Strict, tag="retention_ratio"):
+    """Drop the oldest turns down to a share of the limit once a conversation exceeds it."""
+
+    retention_ratio: Ratio
+    token_limits: TokenLimits | None = None
+
+
+Include = Literal["item.input_audio_transcription.logprobs"]
+Truncation = Literal["auto", "disabled"] | RetentionRatio
+
+
 class SessionPatch(Common, kw_only=True):
     type: Literal["realtime", "transcription"] | UnsetType = UNSET
     model: str | UnsetType = UNSET
-    truncation: Any = UNSET
+    truncation: Truncation | UnsetType | None = UNSET
     tracing: Any = UNSET
-    include: Any = UNSET
+    include: list[Include] | UnsetType | None = UNSET
 
 
 class ResponsePatch(Common, kw_only=True):

@@ -9,6 +9,7 @@ from motet_gateway.http.problems import Problem
 from motet_gateway.tenancy.tenant import Tenant
 from motet_pipelines.voice.conversation import events
 from motet_pipelines.voice.conversation.history import new_id
+from motet_pipelines.voice.voice import TokenScores
 
 from .channel import Channel
 from .pictures import without_files
@@ -93,11 +94,12 @@ class ServerEvents:
         return [self._event("input_audio_buffer.cleared")]
 
     def _transcript_delta(self, event: events.TranscriptDelta) -> list[bytes]:
-        return [self._transcript("delta", event, delta=event.text)]
+        return [self._transcript("delta", event, delta=event.text, **_logprobs(event.scores))]
 
     def _transcript_completed(self, event: events.TranscriptCompleted) -> list[bytes]:
         usage = {"type": "duration", "seconds": round(event.seconds, 3)}
-        return [self._transcript("completed", event, transcript=event.text, usage=usage)]
+        shown = {"transcript": event.text, "usage": usage, **_logprobs(event.scores)}
+        return [self._transcript("completed", event, **shown)]
 
     def _transcript_failed(self, event: events.TranscriptFailed) -> list[bytes]:
         problem = Problem.of(event.error).as_dict()
@@ -173,3 +175,15 @@ class ServerEvents:
         if event.tag is not None:
             problem.note("/v1/realtime")
         return [self._channel.error(problem, event.tag or None)]
+
+
+def _logprobs(scores: TokenScores | None) -> dict[str, Any]:
+    """Return the field with the log-probabilities of tokens, if they are reported."""
+    if scores is None:
+        return {}
+    return {
+        "logprobs": [
+            {"token": text, "bytes": list(text.encode()), "logprob": value}
+            for text, value in scores
+        ]
+    }

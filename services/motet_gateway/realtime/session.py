@@ -41,6 +41,8 @@ from .channel import Channel
 from .formats import decode, input_rate
 from .items import stored
 from .pictures import check_pictures
+from .prepared_session import PreparedSession
+from .refusals import as_refusal
 from .server_events import ServerEvents
 from .session_settings import Kind, SessionSettings
 
@@ -70,6 +72,7 @@ class Session:
         caller: Caller,
         model: str,
         kind: Kind = "realtime",
+        prepared: PreparedSession | None = None,
     ):
         self.service = service
         self.caller = caller
@@ -78,6 +81,8 @@ class Session:
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
         self.settings = SessionSettings.default(model, self.speech, kind)
         self.id = new_id("sess")
+        if prepared is not None:
+            self.settings, self.id = prepared.settings, prepared.session_id
         self._received = 0  # client events that were handled or refused
         self._received_ms = 0.0  # of audio, committed or not
         self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)
@@ -248,7 +253,7 @@ class Session:
                 raise BadRequest("binary messages are not part of this protocol; send JSON as text")
             check_json(text, self.caller.tenant)
             ignored = None if self.service.config.strict else Ignored("realtime")
-            event = events.decode(text, ignored)
+            event = _decoded(text, ignored)
             if ignored is not None and ignored.paths:
                 log.info("/v1/realtime ignores %s", ignored.names, extra={"ignored": ignored.names})
             event_id = event.event_id
@@ -365,6 +370,14 @@ class Session:
 
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
         await self._do(inputs.CancelReply(event.response_id, tag=_tag(event)))
+
+
+def _decoded(text: str, ignored: Ignored | None) -> events.ClientEvent:
+    """Return an event. Raises BadRequest, which names tools that other servers host."""
+    try:
+        return events.decode(text, ignored)
+    except BadRequest as error:
+        raise as_refusal(error, text) from None
 
 
 def _tag(event: events.ClientEvent) -> str:

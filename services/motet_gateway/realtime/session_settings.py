@@ -10,12 +10,25 @@ from msgspec import UNSET
 
 from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.openai.structured import AUTO_TOOL_CHOICE, ToolChoice, tool_choice_of
-from motet_pipelines.voice.conversation.settings import ConversationSettings, ReplySettings
+from motet_pipelines.voice.conversation.settings import (
+    ConversationSettings,
+    ReplySettings,
+    Retention,
+)
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
-from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Transcription
-from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, InputTranscription
+from .events import (
+    Common,
+    Include,
+    RealtimeTool,
+    ResponsePatch,
+    RetentionRatio,
+    SessionPatch,
+    TokenLimits,
+    Truncation,
+)
 from .formats import input_rate
 from .turn_detection import ServerVad
 
@@ -27,7 +40,6 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "prompt": (None,),
     "reasoning": (None,),
     "tracing": (None,),
-    "include": (None, []),
 }
 _UNMENTIONED = ("instructions", "tools", "temperature")  # null means the same as an absent field
 _INHERITED = ("instructions", "tools", "tool_choice", "max_output_tokens", "temperature")
@@ -43,7 +55,8 @@ class SessionSettings:
     tool_choice: ToolChoice = AUTO_TOOL_CHOICE
     max_output_tokens: int | Literal["inf"] = "inf"
     temperature: float = 0.8
-    truncation: Literal["auto", "disabled"] = "auto"
+    truncation: Truncation = "auto"
+    include: tuple[Include, ...] = ()
     kind: Kind = "realtime"
     speaks: bool = False
     audio: AudioSettings = NO_SETTINGS
@@ -56,7 +69,7 @@ class SessionSettings:
             return cls(
                 model,
                 kind=kind,
-                audio=AudioSettings(turn_detection=turns, transcription=Transcription()),
+                audio=AudioSettings(turn_detection=turns, transcription=InputTranscription()),
             )
         return cls(model, speaks=bool(speech.speech), audio=AudioSettings(turn_detection=turns))
 
@@ -79,12 +92,13 @@ class SessionSettings:
                 param="session.type",
             )
         if changed.kind == "transcription" and changed.audio.transcription is None:
-            changed = replace(changed, audio=replace(changed.audio, transcription=Transcription()))
+            changed = replace(
+                changed, audio=replace(changed.audio, transcription=InputTranscription())
+            )
+        if patch.include is not UNSET:
+            changed = replace(changed, include=tuple(patch.include or ()))
         if patch.truncation is UNSET:
             return changed
-        if patch.truncation not in (None, "auto", "disabled"):
-            message = "`session.truncation` takes 'auto' or 'disabled' here"
-            raise UnsupportedParameter(message, param="session.truncation")
         return replace(changed, truncation=patch.truncation or "auto")
 
     def for_response(self, patch: ResponsePatch, speech: SpeechServices) -> SessionSettings:
@@ -134,9 +148,12 @@ class SessionSettings:
     def as_conversation(self) -> ConversationSettings:
         """Return the settings of the conversation behind the session."""
         transcription, detection = self.audio.transcription, self.audio.turn_detection
+        shown = None if transcription is None else transcription.settings
+        if shown is not None and self.include:
+            shown = replace(shown, logprobs=True)
         return ConversationSettings(
             rate=input_rate(self.audio.input_format),
-            transcription=None if transcription is None else transcription.settings,
+            transcription=shown,
             turns=None if detection is None else detection.turns,
             reply=self.as_reply() if self.kind == "realtime" else None,
         )
@@ -154,10 +171,19 @@ class SessionSettings:
             max_tokens=None if limit == "inf" else limit,
             temperature=self.temperature,
             shorten=self.truncation != "disabled",
+            retention=self._retention(),
             speaks=self.speaks,
             voice=self.audio.voice or "",
             speed=self.audio.speed,
             label=self,
+        )
+
+    def _retention(self) -> Retention | None:
+        if not isinstance(self.truncation, RetentionRatio):
+            return None
+        limits = self.truncation.token_limits or TokenLimits()
+        return Retention(
+            ratio=self.truncation.retention_ratio, tokens=limits.post_instructions or 0
         )
 
     def as_session(self, session_id: str) -> dict[str, Any]:
@@ -168,6 +194,7 @@ class SessionSettings:
                 "type": self.kind,
                 "object": "realtime.transcription_session",
                 "id": session_id,
+                "include": list(self.include) or None,
                 "audio": audio,
             }
         return {
@@ -182,10 +209,10 @@ class SessionSettings:
             "parallel_tool_calls": True,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,
-            "truncation": self.truncation,
+            "truncation": msgspec.to_builtins(self.truncation),
             "tracing": None,
             "prompt": None,
-            "include": None,
+            "include": list(self.include) or None,
             "audio": self.audio.as_session(),
         }
 

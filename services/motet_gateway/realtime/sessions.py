@@ -73,6 +73,10 @@ class Sessions(Generic[Session]):
         tenant.open_socket()
         self._all[session.id] = session
 
+    def has(self, session_id: str) -> bool:
+        """Return True if there is a session of this id, connected or kept."""
+        return session_id in self._all
+
     def find(self, session_id: str, caller: Caller) -> Session:
         """Return a session by its id.
 

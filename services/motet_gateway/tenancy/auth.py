@@ -17,6 +17,7 @@ from motet_gateway.http.route import Access
 from motet_shared.tenants import DEFAULT, TenantLimits, Tenants, digest, load_tenants
 
 from .buckets import Clock
+from .client_secrets import PREFIX, ClientSecret, ClientSecrets
 from .concurrency import ConcurrencyLimits
 from .counters import TenantCounters
 from .tenant import Tenant
@@ -28,11 +29,13 @@ _SUBPROTOCOL = "openai-insecure-api-key."  # browsers cannot set headers on a We
 class Caller:
     """An authenticated caller.
 
-    `key`: digest of the key that was sent, "" where none is required.
+    `key`: digest of the key that was sent, "" where none is required. `secret`: the client secret
+    that was sent in its place.
     """
 
     tenant: Tenant
     key: str = ""
+    secret: ClientSecret | None = None
 
 
 class Authenticator:
@@ -87,16 +90,20 @@ class Authenticator:
         """Return a tenant by the name under which its things are kept; None if it is gone."""
         return self._default.tenant if name in ("", DEFAULT) else self._tenants.get(name)
 
-    def authenticate(self, scope: Scope) -> Caller:
-        """Return the caller of a request.
+    def authenticate(self, scope: Scope, secrets: ClientSecrets | None = None) -> Caller:
+        """Return the caller of a request; `secrets` are accepted where they are given.
 
         Raises Unauthorized without an accepted key, Forbidden for a page of a site that is not
         allowed.
         """
-        self.origins.check(scope, keyed=self._keyed)
+        given = _bearer(scope) or _header_key(scope) or _from_subprotocol(scope)
+        is_secret = secrets is not None and given.startswith(PREFIX)
+        # A secret allows any page, as a key does, which no page has by itself.
+        self.origins.check(scope, keyed=self._keyed or is_secret)
+        if secrets is not None and is_secret:
+            return self._with_secret(secrets.find(given))
         if not self._keyed:
             return self._default
-        given = _bearer(scope) or _header_key(scope) or _from_subprotocol(scope)
         if not given:
             raise Unauthorized("no API key was sent; send `Authorization: Bearer <key>`")
         # Looked up by digest, which a client cannot choose: timing reveals nothing about keys.
@@ -104,6 +111,13 @@ class Authenticator:
         if (tenant := self._keys.get(key)) is None:
             raise Unauthorized("the API key is not valid on this server; check the key")
         return Caller(tenant, key)
+
+    def _with_secret(self, secret: ClientSecret) -> Caller:
+        """Return the caller of a secret. Raises Unauthorized if its key is no longer accepted."""
+        caller = Caller(secret.tenant, secret.key, secret)
+        if not self.accepts(caller):
+            raise Unauthorized("the key of this client secret is no longer accepted")
+        return caller
 
     def accepts(self, caller: Caller) -> bool:
         """Return True if the key of an accepted caller would be accepted now."""

@@ -20,6 +20,7 @@ from motet_llm.models import batch_invariance as invariance
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation import speculator
 from motet_llm.speculation.speculator import Speculation
+from motet_models.checkpoints.summary import summarize
 from motet_shared.errors import BadRequest, DeadlineExceeded, InternalError, MotetError
 from motet_shared.messages import TIERS, ModelCard, Sampling, Usage
 
@@ -291,6 +292,7 @@ class Engine:
             kv_format=fingerprint(self.runner, config.deterministic) if keeps_all else "",
             target=config.target,
             rank=config.rank,
+            **summarize(Path(config.model)),
         )
 
     def stats(self) -> dict[str, float]:

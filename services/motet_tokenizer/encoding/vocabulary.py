@@ -119,6 +119,7 @@ class Vocabulary:
             audio=hears and has_template,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
+            infill=self.infill is not None,
         )
 
     @classmethod

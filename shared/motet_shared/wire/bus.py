@@ -185,6 +185,10 @@ class Bus:
                 wanted_key(role, model): float(count)
                 for (role, model), count in self.directory.wanted.items()
             },
+            **{
+                keep_key(role, model): seconds
+                for (role, model), seconds in self.directory.kept.items()
+            },
         }
 
     async def _beat_when_due(self, elapsed: float) -> None:
@@ -236,6 +240,11 @@ class Bus:
 def wanted_key(role: str, model: str) -> str:
     """Return the key of a heartbeat's load that counts the requests waiting for a model."""
     return f"wanted/{role}/{model}"
+
+
+def keep_key(role: str, model: str) -> str:
+    """Return the key of a heartbeat's load that says how long a model is to stay, see `keep`."""
+    return f"keep/{role}/{model}"
 
 
 def _password(config: ProcessConfig, user: str) -> str | Callable[[], str] | None:

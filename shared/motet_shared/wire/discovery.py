@@ -56,7 +56,10 @@ class Directory:
         self.presence = Presence()  # expected models, and models that have been ready
         # Requests of this process that wait for an instance, by (role, model).
         self.wanted: Counter[tuple[str, str]] = Counter()
-        self.on_want: Callable[[], None] = lambda: None  # called for the first of them
+        # Seconds that models are asked to stay without requests, by (role, model); -1: for good.
+        self.kept: dict[tuple[str, str], float] = {}
+        # Called for the first request that waits, and when a model is asked to stay.
+        self.on_want: Callable[[], None] = lambda: None
 
     # -------------------------------------------------------------------------------------- reading
     def instances(self, role: str) -> list[Heartbeat]:
@@ -150,6 +153,19 @@ class Directory:
         hold = self.wanting(role, model)
         hold.__enter__()
         asyncio.get_running_loop().call_later(seconds, hold.__exit__, None, None, None)
+
+    def keep(self, role: str, model: str, seconds: float) -> None:
+        """Announce how long a model that is loaded on demand is to stay without requests.
+
+        -1: for good. The supervisor that offers it follows the latest announcement.
+        """
+        self.kept[role, model] = seconds
+        self.on_want()
+        asyncio.get_running_loop().call_later(WANTED_FOR, self._announced, role, model, seconds)
+
+    def _announced(self, role: str, model: str, seconds: float) -> None:
+        if self.kept.get((role, model)) == seconds:
+            del self.kept[role, model]
 
     async def changed(self, timeout: float) -> None:
         """Wait for the next heartbeat, at most `timeout` seconds."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_asr.engine.request import TimedSegment, Word
+from motet_asr.service import scored
 from motet_asr.transcription.live import Agreement
 from motet_asr.transcription.stitch import join
 from motet_asr.transcription.windows import SpeechFlags, Window, cut, mark_spans
@@ -268,3 +269,14 @@ def test_what_two_hearings_agree_on_becomes_stable(words: list[Word], data: st.D
 
 def _times(word: Word) -> tuple[float, float]:
     return word.start, word.end
+
+
+def test_each_token_has_the_text_that_it_adds() -> None:
+    """A character of two tokens belongs to the second; a special token adds nothing."""
+    texts = {1: b" a", 2: b"\xc3", 3: b"\xa9", 9: b""}
+
+    def text_of(tokens: list[int]) -> str:
+        return b"".join([texts[token] for token in tokens]).decode("utf-8", "replace")
+
+    segment = TimedSegment(" aé", 0.0, 1.0, [9, 1, 2, 3], [], logprobs=[-9.0, -1.0, -2.0, -3.0])
+    assert scored(segment, text_of) == [(" a", -1.0), ("é", -3.0)]

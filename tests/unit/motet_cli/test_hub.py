@@ -67,6 +67,24 @@ def _call(function: str, reference: str, hub: ModelHub, home: Path, **options: A
     return json.loads(done.stdout)
 
 
+def test_a_download_reports_its_bytes(tmp_path: Path) -> None:
+    with model_hub(org__name=Repository(_FILES)) as hub:
+        env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-m", "motet_cli", "pull", "--json", "--", "org/name"],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    first, *progress, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, first) == (0, {"status": "pulling manifest"})
+    assert last == {"status": "success"}
+    assert progress
+    assert all(0 <= one["completed"] <= one["total"] for one in progress)
+    assert {one["digest"] for one in progress} == {"org/name"}
+
+
 # ------------------------------------------------------------------------------ references
 @pytest.mark.parametrize(
     ("text", "reference"),

@@ -132,3 +132,13 @@ def test_every_request_is_served_within_the_memory(
         residency.decide(now)
         assert sum(model.size for model in models if model.occupies) <= memory
     assert served == len(requests)
+
+
+def test_what_a_client_asked_for_counts_until_the_model_is_unloaded() -> None:
+    model = Model(name="a", size=1, keep_alive=5, stage="ready", used=10, asked=60.0)
+    assert decided([model], 1, now=16) == []
+    assert model.left(16) == 54
+    model.asked = 0.0
+    assert decided([model], 1, now=16) == ["unload a"]
+    model.enter("absent", 17)
+    assert (model.asked, model.stay) == (None, 5)

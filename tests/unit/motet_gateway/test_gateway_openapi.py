@@ -80,6 +80,7 @@ def test_errors_have_one_shape() -> None:
                     "schema"
                 ]
                 own = "MessagesErrorBody" if path.startswith("/v1/messages") else "ErrorBody"
+                own = "OllamaError" if path.startswith("/api/") else own
                 assert schema == {"$ref": f"#/components/schemas/{own}"}
 
 

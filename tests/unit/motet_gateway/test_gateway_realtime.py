@@ -238,6 +238,37 @@ async def test_a_conversation_too_long_loses_its_oldest_turns(here: World, socke
     assert done["status_details"]["error"]["code"] == "context_length_exceeded"
 
 
+async def test_a_conversation_beyond_its_limit_keeps_a_share_of_it(
+    here: World, socket: Socket
+) -> None:
+    """Each turn has two tokens, the user's and the reply's; more than six are cut to three."""
+    here.tokenizer.reply = lambda request: words("ok")
+    truncation = {
+        "type": "retention_ratio",
+        "retention_ratio": 0.5,
+        "token_limits": {"post_instructions": 6},
+    }
+    given = {"type": "realtime", "instructions": "be brief", "truncation": truncation}
+    socket.send("session.update", session=given)
+    updated = await socket.expect("session.updated")
+    assert updated["session"]["truncation"] == truncation
+    seen = []
+    for text in ("one", "two", "three", "four", "five", "six"):
+        await told(socket, text)
+        assert (await respond(socket))[-2]["response"]["status"] == "completed"
+        messages = here.tokenizer.requests[-1].messages
+        assert messages[0]["content"] == "be brief"
+        seen.append([message["content"] for message in messages if message["role"] == "user"])
+    assert seen == [
+        ["one"],
+        ["one", "two"],
+        ["one", "two", "three"],
+        ["three", "four"],
+        ["three", "four", "five"],
+        ["five", "six"],
+    ]
+
+
 # ------------------------------------------------------------------------------------------------- cancel, overlap
 async def test_cancel_closes_everything_and_frees_the_stream(here: World, socket: Socket) -> None:
     here.tokenizer.reply, here.tokenizer.pace = lambda request: words("one two three"), 0.01
@@ -418,10 +449,18 @@ async def test_conversations_are_bounded() -> None:
         ("session.update", {"session": {"output_modalities": ["audio"]}}, "session.output_modalities"),
         ("session.update", {"session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
          "session.audio.input.turn_detection.type"),
-        ("session.update", {"session": {"truncation": {"type": "retention_ratio"}}}, "session.truncation"),
+        ("session.update", {"session": {"truncation": {"type": "retention_ratio"}}},
+         "session.truncation.retention_ratio"),
+        ("session.update", {"session": {"truncation": {"type": "retention_ratio", "retention_ratio": 2}}},
+         "session.truncation.retention_ratio"),
+        ("session.update", {"session": {"truncation": "often"}}, "session.truncation"),
         ("session.update", {"session": {"tool_choice": "perhaps"}}, "session.tool_choice"),
         ("session.update", {"session": {"tool_choice": {"type": "mcp"}}}, "session.tool_choice"),
         ("session.update", {"session": {"tools": [{"type": "mcp"}]}}, "session.tools[0].type"),
+        ("session.update", {"session": {"tools": [DRAW, {"server_label": "x", "type": "mcp"}]}},
+         "session.tools[1].type"),
+        ("response.create", {"response": {"tools": [{"vector_store_ids": [], "type": "file_search"}]}},
+         "response.tools[0].type"),
         ("session.update", {"session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
         ("session.update", {"session": {"prompt": {"id": "x"}}}, "session.prompt"),
         ("input_audio_buffer.append", {"audio": ""}, "type"),

@@ -170,7 +170,7 @@ class AudioInput:
         item_id = new_id("item")
         self._set_open(_OpenItem(item_id, turn.start, turn))
         await self._events.emit(SpeechStarted(item_id, round(turn.start)))
-        if turn.captions is not None and self._settings.transcription is not None:
+        if turn.captions is not None and self._shows_captions:
             self._transcription.follow(item_id, turn.captions)
         if settings.barge_in:
             self._floor.playing_until = 0.0
@@ -223,9 +223,15 @@ class AudioInput:
         )
         return Captions(self._bus, request, self._audio, start, patience=self._limits.patience)
 
+    @property
+    def _shows_captions(self) -> bool:
+        """Return True if transcripts are reported while they grow; those with scores are not."""
+        settings = self._settings.transcription
+        return settings is not None and not settings.logprobs
+
     def _caption_commit(self) -> None:
         """Transcribe live what the caller will commit, if transcripts are reported."""
-        if self._settings.transcription is None:
+        if not self._shows_captions:
             return
         start = max(self._begin, self._audio.begin)
         if self._open is None and (captions := self._captions(start)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from motet_pipelines.voice.voice import TokenScores
 from motet_shared.messages import Usage
 
 from .history import Item
@@ -65,6 +66,7 @@ class TranscriptDelta(Event):
     item_id: str
     part: int
     text: str
+    scores: TokenScores | None = None  # if log-probabilities are reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class TranscriptCompleted(Event):
     part: int
     text: str
     seconds: float
+    scores: TokenScores | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,25 @@ class History:
         self._max_bytes = max_bytes
         self._order: list[str] = []
         self._items: dict[str, Item] = {}
+        self._first: str | None = None  # id of the first item that replies see; None: all
         self._bytes = 0
 
     def items(self) -> list[Item]:
         return [self._items[item_id] for item_id in self._order]
+
+    def shown(self) -> list[Item]:
+        """Return the items that replies see: without turns that `keep_turns` dropped."""
+        if self._first not in self._items:
+            return self.items()
+        place = self._order.index(str(self._first))
+        early = [self._items[item_id] for item_id in self._order[:place]]
+        return [item for item in early if item.get("role") == "system"] + self.items()[place:]
+
+    def keep_turns(self, turns: int) -> None:
+        """Show replies the last `turns` turns alone, each from a message of the user on."""
+        users = [item["id"] for item in self.items() if item.get("role") == "user"]
+        if 0 < turns <= len(users):
+            self._first = users[-turns]
 
     def get(self, item_id: str, use: str = "retrieve") -> Item:
         """Return an item. Raises UnknownItem, whose code names `use`, if it does not exist."""

@@ -14,7 +14,7 @@ from motet_media.audio import SAMPLE_BYTES, duration_ms
 from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.retranscription import continued
 from motet_pipelines.voice.transcribe import NO_AUDIO
-from motet_pipelines.voice.voice import transcribe_turn
+from motet_pipelines.voice.voice import TokenScores, transcribe_turn
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
@@ -40,6 +40,11 @@ class PartAudio:
     captions: Captions | None = None
 
     @property
+    def scored(self) -> bool:
+        """Return True if log-probabilities are reported."""
+        return self.settings is not None and self.settings.logprobs
+
+    @property
     def seconds(self) -> float:
         return duration_ms(len(self.pcm), self.rate) / 1000
 
@@ -47,14 +52,21 @@ class PartAudio:
 class Transcript:
     """Report the transcript of one part if `shown`; the deltas add up to the final text."""
 
-    def __init__(self, events: EventQueue, item_id: str, part: int, *, shown: bool):
+    def __init__(
+        self, events: EventQueue, item_id: str, part: int, *, shown: bool, scored: bool = False
+    ):
         self.text = ""  # reported so far
+        self._scores: TokenScores | None = [] if scored else None
         self._events, self._item_id, self._part, self._shown = events, item_id, part, shown
 
-    def add(self, piece: str) -> None:
+    def add(self, piece: str, scores: TokenScores | None = None) -> None:
         if self._shown and piece:
             self.text += piece
-            self._events.post(TranscriptDelta(self._item_id, self._part, piece))
+            if self._scores is not None:
+                self._scores += scores or []
+            else:
+                scores = None
+            self._events.post(TranscriptDelta(self._item_id, self._part, piece, scores))
 
     def follow(self, captions: Captions) -> None:
         """Report the stable text of live captions as it grows."""
@@ -63,7 +75,7 @@ class Transcript:
 
     async def complete(self, text: str, seconds: float) -> None:
         if self._shown:
-            event = TranscriptCompleted(self._item_id, self._part, text, seconds)
+            event = TranscriptCompleted(self._item_id, self._part, text, seconds, self._scores)
             await self._events.emit(event)
 
     async def fail(self, error: MotetError) -> None:
@@ -143,8 +155,13 @@ class ItemTranscription:
     async def _transcribe(self, item: Item, part: int, audio: PartAudio) -> str:
         transcript = self._open.pop(item["id"], None)
         if transcript is None:
-            shown = audio.settings is not None
-            transcript = Transcript(self._events, item["id"], part, shown=shown)
+            transcript = Transcript(
+                self._events,
+                item["id"],
+                part,
+                shown=audio.settings is not None,
+                scored=audio.scored,
+            )
         try:
             text = await self._text(item["id"], audio, transcript)
             self._history.set_transcript(item, part, text)
@@ -161,9 +178,10 @@ class ItemTranscription:
 
     async def _text(self, item_id: str, audio: PartAudio, transcript: Transcript) -> str:
         """Return the live text, or the whole audio's; it begins with what was already reported."""
-        text = None if audio.captions is None else await self._live(audio.captions)
+        is_live = audio.captions is not None and not audio.scored
+        text = await self._live(audio.captions) if audio.captions and is_live else None
         if text is None:
-            on_text = (lambda piece: None) if transcript.text else transcript.add
+            on_text = (lambda piece, scores: None) if transcript.text else transcript.add
             text = await self._transcribe_audio(item_id, audio, on_text)
         transcript.add(continued(transcript.text, text))
         return transcript.text.strip() or text
@@ -176,7 +194,7 @@ class ItemTranscription:
             return None
 
     async def _transcribe_audio(
-        self, item_id: str, audio: PartAudio, on_text: Callable[[str], object]
+        self, item_id: str, audio: PartAudio, on_text: Callable[[str, TokenScores], object]
     ) -> str:
         settings = audio.settings or TranscriptionSettings()
         request = Transcribe(
@@ -184,6 +202,7 @@ class ItemTranscription:
             audio=NO_AUDIO,
             language=settings.language,
             prompt=settings.prompt,
+            logprobs=settings.logprobs,
             seed=new_seed() & 0xFFFFFFFF,
             request_id=item_id,
         )

@@ -117,7 +117,7 @@ class Replies:
     def _items(self, context: Sequence[GivenItem | str] | None) -> list[Item]:
         """Return the items that a reply sees; the audio of given ones is transcribed."""
         if context is None:
-            return self._history.items()
+            return self._history.shown()
         items = []
         for given in context:
             if isinstance(given, str):
@@ -156,6 +156,7 @@ class Replies:
             self._next_epoch() if request.in_conversation else NO_EPOCH,
             self._events,
             context.playback_clock,
+            self._history.keep_turns if request.context is None else lambda turns: None,
         )
         self._running[reply.id] = reply
         if request.in_conversation:

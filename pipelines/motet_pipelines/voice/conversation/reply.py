@@ -23,10 +23,12 @@ from .event_queue import EventQueue
 from .events import Event, ReplyEnded, ReplyStarted, Status
 from .history import without_oldest
 from .reply_items import ReplyItems
+from .retention import retained
 from .seeds import new_seed
 from .settings import ConversationLimits
 
 Clock = Callable[[], float]  # seconds
+Drop = Callable[[int], object]
 Messages = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
@@ -45,6 +47,7 @@ class Reply:
     messages: returns the chat messages, once the words of the user are known.
     voice_model: the text-to-speech model.
     playback_clock: the time in which the caller plays audio.
+    drop: takes the number of turns that later replies still see.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class Reply:
         epoch: Epoch,
         events: EventQueue,
         playback_clock: Clock,
+        drop: Drop = lambda turns: None,
     ):
         self._bus, self._limits, self._started = bus, limits, started
         self._messages, self._items, self._account = messages, items, account
         self._voice_model, self._epoch = voice_model, epoch
-        self._events, self._clock = events, playback_clock
+        self._events, self._clock, self._drop = events, playback_clock, drop
         self._outcome, self._speech = Outcome(), speak.Outcome()
         self._playing_since: float | None = None  # of the playback clock, at the first audio
         self._cancelling = False
@@ -134,7 +138,7 @@ class Reply:
 
         On ContextTooLong it retries without the oldest turns, if the settings allow that.
         """
-        messages, dropped = await self._messages(), 0
+        messages, dropped = await self._retained(await self._messages()), 0
         while True:
             try:
                 return await self._stream(messages)
@@ -144,6 +148,17 @@ class Reply:
                 if not self._started.settings.shorten or shorter is None or not self._items.empty:
                     raise
                 messages = shorter
+
+    async def _retained(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages without the turns that the settings drop, now and from now on."""
+        retention = self._started.settings.retention
+        if retention is None:
+            return messages
+        request = self._request(messages)
+        kept = await retained(self._bus, request, retention, self._limits)
+        if len(kept) < len(messages):
+            self._drop(sum(message["role"] == "user" for message in kept))
+        return kept
 
     async def _stream(self, messages: list[dict[str, Any]]) -> _End:
         async with self._account.run(self._request(messages), self._outcome) as request:

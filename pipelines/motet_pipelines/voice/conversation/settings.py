@@ -13,11 +13,16 @@ _POLICY = TurnPolicy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionSettings:
-    """Settings of the transcription of user audio. `model`: empty for the first one served."""
+    """Settings of the transcription of user audio.
+
+    model: empty for the first one served. logprobs: report those of the tokens. Live captions have
+    none, so that the audio is then transcribed again once it is committed.
+    """
 
     model: str = ""
     language: str = ""
     prompt: str = ""
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,18 @@ class TurnSettings:
     reply: bool = True  # a turn that ends is answered
     barge_in: bool = True  # a turn that begins cancels the reply
     idle_timeout_ms: int | None = None  # silence after which a reply is created
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Limit of a conversation, after its instructions.
+
+    ratio: share of the limit that is kept when it is exceeded. tokens: the limit; 0: what the
+    model's context leaves.
+    """
+
+    ratio: float
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +59,7 @@ class ReplySettings:
     max_tokens: int | None = None
     temperature: float = 0.8
     shorten: bool = True  # drop the oldest turns where the context is too long
+    retention: Retention | None = None  # drop them earlier, and several at a time
     speaks: bool = True
     voice: str = ""
     speed: float = 1.0

@@ -1,0 +1,48 @@
+"""Prepare the settings of a session before it has a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from motet_gateway.context import GatewayContext
+from motet_pipelines.voice.conversation.history import new_id
+from motet_pipelines.voice.services import SpeechServices
+
+from .audio_settings import check_transcription, check_voice
+from .events import SessionPatch
+from .session_settings import Kind, SessionSettings
+
+DEFAULT_MODEL = "gpt-realtime"  # stands for any chat model
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSession:
+    """Settings of a session, and the id that it will have."""
+
+    settings: SessionSettings
+    session_id: str
+
+
+def prepare_session(
+    service: GatewayContext, patch: SessionPatch, model: str = ""
+) -> PreparedSession:
+    """Return a session with the fields of `patch`; its model is that of the patch, else `model`.
+
+    Raises MotetError for settings that it could not have, as `session.update` does.
+    """
+    speech = SpeechServices.find(service.bus.directory, coming=True)
+    kind: Kind = "realtime" if patch.type is UNSET else patch.type
+    if kind == "transcription":
+        service.check_open()
+        served = ""
+    else:
+        given = model if patch.model is UNSET else patch.model
+        served = service.admit(given or DEFAULT_MODEL)
+    before = SessionSettings.default(served, speech, kind)
+    settings = before.updated(patch, speech)
+    directory = service.bus.directory
+    check_voice(directory, settings.audio, before.audio, False, "session")
+    check_transcription(directory, settings.audio, "session")
+    return PreparedSession(settings, new_id("sess"))
