@@ -1,0 +1,142 @@
+"""Programs that test or measure servers, unmodified: Schemathesis, AIPerf and GuideLLM."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.environments import python_of
+from conformance.outcome import record
+from e2e.stack import MotetStack
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.extended("conformance"),
+    pytest.mark.timeout(1800),
+]
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "pocket-chat"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "NO_PROXY": "*"}
+
+
+def run(
+    command: Sequence[str | Path], folder: Path, seconds: int, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with a home of its own."""
+    known = {**os.environ, **OFFLINE, "HOME": str(folder), **(env or {})}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def version_of(python: Path, package: str) -> str:
+    """Return the version of a package in an environment."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.check_output([str(python), "-c", code], text=True, timeout=60).strip()
+
+
+# It takes a request for acceptable that fits its schema; but no schema says which models are served,
+# which ids exist, or which parameters need another one.
+LEFT_OUT_CHECKS = "positive_data_acceptance"
+# Operations that change the machine on which the server runs.
+LEFT_OUT = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+def test_schemathesis(stack: MotetStack, tmp_path: Path) -> None:
+    """All checks, over all operations: what the document allows, and what it forbids."""
+    report = tmp_path / "report.ndjson"
+    command: list[str | Path] = [Path(sys.executable).parent / "schemathesis", "run"]
+    command += [f"{stack.url}/openapi.json", "--checks=all"]
+    command += [f"--exclude-checks={LEFT_OUT_CHECKS}", "--max-examples=10"]
+    command += ["--continue-on-failure", "--generation-deterministic", "--seed=1"]
+    command += ["--warnings=off", "--request-timeout=60", f"--report-ndjson-path={report}"]
+    command += [part for path in LEFT_OUT for part in ("--exclude-path", path)]
+    done = run(command, tmp_path, 1500)
+    cases = operations_of(report)
+    version = importlib.metadata.version("schemathesis")
+    wrong = record("schemathesis", "Schemathesis", version, cases, {})
+    assert not wrong, done.stdout[-6000:]
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def operations_of(report: Path) -> dict[str, str]:
+    """Return what failed of each operation in a report, "" if nothing did."""
+    cases: dict[str, str] = {}
+    for line in report.read_text().splitlines():
+        for scenario in _scenarios(json.loads(line)):
+            label, failures = scenario
+            cases[label] = cases.get(label) or ", ".join(sorted(set(failures)))[:300]
+    return cases
+
+
+def _scenarios(event: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the operations of an event of a report, each with the checks that failed."""
+    scenario = event.get("ScenarioFinished")
+    if scenario is None or scenario["recorder"]["label"] == "Stateful tests":
+        return []
+    checks = scenario["recorder"]["checks"].values()
+    failed = [check["name"] for some in checks for check in some if check["status"] == "failure"]
+    return [(scenario["recorder"]["label"], failed)]
+
+
+def test_aiperf(stack: MotetStack, tmp_path: Path) -> None:
+    python = python_of("aiperf")
+    cases = {}
+    for name, more in {
+        "chat": ("--endpoint-type", "chat"),
+        "chat_streamed": ("--endpoint-type", "chat", "--streaming"),
+        "completions": ("--endpoint-type", "completions", "--streaming"),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        command = [python.parent / "aiperf", "profile", "--model", "pocket-chat", "--url"]
+        command += [stack.url, *more, "--request-count", "6", "--concurrency", "2"]
+        command += ["--tokenizer", MODEL, "--synthetic-input-tokens-mean", "20"]
+        command += ["--output-tokens-mean", "8", "--ui", "none", "--artifact-dir", folder]
+        done = run(command, folder, 300)
+        found = [
+            json.loads(path.read_text()) for path in folder.rglob("profile_export_aiperf.json")
+        ]
+        requests = found[0].get("request_count", {}).get("avg") if found else None
+        cases[name] = "" if requests == 6 else (done.stdout + done.stderr)[-300:]
+    wrong = record("aiperf", "AIPerf", version_of(python, "aiperf"), cases, {})
+    assert not wrong, wrong
+
+
+def test_guidellm(stack: MotetStack, tmp_path: Path) -> None:
+    python = python_of("guidellm")
+    cases = {}
+    for profile in ("synchronous", "concurrent"):
+        out = tmp_path / f"{profile}.json"
+        command = [python.parent / "guidellm", "benchmark", "run", "--target", stack.url]
+        command += ["--model", "pocket-chat", "--processor", MODEL, "--profile", profile]
+        command += ["--rate", "2"] if profile == "concurrent" else []
+        command += ["--max-requests", "6", "--data", "prompt_tokens=20,output_tokens=8"]
+        command += ["--output-path", out]
+        done = run(command, tmp_path, 300)
+        cases[profile] = "" if done.returncode == 0 and _answered(out) else done.stderr[-300:]
+    wrong = record("guidellm", "GuideLLM", version_of(python, "guidellm"), cases, {})
+    assert not wrong, wrong
+
+
+def _answered(report: Path) -> bool:
+    """Return True if a report has answered requests and none that failed."""
+    if not report.exists():
+        return False
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    requests = benchmark["requests"]
+    return bool(requests["successful"]) and not requests["errored"]
