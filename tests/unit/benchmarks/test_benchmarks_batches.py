@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import batches
-from batches import Findings
+from benchmarks.operation import batches
+from benchmarks.operation.batches import Findings
 
 
 def test_ratios_are_of_p95() -> None:
