@@ -70,7 +70,7 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "conformance": [
-        marked("conformance", 3000),
+        marked("conformance", 1740),
         Step(name="docs/conformance.md", argv=("scripts/list_conformance.py",), seconds=60),
         pytest_step(
             "long schedules of all families",

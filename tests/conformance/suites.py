@@ -89,6 +89,14 @@ SUITES = (
     ),
     Suite(name="vercel-ai", title="Vercel AI SDK", environment="node", script="vercel_ai.mjs"),
     Suite(
+        name="ollama-python", title="ollama (Python)", environment="clients",
+        script="ollama_python.py",
+    ),
+    Suite(
+        name="ollama-node", title="ollama (JavaScript)", environment="node",
+        script="ollama_node.mjs",
+    ),
+    Suite(
         name="voice-frameworks", title="Pipecat and LiveKit Agents", environment="voice",
         script="voice_frameworks.py",
     ),
