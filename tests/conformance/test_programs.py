@@ -64,13 +64,13 @@ def test_schemathesis(stack: MotetStack, tmp_path: Path) -> None:
     command += [f"{stack.url}/openapi.json", "--checks=all"]
     command += [f"--exclude-checks={LEFT_OUT_CHECKS}", "--max-examples=10"]
     command += ["--continue-on-failure", "--generation-deterministic", "--seed=1"]
-    command += ["--warnings=off", "--request-timeout=60", "--max-time=150"]
+    command += ["--warnings=off", "--request-timeout=60", "--max-time=300"]
     command += ["--report=json", f"--report-json-path={report}"]
     command += [part for path in LEFT_OUT for part in ("--exclude-path", path)]
     done = run(command, tmp_path, 1200)
     found = json.loads(report.read_text())
     cases = operations_of(found)
-    assert len(cases) == found["operations"]["tested"]
+    assert found["operations"]["tested"] == found["operations"]["selected"], done.stdout[-6000:]
     wrong = record("schemathesis", "Schemathesis", found["schemathesis_version"], cases, {})
     assert not wrong, done.stdout[-6000:]
     assert done.returncode == 0, done.stdout[-6000:]
