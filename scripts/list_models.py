@@ -60,9 +60,9 @@ temperatures of its layers without positions.
 * **Pictures, sound**: *yes*: a vision instance encodes them, found from transformers' own processor and
   `get_image_features` (`services/motet_vision/processed.py`) or by a module there. Prompts and greedy tokens with one,
   several and none equal those of transformers' processor and `generate`
-  (`tests/unit/motet_vision/test_vlm_families.py`, `test_hearing_families.py`, `test_vision_video.py`). *as text*: the checkpoint is served without its
-  towers (encoders of pictures, video or sound), and its language model must give the logits of the whole class when it
-  is loaded.
+  (`tests/unit/motet_vision/test_vlm_families.py`, `test_hearing_families.py`, `test_vision_video.py`). *as text*:
+  the checkpoint is served without its towers (encoders of pictures, video or sound), and its language model must give
+  the logits of the whole class when it is loaded.
 
 Composite types that are not listed are tried when they are loaded, and refused with the reason.
 `scripts/list_models.py` writes this page from the code's registries and from what it finds on tiny models; a test

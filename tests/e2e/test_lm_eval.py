@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+from conformance.outcome import record
 from e2e.stack import MotetStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.extended("conformance"), pytest.mark.timeout(1500)]
@@ -122,3 +123,5 @@ def test_tasks_give_what_transformers_gives(
         reply = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
         text = tokenizer.decode(reply, skip_special_tokens=True).split("\n")[0]
         assert sample["resps"][0][0] == text
+    version = PACKAGES[0].partition("==")[2]
+    assert not record("lm-eval", "lm-eval", version, dict.fromkeys(TASKS, ""), {})

@@ -340,3 +340,14 @@ async def test_wrong_batches_are_refused(stack: Stack, client: openai.AsyncOpenA
                 await attempt
         assert (await stranger.batches.list()).data == []
     await over(client, made.id)
+
+
+async def test_replies_of_a_batch_are_not_among_those_whose_latency_counts(
+    stack: Stack, client: openai.AsyncOpenAI
+) -> None:
+    recent = stack.gateway.service.metrics.recent  # type: ignore[union-attr]
+    before = len(recent.last(1000))
+    await over(client, (await begin(client, jsonl([chat_line("a", "x")]))).id)
+    assert len(recent.last(1000)) == before
+    await client.chat.completions.create(**chat_line("", "now")["body"])
+    assert len(recent.last(1000)) == before + 1

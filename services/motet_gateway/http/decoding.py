@@ -30,6 +30,7 @@ class Decoder(Generic[T]):
     def __init__(self, cls: type[T]):
         self._cls = cls
         self._decode = msgspec.json.Decoder(cls).decode
+        self._fields: tuple[str, ...] = getattr(cls, "__struct_fields__", ())
 
     def decode(self, data: bytes | str, ignored: Ignored | None = None) -> T:
         """Return the validated request.
@@ -69,7 +70,7 @@ class Decoder(Generic[T]):
                 msgspec.ValidationError
             ):  # a number out of range: the first error names its field
                 raise error from None
-            if not ignored.prune(value):
+            if not ignored.prune(value, self._fields):
                 raise
             return msgspec.convert(value, self._cls, str_keys=True)
 

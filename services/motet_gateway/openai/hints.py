@@ -9,7 +9,7 @@ refused too. Header and log contain only names from the table, never text of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -222,10 +222,15 @@ class Ignored:
         self._surface = surface
         self.paths: dict[str, None] = {}  # an ordered set: in the order in which they were found
 
-    def prune(self, value: Any) -> bool:
-        """Remove the hints from decoded JSON, in place; return True if there were any."""
+    def prune(self, value: Any, fields: Collection[str] = ()) -> bool:
+        """Remove the hints from decoded JSON, in place; return True if there were any.
+
+        fields: names at the top whose values have types, which are refused if they are wrong.
+        """
         before = len(self.paths)
-        self._prune(value, _tree(self._surface))
+        tree = _tree(self._surface)
+        typed = {name for name in fields if isinstance(tree.get(name), Hint)}
+        self._prune(value, {name: below for name, below in tree.items() if name not in typed})
         return len(self.paths) > before
 
     def _prune(self, value: Any, tree: _Tree) -> None:

@@ -51,9 +51,11 @@ class Track:
         self._metrics.observe(
             self._model, self.stopwatch, usage.completion_tokens if usage else self.items, outcome
         )
-        self._metrics.recent.note(
-            self._reply(usage, "failed" if isinstance(error, MotetError) else "left")
-        )
+        # What a batch waits for would be taken for the latency that clients notice.
+        if not self._meter.is_background:
+            self._metrics.recent.note(
+                self._reply(usage, "failed" if isinstance(error, MotetError) else "left")
+            )
 
     def _reply(self, usage: Usage | None, cut_off: str) -> Reply:
         """Return the record of this reply. `cut_off`: its status if it has no end."""

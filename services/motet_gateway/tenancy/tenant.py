@@ -38,6 +38,11 @@ class Ticket:
         self._tenant, self._slot, self._count = tenant, slot, count
         self.tokens, self.images, self.audio = tokens, images, audio
 
+    @property
+    def is_background(self) -> bool:
+        """Return True for a request of a batch."""
+        return self._tenant.rights.background
+
     def release(self) -> None:
         """Release slots and unused amounts. A second call does nothing."""
         self._slot.release()

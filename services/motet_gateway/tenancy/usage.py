@@ -102,6 +102,11 @@ class ReplyMeter:
         self._counted = 0
         self._drawing = False
 
+    @property
+    def is_background(self) -> bool:
+        """Return True for a request of a batch."""
+        return self._ticket.is_background
+
     def begin(self) -> None:
         self._counted = self._prompt or 0
         self._ticket.tokens.use(self._counted)
