@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,7 @@ class Streamed:
 
 def stream(
     stack: MotetStack, found: Streamed, *, until_tokens: int = 0, target: str = "", **fields: Any
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Read a reply into `found`, yielding after each event; leave after `until_tokens`."""
     body = {
         "model": MODEL,
@@ -246,7 +246,7 @@ def test_prompt_log_probabilities(stack: MotetStack, runs: EngineRuns, engine: s
 def test_cancel_in_every_phase(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
     """Leave replies while they are queued, prefilled and decoded: nothing runs on, others do."""
     needs(engine)
-    endless = {"ignore_eos": True, "max_tokens": 1500, "target": engine}
+    endless: dict[str, Any] = {"ignore_eos": True, "max_tokens": 1500, "target": engine}
     for tokens in (0, 5):  # before the first token, and behind it
         found = Streamed()
         with closing(stream(stack, found, until_tokens=tokens, **endless)) as reading:
@@ -273,7 +273,7 @@ def test_a_killed_engine_does_not_break_a_stream(
 ) -> None:
     """The reply goes on at another engine; once the first is back, it serves again."""
     needs(engine)
-    endless = {"ignore_eos": True, "max_tokens": 1900}
+    endless: dict[str, Any] = {"ignore_eos": True, "max_tokens": 1900}
     want = Streamed()
     for _ in stream(stack, want, target="motet", **endless):
         pass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from motet_cli.checkpoints import model_folders
@@ -100,7 +100,7 @@ def test_a_host_runs_in_another_environment_with_its_own_libraries(tmp_path: Pat
     packages = environment.host_variables()
     probe = "import os, sys; sys.path.insert(0, os.environ['WIRE']); import runpy; "
     script = f"{probe} sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    wire = os.path.dirname(os.path.dirname(__import__("msgspec").__file__))
+    wire = str(Path(msgspec.__file__).parents[1])
     done = subprocess.run(
         [*command[:2], "-c", script, *command[2:]],
         env={**packages, "WIRE": wire},

@@ -60,7 +60,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config(folder: Path, **settings: Any) -> EnginesConfig:
-    defaults = {"engine": "openai", "engine_url": "http://127.0.0.1:1/v1", "metrics_port": -1}
+    defaults: dict[str, Any] = {
+        "engine": "openai",
+        "engine_url": "http://127.0.0.1:1/v1",
+        "metrics_port": -1,
+    }
     return EnginesConfig(model=str(folder), name="tiny", **(defaults | settings))
 
 

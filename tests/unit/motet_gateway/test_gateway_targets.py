@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from motet_shared.messages import Text
@@ -43,7 +45,7 @@ async def test_a_stream_names_the_first_in_its_header_and_the_next_in_a_comment(
 @pytest.mark.usefixtures("chain")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_request_may_choose_its_target(path: str) -> None:
-    fields = {} if "chat" in path else {"prompt": "hello"}
+    fields: dict[str, Any] = {} if "chat" in path else {"prompt": "hello"}
     async with world() as here:
         await here.ask(path, headers={"motet-target": "second"}, **fields).done()
         await here.ask(path, **fields).done()
