@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import faults
+import first_paint
 import replicas
 import routing
 import sockets
@@ -154,6 +155,22 @@ def test_sessions_stay_open_and_send_texts(
     found = json.loads((tmp_path / "sockets.json").read_text())["findings"]
     assert found["broken"] == 0
     assert len(found["first"]) == len(found["last"]) >= 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_the_page_is_painted_and_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_paint.main(["--quick", "--output", str(tmp_path / "first_paint.json")])
+    assert "| desktop | empty |" in capsys.readouterr().out
+    found = json.loads((tmp_path / "first_paint.json").read_text())["findings"]
+    assert [(one["device"], one["cache"]) for one in found] == [
+        (device, cache) for device in ("desktop", "phone") for cache in ("empty", "filled")
+    ]
+    assert all(0 < one["painted"][0] <= one["usable"][0] + 1 for one in found)
+    assert found[0]["files"] > 20
+    assert found[1]["bytes"] < found[0]["bytes"]
 
 
 def test_conversation_traces_depend_on_their_seed() -> None:

@@ -9,6 +9,8 @@ export class Attachments {
   #items = []; // of files.js
   #problem; // shows an error message
   #abilities = {}; // of files.js
+  #reading = new Set(); // names of files that are being read
+  #settled = Promise.resolve(); // resolves when all chosen files have been read
 
   constructor(problem) {
     this.#problem = problem;
@@ -46,10 +48,16 @@ export class Attachments {
     return items;
   }
 
+  // Resolves when all files that were chosen have been read: a sound is transcribed first.
+  get settled() {
+    return this.#settled;
+  }
+
   set(items) {
     this.#items = items;
-    $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)));
-    $("attachments").hidden = !items.length;
+    const reading = [...this.#reading].map((name) => element("span", { class: "thumbnail pending", role: "status" }, `Reading ${name}…`));
+    $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)), ...reading);
+    $("attachments").hidden = !items.length && !reading.length;
   }
 
   // Adds a picture.
@@ -59,7 +67,7 @@ export class Attachments {
 
   #thumbnail({ kind, name, url }, index) {
     const label = `${kind === "picture" ? `Picture ${index + 1}` : name}, remove`;
-    const shown = kind === "picture" ? picture(url, label) : element("span", {}, name);
+    const shown = kind === "picture" ? picture(url, label) : element("span", { class: "file" }, name);
     const button = element("button", { type: "button", class: "thumbnail", title: "Remove", "aria-label": label }, shown);
     button.addEventListener("click", () => this.set(this.#items.filter((_, other) => other !== index)));
     return button;
@@ -77,15 +85,25 @@ export class Attachments {
     this.#read([...data.files]);
   }
 
-  async #read(files) {
-    for (const file of files) {
-      try {
-        const item = await readFile(file, this.#abilities);
-        this.set([...this.#items, item]);
-      } catch (error) {
-        this.#problem(error.message);
-      }
+  #read(files) {
+    for (const { name } of files) this.#reading.add(name);
+    this.set(this.#items);
+    const earlier = this.#settled;
+    return (this.#settled = (async () => {
+      await earlier;
+      for (const file of files) await this.#readOne(file);
+    })());
+  }
+
+  async #readOne(file) {
+    try {
+      const item = await readFile(file, this.#abilities);
+      this.#items = [...this.#items, item];
+    } catch (error) {
+      this.#problem(error.message);
     }
+    this.#reading.delete(file.name);
+    this.set(this.#items);
   }
 }
 

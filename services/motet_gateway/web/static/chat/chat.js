@@ -21,10 +21,14 @@ const SAVE_DELAY = 500; // ms
 const SPOKEN_DELAY = 2000; // ms; spoken words change without events
 const CURRENT = "motet-conversation"; // the id of the one that a reload opens
 const DRAFT = "motet-draft";
+const UNSETTLED = ["starting", "loading"]; // of models whose state will change by itself
 
 let conversation = new Conversation();
 let running = null; // AbortController of the streaming reply
 let replied = Promise.resolve(); // resolves when it has ended
+let listing = 0; // timer of the next reading of the lists
+let listProblem = ""; // the message that the latest failed one has shown
+let abilities = ""; // what the models can do, as shown
 let stopWatching = () => {}; // cancels the pending save of the conversation
 
 const list = new ConversationList({ open, closed: erased, renamed: rename, problem: showError });
@@ -32,7 +36,10 @@ const talk = new Talk(settledHistory, showError, talked);
 const attachments = new Attachments(showError);
 new Lightbox(() => Boolean(settings().imageModel), (edit) => draw(edit));
 
-onKeyChange(loadModels);
+onKeyChange(() => {
+  abilities = "";
+  loadModels();
+});
 onModelChange(showAbilities);
 $("draw").addEventListener("click", () => draw({ prompt: message.value.trim() }));
 $("composer").addEventListener("submit", (event) => {
@@ -54,17 +61,22 @@ watch();
 loadModels();
 restore();
 
+// Reads the lists of models and voices, again while that fails or models are being loaded.
 async function loadModels(tries = 60) {
+  clearTimeout(listing);
+  const again = (delay) => tries > 0 && (listing = setTimeout(() => loadModels(tries - 1), delay));
   try {
     const models = await loadLists();
     showModels(models);
-    showAbilities();
-    showError("");
-    if (models.some(({ status }) => status === "starting") && tries > 0) setTimeout(() => loadModels(tries - 1), 3000);
+    const able = JSON.stringify(models.map(({ loading, ...fixed }) => fixed));
+    if (able !== abilities) showAbilities();
+    abilities = able;
+    if ($("error").textContent === listProblem) showError("");
+    if (models.some(({ status }) => UNSETTLED.includes(status))) again(2000);
   } catch (error) {
-    showError(error.message);
+    showError((listProblem = error.message));
     if (error.status === 401) askForKey();
-    else if (tries > 0) setTimeout(() => loadModels(tries - 1), 1000);
+    else again(1000);
   }
 }
 
@@ -144,6 +156,7 @@ async function newChat() {
   enter(new Conversation());
   showError("");
   message.focus();
+  loadModels();
   await left;
 }
 
@@ -200,6 +213,7 @@ function actions() {
     Branch: idle(branch),
     select: idle(select),
     ...(speechModel ? { "Read aloud": aloud } : {}),
+    Trace: ({ request }) => (location.hash = `stack/${encodeURIComponent(request)}`),
   };
 }
 
@@ -249,6 +263,9 @@ async function send() {
   const text = message.value.trim();
   if (running || (!text && attachments.isEmpty)) return;
   if (talk.on && !attachments.isEmpty) return showError("Files cannot be sent in a spoken conversation: end it first.");
+  const current = conversation;
+  await attachments.settled;
+  if (running || current !== conversation || message.value.trim() !== text) return; // sent or changed meanwhile
   const items = attachments.takeAll();
   const images = items.filter(({ kind }) => kind === "picture").map(({ url }) => url);
   const files = items.filter(({ kind }) => kind !== "picture");
