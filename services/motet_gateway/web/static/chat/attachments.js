@@ -8,12 +8,13 @@ const $ = (id) => document.getElementById(id);
 export class Attachments {
   #items = []; // of files.js
   #problem; // shows an error message
+  #keep; // gets the attachments after each change
   #abilities = {}; // of files.js
   #reading = new Set(); // names of files that are being read
-  #settled = Promise.resolve(); // resolves when all chosen files have been read
+  #settled = Promise.resolve(true); // of `settled`
 
-  constructor(problem) {
-    this.#problem = problem;
+  constructor(problem, keep) {
+    [this.#problem, this.#keep] = [problem, keep];
     const picker = $("attachment-file");
     $("attach").addEventListener("click", () => picker.click());
     picker.addEventListener("change", async () => {
@@ -30,7 +31,8 @@ export class Attachments {
   // Sets what the chosen model and the server can read; pictures are detached if the model does not accept them.
   enable(abilities) {
     this.#abilities = abilities;
-    if (!abilities.images) this.set(this.#items.filter(({ kind }) => kind !== "picture"));
+    const readable = abilities.images ? this.#items : this.#items.filter(({ kind }) => kind !== "picture");
+    if (readable.length < this.#items.length) this.set(readable);
   }
 
   get acceptsPictures() {
@@ -48,12 +50,13 @@ export class Attachments {
     return items;
   }
 
-  // Resolves when all files that were chosen have been read: a sound is transcribed first.
+  // Resolves when the files that were chosen last have been read, with whether all of them could be: sounds are transcribed first.
   get settled() {
     return this.#settled;
   }
 
   set(items) {
+    if (items.length || this.#items.length) this.#keep(items);
     this.#items = items;
     const reading = [...this.#reading].map((name) => element("span", { class: "thumbnail pending", role: "status" }, `Reading ${name}…`));
     $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)), ...reading);
@@ -89,21 +92,24 @@ export class Attachments {
     for (const { name } of files) this.#reading.add(name);
     this.set(this.#items);
     const earlier = this.#settled;
-    return (this.#settled = (async () => {
+    const settled = (async () => {
       await earlier;
-      for (const file of files) await this.#readOne(file);
-    })());
+      const read = [];
+      for (const file of files) read.push(await this.#readOne(file));
+      return read.every(Boolean);
+    })();
+    this.#settled = settled;
+    return settled.then(() => this.#settled === settled && (this.#settled = Promise.resolve(true)));
   }
 
   async #readOne(file) {
-    try {
-      const item = await readFile(file, this.#abilities);
-      this.#items = [...this.#items, item];
-    } catch (error) {
+    const item = await readFile(file, this.#abilities).catch((error) => {
       this.#problem(error.message);
-    }
+      return null;
+    });
     this.#reading.delete(file.name);
-    this.set(this.#items);
+    this.set(item ? [...this.#items, item] : this.#items);
+    return item;
   }
 }
 
