@@ -298,6 +298,54 @@ async def test_a_text_file_goes_with_the_message(chat: Chat) -> None:
     await expect(page.get_by_role("alert")).to_contain_text("noise.bin")
 
 
+async def test_files_of_an_unsent_message_survive_a_reload(chat: Chat) -> None:
+    page = chat.page
+    file = {"name": "kept.txt", "mimeType": "text/plain", "buffer": b"two circles"}
+    attached = page.get_by_role("button", name="kept.txt, remove")
+    await page.locator("#attachment-file").set_input_files([file])  # type: ignore[arg-type]
+    await expect(attached).to_be_visible()
+    await page.reload()
+    await expect(attached).to_be_visible()
+    await expect(page.locator("#model")).to_be_enabled()
+    await chat.ask("Summarize.")
+    content = chat.tokenizer.requests[-1].messages[-1]["content"]
+    assert content == "File kept.txt:\n```\ntwo circles\n```\n\nSummarize."
+    await page.reload()
+    await expect(chat.replies).to_have_count(1)
+    await expect(attached).to_have_count(0)
+
+
+async def test_an_edit_is_sent_or_left_with_buttons(chat: Chat) -> None:
+    page = chat.page
+    await chat.ask("One.")
+    edit = page.get_by_role("button", name="Edit", exact=True)
+    await edit.click()
+    await page.get_by_label("Edited message").fill("Two.")
+    await page.get_by_role("button", name="Cancel").click()
+    await expect(page.locator("article.user > p")).to_have_text(["One."])
+    await edit.click()
+    await page.get_by_label("Edited message").fill("Three.")
+    assert await violations(page) == []
+    await page.get_by_role("button", name="Send again").click()
+    await expect(chat.replies).to_have_text(["You said: Three."])
+
+
+async def test_enter_starts_a_new_line_on_a_touch_screen(chat: Chat) -> None:
+    page = chat.page
+    session = await page.context.new_cdp_session(page)
+    await session.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        field = page.get_by_placeholder("Message")
+        await field.fill("One.")
+        await field.press("Enter")
+        await field.press_sequentially("Two.")
+        await expect(field).to_have_value("One.\nTwo.")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await expect(chat.replies).to_have_text(["You said: One.\nTwo."], use_inner_text=True)
+    finally:
+        await session.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
 async def test_the_first_view_shows_what_each_model_can_do(chat: Chat) -> None:
     page = chat.page
     card = page.get_by_role("list", name="Models here").get_by_role("listitem")
