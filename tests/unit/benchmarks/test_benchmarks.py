@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import faults
-import first_paint
-import replicas
-import routing
-import sockets
-import starts
-from bench_stack import motet_stack
-from conversations import conversations
-from fake_engine import CHARS, MODEL
-from fake_prefill import FakePrefill
-from faults import Client
-from load_generator import Arrivals, Report
-from measures import Ratio, Target, added_latency, row, rows_table, targets_table
+from benchmarks.network import routing, sockets
+from benchmarks.network.conversations import conversations
+from benchmarks.operation import faults, replicas, starts
+from benchmarks.operation.faults import Client
+from benchmarks.stack.fake_engine import CHARS, MODEL
+from benchmarks.stack.fake_prefill import FakePrefill
+from benchmarks.stack.load_generator import Arrivals, Report
+from benchmarks.stack.stack import motet_stack
+from benchmarks.support.measures import Ratio, Target, added_latency, row, rows_table, targets_table
 from motet_shared.quantiles import quantile
 
 
@@ -155,22 +151,6 @@ def test_sessions_stay_open_and_send_texts(
     found = json.loads((tmp_path / "sockets.json").read_text())["findings"]
     assert found["broken"] == 0
     assert len(found["first"]) == len(found["last"]) >= 4
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.long
-def test_the_page_is_painted_and_can_be_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first_paint.main(["--quick", "--output", str(tmp_path / "first_paint.json")])
-    assert "| desktop | empty |" in capsys.readouterr().out
-    found = json.loads((tmp_path / "first_paint.json").read_text())["findings"]
-    assert [(one["device"], one["cache"]) for one in found] == [
-        (device, cache) for device in ("desktop", "phone") for cache in ("empty", "filled")
-    ]
-    assert all(0 < one["painted"][0] <= one["usable"][0] + 1 for one in found)
-    assert found[0]["files"] > 20
-    assert found[1]["bytes"] < found[0]["bytes"]
 
 
 def test_conversation_traces_depend_on_their_seed() -> None:
