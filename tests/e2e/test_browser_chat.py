@@ -310,6 +310,7 @@ async def test_files_of_an_unsent_message_survive_a_reload(chat: Chat) -> None:
     await chat.ask("Summarize.")
     content = chat.tokenizer.requests[-1].messages[-1]["content"]
     assert content == "File kept.txt:\n```\ntwo circles\n```\n\nSummarize."
+    await chat.stored()
     await page.reload()
     await expect(chat.replies).to_have_count(1)
     await expect(attached).to_have_count(0)
