@@ -231,6 +231,59 @@ async def test_a_message_is_edited_regenerated_and_branched(chat: Chat) -> None:
     await expect(chat.replies).to_have_text(["Another.", "You said: Three."])
 
 
+async def test_a_click_leads_from_a_reply_to_its_trace(chat: Chat) -> None:
+    page = chat.page
+    await chat.ask("How long?")
+    await page.get_by_role("button", name="Trace").click()
+    await expect(page.get_by_role("table")).to_be_visible()
+    await expect(page.locator(".reply[aria-expanded=true]")).to_have_count(1)
+    await expect(page.locator(".reply[aria-expanded=true]")).to_be_focused()
+    assert await violations(page) == []
+    await page.get_by_role("link", name="Chat").click()
+    await page.evaluate("location.hash = 'stack/of-another-server'")
+    await expect(page.get_by_text("keeps no trace of that reply")).to_be_visible()
+    await page.get_by_role("link", name="Chat").click()
+    await expect(chat.replies).to_have_text(["You said: How long?"])
+
+
+async def test_a_stream_tells_how_far_its_model_is_loaded(chat: Chat) -> None:
+    state = {"stage": "loading", "share": 0.4, "seconds": 3.2}
+    chunk = {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}
+    body = f": loading {json.dumps(state)}\n\ndata: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    headers = {"content-type": "text/event-stream", "x-request-id": "one"}
+    path = "**/v1/chat/completions"
+    await chat.page.route(path, lambda route: route.fulfill(headers=headers, body=body))
+    try:
+        told = await chat.page.evaluate("""async () => {
+            const { streamChat } = await import("/common/api.js");
+            const { loadingText } = await import("/chat/loading.js");
+            const told = [];
+            const follow = { begun: (id) => told.push(id), loading: (state) => told.push(loadingText(state)) };
+            for await (const chunk of streamChat({}, "", undefined, follow)) told.push(chunk.choices[0].delta.content);
+            return told;
+        }""")
+    finally:
+        await chat.page.unroute(path)
+    assert told == ["one", "loading 40 %, about 3 s", "Hi"]
+
+
+async def test_edges_of_the_stack_move_while_a_reply_streams(chat: Chat) -> None:
+    page, live = chat.page, chat.page.locator(".flow .edge.live")
+    chat.tokenizer.reply = lambda request: words("word " * 2000)
+    chat.tokenizer.pace = 0.02
+    await send(page, "Go on.")
+    await expect(chat.replies).to_contain_text("word word")
+    await page.get_by_role("link", name="Stack").click()
+    await expect(live).to_have_count(2)
+    flow = page.get_by_role("list", name="Flow of requests").get_by_role("listitem")
+    await expect(flow.filter(has_text="tokenizer")).to_contain_text("1 request")
+    await page.get_by_role("link", name="Chat").click()
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await page.get_by_role("link", name="Stack").click()
+    await expect(live).to_have_count(0)
+    await page.get_by_role("link", name="Chat").click()
+
+
 async def test_a_text_file_goes_with_the_message(chat: Chat) -> None:
     page = chat.page
     file = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"```\nshapes\n```"}
@@ -243,6 +296,55 @@ async def test_a_text_file_goes_with_the_message(chat: Chat) -> None:
     broken = {"name": "noise.bin", "mimeType": "", "buffer": b"\xff\x00\xfe"}
     await page.locator("#attachment-file").set_input_files([broken])  # type: ignore[arg-type]
     await expect(page.get_by_role("alert")).to_contain_text("noise.bin")
+
+
+async def test_files_of_an_unsent_message_survive_a_reload(chat: Chat) -> None:
+    page = chat.page
+    file = {"name": "kept.txt", "mimeType": "text/plain", "buffer": b"two circles"}
+    attached = page.get_by_role("button", name="kept.txt, remove")
+    await page.locator("#attachment-file").set_input_files([file])  # type: ignore[arg-type]
+    await expect(attached).to_be_visible()
+    await page.reload()
+    await expect(attached).to_be_visible()
+    await expect(page.locator("#model")).to_be_enabled()
+    await chat.ask("Summarize.")
+    content = chat.tokenizer.requests[-1].messages[-1]["content"]
+    assert content == "File kept.txt:\n```\ntwo circles\n```\n\nSummarize."
+    await chat.stored()
+    await page.reload()
+    await expect(chat.replies).to_have_count(1)
+    await expect(attached).to_have_count(0)
+
+
+async def test_an_edit_is_sent_or_left_with_buttons(chat: Chat) -> None:
+    page = chat.page
+    await chat.ask("One.")
+    edit = page.get_by_role("button", name="Edit", exact=True)
+    await edit.click()
+    await page.get_by_label("Edited message").fill("Two.")
+    await page.get_by_role("button", name="Cancel").click()
+    await expect(page.locator("article.user > p")).to_have_text(["One."])
+    await edit.click()
+    await page.get_by_label("Edited message").fill("Three.")
+    assert await violations(page) == []
+    await page.get_by_role("button", name="Send again").click()
+    await expect(chat.replies).to_have_text(["You said: Three."])
+
+
+async def test_enter_starts_a_new_line_on_a_touch_screen(chat: Chat) -> None:
+    page = chat.page
+    session = await page.context.new_cdp_session(page)
+    await session.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        field = page.get_by_placeholder("Message")
+        await field.fill("One.")
+        await field.press("Enter")
+        await field.press_sequentially("Two.")
+        await expect(field).to_have_value("One.\nTwo.")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await expect(chat.replies).to_have_text(["You said: One.\nTwo."], use_inner_text=True)
+    finally:
+        await session.send("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
 async def test_the_first_view_shows_what_each_model_can_do(chat: Chat) -> None:

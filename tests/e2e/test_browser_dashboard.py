@@ -55,9 +55,13 @@ async def test_every_instance_is_shown_with_what_it_does(stack: MotetStack) -> N
         await expect(decode).to_contain_text("tokens/s")
         tiles = page.get_by_role("list", name="Replies", exact=True)
         await expect(
-            tiles.get_by_role("listitem").filter(has_text="Time to first token")
-        ).to_contain_text(re.compile(r"p95 [\d.]+ m?s"))
-        cost = tiles.get_by_role("listitem").filter(has_text="A million tokens").locator("strong")
+            tiles.get_by_role("listitem").filter(has_text="Wait until a reply begins")
+        ).to_contain_text(re.compile(r"95 % within [\d.]+ m?s"))
+        cost = (
+            tiles.get_by_role("listitem")
+            .filter(has_text="Cost per million tokens")
+            .locator("strong")
+        )
         await expect(cost).to_have_text("–")
         await page.get_by_text("Limits", exact=True).click()
         await page.get_by_label("Price of all machines").fill("3.6")
@@ -181,11 +185,21 @@ async def test_instances_are_seen_as_they_leave() -> None:
         pulse = page.get_by_role("status", name="State of the stack")
         await expect(decode.locator(".state")).to_have_text("ready")
         await expect(pulse).to_have_text("3 instances, all ready")
+        flow = page.get_by_role("list", name="Flow of requests").get_by_role("listitem")
+        await expect(flow.filter(has_text="decode")).to_have_text("decode writes replies: idle")
+        boxes, edges = page.locator(".flow .box"), page.locator(".flow .edge")
+        await expect(boxes.locator(".name")).to_have_text(
+            ["clients", "gateway", "tokenizer", "decode"]
+        )
+        await expect(edges).to_have_count(3)
         bus.set_state("draining")
         await expect(decode.locator(".state")).to_have_text("draining")
         await expect(pulse).to_have_text("3 instances; decode draining")
+        await expect(flow.filter(has_text="decode")).to_contain_text("draining")
+        await expect(page.locator(".flow .troubled .name")).to_have_text("decode")
         bus.set_state("stopped")
         await expect(decode).to_be_hidden()
+        await expect(edges).to_have_count(2)
 
 
 async def test_findings_are_told_with_the_knob_to_turn() -> None:
@@ -203,12 +217,17 @@ async def test_findings_are_told_with_the_knob_to_turn() -> None:
     }
     async with at_a_keyed_gateway() as (page, _):
         await give_key(page)
-        found = page.get_by_role("region", name="Bottlenecks")
-        await expect(found).to_contain_text("No bottleneck found.")
+        found = page.get_by_role("region", name="What slows replies down")
+        await expect(found).to_contain_text("Nothing was found.")
         answer = {"time": 1.0, "window_seconds": 10.0, "findings": [finding]}
         await page.route("**/metrics/doctor", lambda route: route.fulfill(json=answer))
         item = found.get_by_role("listitem")
-        await expect(item).to_contain_text("critical The tokenizer keeps requests waiting.")
-        await expect(item).to_contain_text("L5 text · tokenizer-1f2e3d4c · loop share 0.97")
+        await expect(item).to_contain_text(
+            "The tokenizer keeps requests waiting. Delays most requests."
+        )
+        await expect(item).to_contain_text("In text and connections: tokenizer-1f2e3d4c")
+        await expect(item).to_contain_text("Suggested change: motet scale tokenizer=2")
+        await item.get_by_text("Figures").click()
+        await expect(item).to_contain_text("layer L5 (text) · loop share 0.97")
         await expect(item.locator("code")).to_have_text("motet scale tokenizer=2")
         assert await faults(page) == []

@@ -8,10 +8,13 @@ const $ = (id) => document.getElementById(id);
 export class Attachments {
   #items = []; // of files.js
   #problem; // shows an error message
+  #keep; // gets the attachments after each change
   #abilities = {}; // of files.js
+  #reading = new Set(); // names of files that are being read
+  #settled = Promise.resolve(true); // of `settled`
 
-  constructor(problem) {
-    this.#problem = problem;
+  constructor(problem, keep) {
+    [this.#problem, this.#keep] = [problem, keep];
     const picker = $("attachment-file");
     $("attach").addEventListener("click", () => picker.click());
     picker.addEventListener("change", async () => {
@@ -28,7 +31,8 @@ export class Attachments {
   // Sets what the chosen model and the server can read; pictures are detached if the model does not accept them.
   enable(abilities) {
     this.#abilities = abilities;
-    if (!abilities.images) this.set(this.#items.filter(({ kind }) => kind !== "picture"));
+    const readable = abilities.images ? this.#items : this.#items.filter(({ kind }) => kind !== "picture");
+    if (readable.length < this.#items.length) this.set(readable);
   }
 
   get acceptsPictures() {
@@ -46,10 +50,17 @@ export class Attachments {
     return items;
   }
 
+  // Resolves when the files that were chosen last have been read, with whether all of them could be: sounds are transcribed first.
+  get settled() {
+    return this.#settled;
+  }
+
   set(items) {
+    if (items.length || this.#items.length) this.#keep(items);
     this.#items = items;
-    $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)));
-    $("attachments").hidden = !items.length;
+    const reading = [...this.#reading].map((name) => element("span", { class: "thumbnail pending", role: "status" }, `Reading ${name}…`));
+    $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)), ...reading);
+    $("attachments").hidden = !items.length && !reading.length;
   }
 
   // Adds a picture.
@@ -59,7 +70,7 @@ export class Attachments {
 
   #thumbnail({ kind, name, url }, index) {
     const label = `${kind === "picture" ? `Picture ${index + 1}` : name}, remove`;
-    const shown = kind === "picture" ? picture(url, label) : element("span", {}, name);
+    const shown = kind === "picture" ? picture(url, label) : element("span", { class: "file" }, name);
     const button = element("button", { type: "button", class: "thumbnail", title: "Remove", "aria-label": label }, shown);
     button.addEventListener("click", () => this.set(this.#items.filter((_, other) => other !== index)));
     return button;
@@ -77,15 +88,28 @@ export class Attachments {
     this.#read([...data.files]);
   }
 
-  async #read(files) {
-    for (const file of files) {
-      try {
-        const item = await readFile(file, this.#abilities);
-        this.set([...this.#items, item]);
-      } catch (error) {
-        this.#problem(error.message);
-      }
-    }
+  #read(files) {
+    for (const { name } of files) this.#reading.add(name);
+    this.set(this.#items);
+    const earlier = this.#settled;
+    const settled = (async () => {
+      await earlier;
+      const read = [];
+      for (const file of files) read.push(await this.#readOne(file));
+      return read.every(Boolean);
+    })();
+    this.#settled = settled;
+    return settled.then(() => this.#settled === settled && (this.#settled = Promise.resolve(true)));
+  }
+
+  async #readOne(file) {
+    const item = await readFile(file, this.#abilities).catch((error) => {
+      this.#problem(error.message);
+      return null;
+    });
+    this.#reading.delete(file.name);
+    this.set(item ? [...this.#items, item] : this.#items);
+    return item;
   }
 }
 

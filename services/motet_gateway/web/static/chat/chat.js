@@ -7,8 +7,11 @@ import { Attachments } from "./attachments.js";
 import { articles, clear, setBusy } from "./bubbles.js";
 import { Conversation } from "../conversations/conversation.js";
 import { ConversationList } from "../conversations/conversation-list.js";
+import { draftFiles, draftText, keepFiles, keepText } from "./draft.js";
+import { enterHint, isTouch, sends } from "./enter-key.js";
 import { generate } from "./generation.js";
 import { Lightbox } from "./lightbox.js";
+import { editMessage } from "./message-editor.js";
 import { showMessage } from "./message-view.js";
 import { showModels } from "./model-cards.js";
 import { readAloud, stopReading } from "./read-aloud.js";
@@ -20,19 +23,25 @@ const message = $("message");
 const SAVE_DELAY = 500; // ms
 const SPOKEN_DELAY = 2000; // ms; spoken words change without events
 const CURRENT = "motet-conversation"; // the id of the one that a reload opens
-const DRAFT = "motet-draft";
+const UNSETTLED = ["starting", "loading"]; // of models whose state will change by itself
 
 let conversation = new Conversation();
 let running = null; // AbortController of the streaming reply
 let replied = Promise.resolve(); // resolves when it has ended
+let listing = 0; // timer of the next reading of the lists
+let listProblem = ""; // the message that the latest failed one has shown
+let abilities = ""; // what the models can do, as shown
 let stopWatching = () => {}; // cancels the pending save of the conversation
 
 const list = new ConversationList({ open, closed: erased, renamed: rename, problem: showError });
 const talk = new Talk(settledHistory, showError, talked);
-const attachments = new Attachments(showError);
+const attachments = new Attachments(showError, keepFiles);
 new Lightbox(() => Boolean(settings().imageModel), (edit) => draw(edit));
 
-onKeyChange(loadModels);
+onKeyChange(() => {
+  abilities = "";
+  loadModels();
+});
 onModelChange(showAbilities);
 $("draw").addEventListener("click", () => draw({ prompt: message.value.trim() }));
 $("composer").addEventListener("submit", (event) => {
@@ -43,28 +52,33 @@ $("stop").addEventListener("click", () => running?.abort());
 $("new").addEventListener("click", newChat);
 message.addEventListener("input", () => setDraft(message.value));
 message.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    send();
-  }
+  if (!sends(event)) return;
+  event.preventDefault();
+  send();
 });
 addEventListener("pagehide", () => save(conversation));
 setInterval(() => talk.on && conversation.touch(), SPOKEN_DELAY);
+$("stats").textContent = enterHint();
 watch();
 loadModels();
 restore();
 
+// Reads the lists of models and voices, again while that fails or models are being loaded.
 async function loadModels(tries = 60) {
+  clearTimeout(listing);
+  const again = (delay) => tries > 0 && (listing = setTimeout(() => loadModels(tries - 1), delay));
   try {
     const models = await loadLists();
     showModels(models);
-    showAbilities();
-    showError("");
-    if (models.some(({ status }) => status === "starting") && tries > 0) setTimeout(() => loadModels(tries - 1), 3000);
+    const able = JSON.stringify(models.map(({ loading, ...fixed }) => fixed));
+    if (able !== abilities) showAbilities();
+    abilities = able;
+    if ($("error").textContent === listProblem) showError("");
+    if (models.some(({ status }) => UNSETTLED.includes(status))) again(2000);
   } catch (error) {
-    showError(error.message);
+    showError((listProblem = error.message));
     if (error.status === 401) askForKey();
-    else if (tries > 0) setTimeout(() => loadModels(tries - 1), 1000);
+    else again(1000);
   }
 }
 
@@ -93,7 +107,9 @@ function showAbilities() {
 // ------------------------------------------------------------------------------------------------ conversations
 // Opens the conversation of the last visit, with the message that was being written.
 async function restore() {
-  if (localStorage.getItem(DRAFT) && !message.value) setDraft(localStorage.getItem(DRAFT));
+  if (draftText() && !message.value) setDraft(draftText());
+  const files = await draftFiles();
+  if (files.length && attachments.isEmpty) attachments.set(files);
   try {
     const id = sessionStorage.getItem(CURRENT) ?? localStorage.getItem(CURRENT);
     const stored = id && conversation.isEmpty && (await read(id));
@@ -108,15 +124,16 @@ async function open(id) {
   await leave();
   const stored = await read(id);
   if (stored) enter(stored);
+  showError("");
   await list.refresh(conversation.id);
-  message.focus();
+  if (!isTouch()) message.focus(); // it would open the keyboard of a touch screen
 }
 
 function enter(next) {
   conversation = next;
   for (const store of [sessionStorage, localStorage]) store.setItem(CURRENT, next.id);
   if (next.settings.model !== undefined) applySnapshot(next.settings);
-  $("stats").textContent = "";
+  $("stats").textContent = next.isEmpty ? enterHint() : "";
   render();
   watch();
 }
@@ -143,7 +160,8 @@ async function newChat() {
   attachments.set([]);
   enter(new Conversation());
   showError("");
-  message.focus();
+  if (!isTouch()) message.focus();
+  loadModels();
   await left;
 }
 
@@ -200,6 +218,7 @@ function actions() {
     Branch: idle(branch),
     select: idle(select),
     ...(speechModel ? { "Read aloud": aloud } : {}),
+    Trace: ({ request }) => (location.hash = `stack/${encodeURIComponent(request)}`),
   };
 }
 
@@ -221,26 +240,15 @@ async function regenerate(node) {
   await answer();
 }
 
-// Replaces a message by a field; sending it makes another version, with its own reply.
+// Edits a message; sending it makes another version, with its own reply.
 function edit(node, article) {
-  const text = article.querySelector(".text");
-  const field = Object.assign(document.createElement("textarea"), { value: node.content, rows: 3, className: "edit" });
-  field.setAttribute("aria-label", "Edited message");
-  text.hidden = true;
-  text.after(field);
-  field.focus();
-  field.addEventListener("keydown", async (event) => {
-    if (event.key === "Escape") {
-      field.remove();
-      text.hidden = false;
-    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing && field.value.trim()) {
-      event.preventDefault();
-      const { role, images, files, drawing, mask } = node;
-      conversation.rewind(node);
-      conversation.push({ role, content: field.value.trim(), images, files, drawing, mask });
-      render();
-      await answer();
-    }
+  const { role, images, files, drawing, mask } = node;
+  editMessage(article, node.content, async (content) => {
+    if (running) return showError("Wait for the reply, or stop it first.");
+    conversation.rewind(node);
+    conversation.push({ role, content, images, files, drawing, mask });
+    render();
+    await answer();
   });
 }
 
@@ -249,13 +257,17 @@ async function send() {
   const text = message.value.trim();
   if (running || (!text && attachments.isEmpty)) return;
   if (talk.on && !attachments.isEmpty) return showError("Files cannot be sent in a spoken conversation: end it first.");
+  const current = conversation;
+  const complete = await attachments.settled;
+  if (!complete || running || current !== conversation || message.value.trim() !== text) return; // sent or changed meanwhile
+  if (!text && attachments.isEmpty) return;
   const items = attachments.takeAll();
   const images = items.filter(({ kind }) => kind === "picture").map(({ url }) => url);
   const files = items.filter(({ kind }) => kind !== "picture");
   ask({ role: "user", content: text, images, files });
   if (talk.on) talk.sendText(text);
   else await answer();
-  message.focus();
+  if (!isTouch()) message.focus();
 }
 
 // Adds the user's message and empties the input.
@@ -341,8 +353,7 @@ function showError(text) {
 // Sets the text of the input, which a reload keeps.
 function setDraft(text) {
   if (message.value !== text) message.value = text;
-  if (text) localStorage.setItem(DRAFT, text);
-  else localStorage.removeItem(DRAFT);
+  keepText(text);
   message.style.height = "auto";
   message.style.height = `${Math.min(message.scrollHeight + 2, 200)}px`;
 }

@@ -5,6 +5,7 @@ import { blobOf } from "../common/data-uri.js";
 import { settings } from "../common/settings.js";
 import { remove } from "./bubbles.js";
 import { Drawing, STREAM_OPTIONS, TOOL } from "./drawing.js";
+import { loadingText } from "./loading.js";
 import { Meter } from "./meter.js";
 import { ReplyView } from "./reply-view.js";
 
@@ -40,8 +41,12 @@ async function writeReply(conversation, signal, status) {
   const node = conversation.push({ role: "assistant", content: "" });
   const view = new ReplyView(node);
   const meter = new Meter();
+  const follow = {
+    begun: (request) => (node.request = request),
+    loading: (state) => status(`${body.model}: ${loadingText(state)}`),
+  };
   try {
-    for await (const chunk of streamChat(body, settings().key, signal)) {
+    for await (const chunk of streamChat(body, settings().key, signal, follow)) {
       const delta = chunk.choices[0]?.delta ?? {};
       meter.add(delta.content ?? delta.reasoning_content, chunk.usage);
       meter.note = view.apply(delta);

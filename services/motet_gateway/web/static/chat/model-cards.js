@@ -1,6 +1,7 @@
-// Shows what each model of the server can do, in an empty conversation.
+// Shows what each model of the server can do, in an empty conversation, and how far those are that are still loaded.
 
 import { element } from "../common/elements.js";
+import { loadingText } from "./loading.js";
 
 const $ = (id) => document.getElementById(id);
 const KINDS = { speech: "speaks", transcription: "hears", embedding: "embeds", ranking: "ranks", image: "draws" };
@@ -12,11 +13,19 @@ export function abilitiesOf({ kind, images, tools, reasoning, context_length: co
   return ["chats", images && "sees", reasoning && "thinks", tools && "calls tools", context && `${length} tokens of context`].filter(Boolean);
 }
 
+// Returns what is shown of a model that is not ready.
+function stateOf({ id, status, loading }) {
+  if (status === "starting") return [element("span", { class: "tag starting" }, "starting…")];
+  if (!loading) return [];
+  const text = element("span", { class: status === "failed" ? "loading failed" : "loading" }, loadingText(loading));
+  if (status !== "loading") return [text];
+  return [text, element("progress", { value: loading.share, max: 1, "aria-label": `Loading ${id}` })];
+}
+
 export function showModels(models) {
   const cards = models.map((model) => {
     const tags = abilitiesOf(model).map((text) => element("span", { class: "tag" }, text));
-    if (model.status === "starting") tags.push(element("span", { class: "tag starting" }, "starting…"));
-    return element("li", {}, element("b", {}, model.id), ...tags);
+    return element("li", {}, element("b", {}, model.id), ...tags, ...stateOf(model));
   });
   $("models").replaceChildren(...cards);
   $("models-title").hidden = !models.length;

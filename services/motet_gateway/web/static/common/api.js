@@ -39,8 +39,8 @@ const metrics = async (path, key) => (await request(`metrics/${path}`, { headers
 // Returns the state of the stack. `query`: `window`, `first` and `between` in seconds; see the gateway's README.
 export const readStack = (key, query) => metrics(`stack?${new URLSearchParams(query)}`, key);
 
-// Returns the latest replies, newest first.
-export const readReplies = async (key) => (await metrics("replies?count=100", key)).replies;
+// Returns the latest replies, newest first; only those of one request if its id is given.
+export const readReplies = async (key, request = "") => (await metrics(`replies?${new URLSearchParams({ count: 100, request })}`, key)).replies;
 
 // Returns the doctor's findings, the most costly first.
 export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
@@ -52,8 +52,9 @@ export async function missingForSpeech() {
   return body?.speech?.missing ?? ["asr", "vad", "tts"];
 }
 
-// Yields the chunks of a chat completion; aborting `signal` also cancels it on the server.
-export async function* streamChat(body, key, signal) {
+// Yields the chunks of a chat completion; aborting `signal` also cancels it on the server. `begun` gets the id of the request, and
+// `loading` where its model stands while it is loaded.
+export async function* streamChat(body, key, signal, { begun, loading }) {
   const options = { stream: true, stream_options: { include_usage: true } };
   const response = await request("v1/chat/completions", {
     method: "POST",
@@ -61,7 +62,8 @@ export async function* streamChat(body, key, signal) {
     body: JSON.stringify({ ...body, ...options }),
     signal,
   });
-  for await (const data of events(response.body)) {
+  begun(response.headers.get("x-request-id"));
+  for await (const data of events(response.body, loading)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error.message);
@@ -121,7 +123,9 @@ async function* pictureEvents(path, options) {
   throw new ApiError("The connection broke before the picture was complete.");
 }
 
-async function* events(stream) {
+const LOADING = ": loading "; // begins a comment of a stream
+
+async function* events(stream, loading = () => {}) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
@@ -130,7 +134,10 @@ async function* events(stream) {
       if (done) return;
       const parts = (buffer + value).split("\n\n");
       buffer = parts.pop();
-      for (const line of parts.flatMap((part) => part.split("\n"))) if (line.startsWith("data: ")) yield line.slice(6);
+      for (const line of parts.flatMap((part) => part.split("\n"))) {
+        if (line.startsWith("data: ")) yield line.slice(6);
+        else if (line.startsWith(LOADING)) loading(JSON.parse(line.slice(LOADING.length)));
+      }
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -116,8 +116,12 @@ export function lockModel(locked) {
   $("model").disabled = locked;
 }
 
+// Replaces the choices of a list, unless it has them already: it may be open.
 function fill(select, names, ...before) {
+  const shown = [...select.options].slice(before.length).map(({ value }) => value);
+  if (select.dataset.filled && shown.join("\n") === names.join("\n")) return;
   const chosen = isLoading(select) ? (wanted[select.id] ?? "") : select.value;
   select.replaceChildren(...before, ...names.map((name) => new Option(name, name, false, name === chosen)));
-  select.disabled = false;
+  if (!select.dataset.filled) select.disabled = false; // later, a spoken conversation may have locked it
+  select.dataset.filled = "yes";
 }

@@ -1,4 +1,5 @@
-// Shows the view that the address names after its `#`, so that links and the back button work.
+// Shows the view that the address names after its `#`, so that links and the back button work: `#stack/DETAIL` is the stack, with
+// something of it opened.
 
 const $ = (id) => document.getElementById(id);
 const VIEWS = { chat: "Motet", stack: "Stack · Motet" }; // page title by section id
@@ -6,7 +7,18 @@ const DEFAULT_VIEW = "chat";
 
 const watchers = [];
 
-export const shown = () => (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : DEFAULT_VIEW);
+const parts = () => location.hash.slice(1).split("/");
+
+export const shown = () => (parts()[0] in VIEWS ? parts()[0] : DEFAULT_VIEW);
+
+// Returns what the address names within the view; "" without it.
+export function detail() {
+  try {
+    return decodeURIComponent(parts()[1] ?? "");
+  } catch {
+    return ""; // an address that was typed
+  }
+}
 
 // Calls `work` with the id of the view, now and after each change.
 export function onView(work) {

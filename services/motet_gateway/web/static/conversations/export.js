@@ -49,7 +49,9 @@ function plain(node) {
   const { id, parent = null, role, content, reasoning, drawing, mask } = node;
   const images = (node.images ?? []).filter(own);
   const drawn = (node.drawn ?? []).filter((one) => own(one?.image_url?.url));
-  const files = (node.files ?? []).filter(({ name, text }) => typeof name === "string" && typeof text === "string");
+  const files = (node.files ?? [])
+    .filter(({ name, text }) => typeof name === "string" && typeof text === "string")
+    .map(({ kind, name, text, url }) => ({ kind: kind === "sound" ? kind : "text", name, text, ...(own(url) ? { url } : {}) }));
   const calls = (node.calls ?? []).map((call) => ({ name: String(call?.name), arguments: String(call?.arguments) }));
   const made = { id, parent, role, content, images, drawn, files, calls, drawing: Boolean(drawing) };
   if (typeof reasoning === "string") made.reasoning = reasoning;

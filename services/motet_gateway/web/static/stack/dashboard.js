@@ -2,14 +2,15 @@
 
 import { readDoctor, readReplies, readStack } from "../common/api.js";
 import { setText } from "../common/elements.js";
-import { plural } from "./figures.js";
+import { duration, plural } from "./figures.js";
 import { Findings } from "./findings.js";
+import { Flow } from "./flow.js";
 import { Instances } from "./instances.js";
 import { StackHistory } from "./stack-history.js";
 import { Replies } from "./replies.js";
 import { askForKey, onKeyChange, settings } from "../common/settings.js";
 import { Tiles } from "./tiles.js";
-import { onView, shown } from "../common/views.js";
+import { detail, onView, shown } from "../common/views.js";
 
 const $ = (id) => document.getElementById(id);
 const EVERY = 1500; // ms
@@ -17,6 +18,7 @@ const FIELDS = ["window", "first", "between", "price"];
 
 const history = new StackHistory();
 const tiles = new Tiles($("tiles"));
+const flow = new Flow($("flow"));
 const instances = new Instances($("instances"));
 const findings = new Findings($("finding-list"), $("no-findings"));
 const replies = new Replies($("reply-list"), $("no-replies"));
@@ -24,14 +26,21 @@ const replies = new Replies($("reply-list"), $("no-replies"));
 let timer = 0;
 let generation = 0; // responses of an earlier generation are ignored
 let lastReplies = []; // from the latest poll
+let wanted = ""; // the request whose trace is to be opened
 const paused = () => $("pause").getAttribute("aria-pressed") === "true";
 
-onView(restart);
+onView(() => {
+  wanted = detail();
+  $("no-trace").hidden = true;
+  restart();
+});
+addEventListener("resize", () => history.latest && shown() === "stack" && flow.draw(history));
 onKeyChange(restart);
 document.addEventListener("visibilitychange", restart);
 $("pause").addEventListener("click", pause);
 $("enter-key").addEventListener("click", askForKey);
 $("order").addEventListener("change", drawReplies);
+$("slowest").addEventListener("click", () => openTrace($("slowest").dataset.request));
 for (const name of FIELDS) {
   $(name).value = localStorage.getItem(`motet-${name}`) ?? $(name).value;
   $(name).addEventListener("change", () => saveLimit(name));
@@ -58,12 +67,18 @@ async function poll(polled) {
   const { key } = settings();
   const { price, ...query } = limits();
   try {
-    const fetched = await Promise.all([readStack(key, query), readReplies(key), readDoctor(key)]);
+    const fetched = await Promise.all([readStack(key, query), fetchReplies(key), readDoctor(key)]);
     if (polled === generation) draw(...fetched);
   } catch (error) {
     if (polled === generation) fail(error);
   }
   if (polled === generation) timer = setTimeout(() => poll(polled), EVERY);
+}
+
+// Returns the latest replies, and an earlier one whose trace is wanted.
+async function fetchReplies(key) {
+  const [latest, asked] = await Promise.all([readReplies(key), wanted ? readReplies(key, wanted) : []]);
+  return [...latest, ...asked.filter(({ request, ended }) => !latest.some((one) => one.request === request && one.ended === ended))];
 }
 
 function limits() {
@@ -84,12 +99,27 @@ function draw(stack, fetched, doctorFindings) {
   setText($("stack-summary"), summary(stack.instances));
   tiles.draw(history, limits());
   instances.draw(history);
+  flow.draw(history);
   findings.draw(doctorFindings);
   drawReplies();
+  if (wanted) openTrace(wanted);
 }
 
 function drawReplies() {
-  replies.draw(lastReplies, $("order").value);
+  replies.draw(lastReplies, $("order").value, wanted);
+  const slowest = lastReplies.filter(({ request }) => request).reduce((most, one) => (one.total > (most?.total ?? 0) ? one : most), null);
+  $("slowest").hidden = !slowest;
+  if (!slowest) return;
+  $("slowest").dataset.request = slowest.request;
+  setText($("slowest"), `Open the slowest, ${duration(slowest.total)}`);
+}
+
+// Opens the trace of a reply, whether it is listed or not.
+function openTrace(request) {
+  wanted = request;
+  drawReplies();
+  wanted = "";
+  $("no-trace").hidden = replies.open(request);
 }
 
 // Summarizes the instances in one line, which screen readers announce when it changes.

@@ -1,7 +1,8 @@
-// Shows the doctor's findings: bottlenecks and their remedies.
+// Shows the doctor's findings: what slows replies down, where, and what would change it.
 
 import { arrange, element, setText } from "../common/elements.js";
 import { rate } from "./figures.js";
+import { layerWords, severityWords } from "./words.js";
 
 export class Findings {
   #list;
@@ -30,22 +31,25 @@ export class Findings {
 class Finding {
   #severity = element("b");
   #what = element("span");
-  #numbers = element("p", { class: "faint" });
+  #place = element("p", { class: "faint" });
+  #numbers = element("p");
   #knob = element("code");
   view = element(
     "li",
     { class: "finding" },
-    element("p", {}, this.#severity, " ", this.#what),
-    this.#numbers,
-    element("p", {}, "Remedy: ", this.#knob),
+    element("p", {}, this.#what, " ", this.#severity),
+    this.#place,
+    element("p", {}, "Suggested change: ", this.#knob),
+    element("details", { class: "fold" }, element("summary", {}, "Figures"), this.#numbers),
   );
 
   draw({ what, layer, layer_name: place, where, numbers, knob, severity }) {
     const figures = Object.entries(numbers).map(([name, value]) => `${name.replaceAll("_", " ")} ${rate(value)}`);
     this.view.dataset.severity = severity;
-    setText(this.#severity, severity);
+    setText(this.#severity, severityWords(severity));
     setText(this.#what, what);
-    setText(this.#numbers, [`${layer} ${place}`, where.join(", "), ...figures].filter(Boolean).join(" · "));
+    setText(this.#place, [`In ${layerWords(place)}`, where.join(", ")].filter(Boolean).join(": "));
+    setText(this.#numbers, [`layer ${layer} (${place})`, ...figures].join(" · "));
     setText(this.#knob, knob);
   }
 }

@@ -3,6 +3,7 @@
 import { arrange, element, setText } from "../common/elements.js";
 import { count, percent, plural, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
+import { roleWords } from "./words.js";
 
 const ORDER = ["gateway", "tokenizer", "prefill", "decode", "vision", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "ranking", "planner"];
 const MAX_CARDS = 120; // per service
@@ -34,9 +35,11 @@ class Service {
   #text = element("span", { class: "faint" });
   #list = element("ul", { class: "cards" });
   #cards = new Map(); // by instance
+  #role;
   view;
 
   constructor(role) {
+    this.#role = role;
     this.#title.textContent = role;
     this.#title.id = `service-${role}`;
     this.view = element("section", { class: "service", "aria-labelledby": this.#title.id }, element("header", {}, this.#title, this.#text), this.#list);
@@ -45,7 +48,8 @@ class Service {
   draw(instances, history) {
     const shown = instances.slice(0, MAX_CARDS);
     const hidden = instances.length - shown.length;
-    setText(this.#text, plural(instances.length, "instance") + (hidden ? `, ${hidden} of them not shown` : ""));
+    const number = plural(instances.length, "instance") + (hidden ? `, ${hidden} of them not shown` : "");
+    setText(this.#text, [roleWords(this.#role), number].filter(Boolean).join("; "));
     const names = new Set(shown.map(({ instance }) => instance));
     for (const name of this.#cards.keys()) if (!names.has(name)) this.#cards.delete(name);
     for (const one of shown) {

@@ -1,8 +1,9 @@
-// Lists the latest replies; each opens its waterfall.
+// Lists the latest replies; each opens its trace, a waterfall.
 
 import { arrange, element, setText } from "../common/elements.js";
 import { duration, plural } from "./figures.js";
 import { waterfall } from "./waterfall.js";
+import { statusWords } from "./words.js";
 
 const MAX_SHOWN = 20;
 let panels = 0; // number of panels, for their ids
@@ -16,12 +17,13 @@ export class Replies {
     [this.#list, this.#empty] = [list, none];
   }
 
-  // `order`: "newest" or "slowest". Open replies stay as long as the server keeps them.
-  draw(replies, order) {
+  // `order`: "newest" or "slowest"; `wanted`: a request whose reply is shown in any case. Open replies stay as long as the server
+  // keeps them.
+  draw(replies, order, wanted) {
     const keyed = new Map(replies.map((reply) => [`${reply.ended} ${reply.request}`, reply]));
     for (const key of this.#rows.keys()) if (!keyed.has(key)) this.#rows.delete(key);
     const ordered = [...keyed].sort(([, a], [, b]) => (order === "slowest" ? b.total - a.total : b.ended - a.ended));
-    const visible = ordered.filter(([key], index) => index < MAX_SHOWN || this.#rows.get(key)?.open);
+    const visible = ordered.filter(([key, { request }], index) => index < MAX_SHOWN || request === wanted || this.#rows.get(key)?.open);
     const longest = Math.max(...visible.map(([, reply]) => reply.total));
     for (const [key, reply] of visible) {
       if (!this.#rows.has(key)) this.#rows.set(key, new Row(reply));
@@ -29,6 +31,13 @@ export class Replies {
     }
     arrange(this.#list, visible.map(([key]) => this.#rows.get(key).view));
     this.#empty.hidden = visible.length > 0;
+  }
+
+  // Opens the reply to a request and moves the focus there. Returns whether it is listed.
+  open(request) {
+    const row = [...this.#rows.values()].find((one) => one.request === request);
+    row?.reveal();
+    return Boolean(row);
   }
 }
 
@@ -53,6 +62,16 @@ class Row {
     return !this.#panel.hidden;
   }
 
+  get request() {
+    return this.#reply.request;
+  }
+
+  reveal() {
+    if (!this.open) this.#toggle();
+    this.#button.focus({ preventScroll: true });
+    this.view.scrollIntoView({ block: "center" });
+  }
+
   // Draws its duration relative to the longest, with the first token in it.
   scale(longest) {
     const { first, total } = this.#reply;
@@ -69,8 +88,8 @@ class Row {
 
 function summaryParts({ ended, model, status, tokens, first, total }) {
   const time = new Date(ended * 1000).toLocaleTimeString();
-  const state = element("b", { class: "state", "data-state": status }, status);
+  const state = element("b", { class: "state", "data-state": status }, statusWords(status));
   const text = [["time", time], ["model", model], ["", plural(tokens, "token")]];
-  text.push(["", first === null ? "no token" : `first ${duration(first)}`], ["", `total ${duration(total)}`]);
+  text.push(["", first === null ? "no token" : `began after ${duration(first)}`], ["", `took ${duration(total)}`]);
   return [state, ...text.map(([kind, text]) => element("span", { class: kind }, text))];
 }

@@ -48,7 +48,7 @@ export class StackHistory {
     const latest = this.#samples[index];
     const before = this.#earlier(index);
     const [newer, older] = [latest, before].map((sample) => sample?.byName.get(name)).map((one) => (one ? read(one) : undefined));
-    if (newer === undefined || older === undefined) return null;
+    if (newer === undefined || older === undefined || latest.time <= before.time) return null;
     return Math.max(newer - older, 0) / (latest.time - before.time);
   }
 

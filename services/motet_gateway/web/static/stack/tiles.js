@@ -5,42 +5,46 @@ import { count, duration, money, percent, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
 
 const NO_VALUE = "–";
-const percentiles = (found) => (found ? `p95 ${duration(found.p95)} · p99 ${duration(found.p99)}` : "no reply in this window");
+const percentiles = (found) => (found ? `95 % within ${duration(found.p95)}, 99 % within ${duration(found.p99)}` : "no reply in this time");
 
-// Each: name, value and note of the latest state, and the series of its curve.
+// Each: name, the term for it, value and note of the latest state, and the series of its curve.
 const FIGURES = [
   {
     name: "Replies",
     value: ({ replies }) => `${replies.active} now`,
-    note: ({ replies }) => `${rate(replies.replies_per_second)}/s · ${replies.failed} of ${replies.replies} failed`,
+    note: ({ replies }) => `${rate(replies.replies_per_second)} per second; ${replies.failed} of ${replies.replies} failed`,
     series: (history) => history.series(({ replies }) => replies.active),
   },
   {
-    name: "Tokens computed",
+    name: "Tokens written",
+    term: "tokens that decode instances compute per second",
     value: (now, { history }) => `${rate(history.workRateOfRole("decode").at(-1) ?? 0)}/s`,
-    note: ({ replies }) => `${rate(replies.tokens_per_second)}/s in replies`,
+    note: ({ replies }) => `${rate(replies.tokens_per_second)}/s in finished replies`,
     series: (history) => history.workRateOfRole("decode"),
   },
   {
-    name: "Time to first token",
+    name: "Wait until a reply begins",
+    term: "time to first token (TTFT), median",
     value: ({ replies: { first_token_seconds: found } }) => (found ? duration(found.p50) : NO_VALUE),
     note: ({ replies }) => percentiles(replies.first_token_seconds),
     series: (history) => history.series(({ replies }) => replies.first_token_seconds?.p50 ?? null),
   },
   {
-    name: "Inter-token latency",
+    name: "Time between two tokens",
+    term: "inter-token latency (ITL), median",
     value: ({ replies: { between_tokens_seconds: found } }) => (found ? duration(found.p50) : NO_VALUE),
     note: ({ replies }) => percentiles(replies.between_tokens_seconds),
     series: (history) => history.series(({ replies }) => replies.between_tokens_seconds?.p50 ?? null),
   },
   {
-    name: "Goodput",
+    name: "Replies in time",
+    term: "goodput: share of replies within the limits",
     value: ({ replies }) => (replies.good === null ? NO_VALUE : percent(replies.good)),
-    note: (now, { first, between }) => `first token ≤ ${first} s, then ≤ ${count(between * 1000)} ms`,
+    note: (now, { first, between }) => `begun within ${first} s, a token every ${count(between * 1000)} ms`,
     series: (history) => history.series(({ replies }) => replies.good),
   },
   {
-    name: "Cost of a million tokens",
+    name: "Cost per million tokens",
     value: ({ replies }, { price }) => costOf(price, replies.tokens_per_second),
     note: (now, { price }) => (price === null ? "set a price under Limits" : `at ${price} per hour`),
     series: (history, { price }) => history.series(({ replies }) => (price && replies.tokens_per_second ? price / replies.tokens_per_second : null)),
@@ -72,7 +76,7 @@ class Tile {
 
   constructor(figure) {
     this.#figure = figure;
-    this.view = element("li", { class: "tile" }, element("span", {}, figure.name), this.#value, this.#note, this.#curve.view);
+    this.view = element("li", { class: "tile" }, element("span", { title: figure.term ?? null }, figure.name), this.#value, this.#note, this.#curve.view);
   }
 
   draw(history, limits) {

@@ -2,13 +2,14 @@
 
 import { element } from "../common/elements.js";
 import { duration, plural } from "./figures.js";
+import { stageWords } from "./words.js";
 
 // `reply`: of /metrics/replies.
 export function waterfall(reply) {
   const total = Math.max(reply.total, 1e-9);
   const body = element("tbody", {}, ...reply.spans.map((span) => row(span.name, span.start, span.seconds, total)));
   if (reply.first !== null) body.append(row("first token", reply.first, null, total));
-  const head = element("tr", {}, ...["Stage", "Time", `Of ${duration(total)}`].map((name) => element("th", { scope: "col" }, name)));
+  const head = element("tr", {}, ...["Stage", "What it does", "Time", `Of ${duration(total)}`].map((name) => element("th", { scope: "col" }, name)));
   const caption = element("caption", {}, captionText(reply));
   return element("table", { class: "waterfall" }, caption, element("thead", {}, head), body);
 }
@@ -23,6 +24,7 @@ function row(name, start, seconds, total) {
     "tr",
     { "data-service": role, class: name.includes(".") ? "stage" : "whole" },
     element("th", { scope: "row" }, name.replace(`${role}.`, "")),
+    element("td", { class: "words" }, stageWords(name)),
     element("td", {}, duration(seconds ?? start)),
     element("td", { "aria-hidden": "true" }, element("div", { class: "track" }, bar)),
   );

@@ -1,0 +1,20 @@
+// Keeps the message that is being written, with its files, over reloads.
+
+import { readDraft, writeDraft } from "../conversations/store.js";
+
+const TEXT = "motet-draft";
+
+export const draftText = () => localStorage.getItem(TEXT) ?? "";
+
+export function keepText(text) {
+  if (text) localStorage.setItem(TEXT, text);
+  else localStorage.removeItem(TEXT);
+}
+
+// Returns the attachments of `keepFiles`; none where the browser stores nothing.
+export const draftFiles = () => readDraft().catch(() => []);
+
+// `items`: of files.js.
+export function keepFiles(items) {
+  writeDraft(items).catch(() => {}); // they are still shown
+}
