@@ -57,7 +57,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def nurseries() -> AsyncIterator[tuple[ForkServer, ForkServer]]:
     """Of what stands before the engines, without torch, and of engines."""
     light = ForkServer("motet_gateway.service", "motet_tokenizer.service", lacking=("torch",))
-    async with light, ForkServer("motet_llm.service", "fake_engine") as heavy:
+    async with light, ForkServer("motet_llm.service", "benchmarks.stack.fake_engine") as heavy:
         yield light, heavy
 
 
