@@ -18,7 +18,7 @@ from motet_embedding.config import EmbeddingConfig, EngineConfig
 from motet_embedding.pictures import PictureEncoder
 from motet_embedding.rankers import load_ranker
 from motet_embedding.service import Embedding, load_embedder
-from motet_embedding.texts import Texts
+from motet_embedding.texts import Picture, Text, Texts
 from motet_media.pictures import to_file
 from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_pipelines.embed import Embedded, embed
@@ -75,7 +75,14 @@ def test_texts_and_pictures_as_transformers_computes_them(family: str, tmp_path:
     encoder = load(path)
     given = Texts(encoder.folder, encoder.limit, encoder.vocabulary).read(TEXTS)
     prepared = [encoder.prepare(one) for one in pictures()]
-    mixed = [given[0], prepared[0], given[1], prepared[1], prepared[2], given[2]]
+    mixed: list[Text | Picture] = [
+        given[0],
+        prepared[0],
+        given[1],
+        prepared[1],
+        prepared[2],
+        given[2],
+    ]
     found = encoder.encode(mixed)
     due = torch.stack([texts[0], seen[0], texts[1], seen[1], seen[2], texts[2]])
     torch.testing.assert_close(found, due, atol=1e-5, rtol=0)

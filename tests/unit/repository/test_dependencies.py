@@ -42,7 +42,10 @@ RULES = {
         "diffusion",
         {"motet_shared", "motet_models", "motet_media", "motet_kernels"},
     ),
-    "services/motet_embedding": ("embedding", {"motet_shared", "motet_models", "motet_kernels"}),
+    "services/motet_embedding": (
+        "embedding",
+        {"motet_shared", "motet_models", "motet_media", "motet_kernels"},
+    ),
     "services/motet_planner": ("planner", {"motet_shared"}),
     # `motet plan` asks the planner's own simulator, `motet up` whether kernels are native.
     "cli/motet_cli": (
