@@ -262,12 +262,13 @@ class _TranscriptWriter:
 def scored(segment: TimedSegment, text_of: Callable[[list[int]], str]) -> list[tuple[str, float]]:
     """Return the text that each token adds to a segment, with its log-probability.
 
-    A token that ends within a character adds nothing; the one that completes it adds it all.
+    A token that ends within a character adds nothing; the one that completes it adds it all, or the
+    last token.
     """
     found, known = [], ""
     for index, logprob in enumerate(segment.logprobs, 1):
         text = text_of(segment.tokens[:index])
-        if text.endswith("\ufffd"):
+        if text.endswith("\ufffd") and index < len(segment.logprobs):
             text = known
         found.append((text[len(known) :], logprob))
         known = text
