@@ -95,7 +95,7 @@ def _model(name: str, kind: str, status: str = "ready", **more: Any) -> dict[str
     return {"id": name, "object": "model", "created": 0, "kind": kind, "status": status, **more}
 
 
-_CHAT = {"images": True, "tools": True, "reasoning": False, "context_length": 4096}
+_CHAT: dict[str, Any] = {"images": True, "tools": True, "reasoning": False, "context_length": 4096}
 MODELS = [
     _model("pocket-chat", "chat", **_CHAT),
     _model(
