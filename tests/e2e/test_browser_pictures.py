@@ -7,6 +7,8 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from email import message_from_bytes
+from email.policy import HTTP
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -291,3 +293,52 @@ async def test_a_picture_that_is_stopped_leaves_nothing(pictures: Pictures, page
 def _long(body: str | None) -> str:
     """The request with as many steps as there may be."""
     return (body or "").replace('"progress":true', '"progress":true,"steps":2000')
+
+
+async def test_the_part_of_a_picture_that_is_painted_over_is_edited(
+    pictures: Pictures, page: Page
+) -> None:
+    await draw(page)
+    drawn = page.locator("article.assistant img")
+    await expect(drawn).to_have_attribute("alt", PROMPT)
+    source = base64.b64decode((await drawn.get_attribute("src") or "").split(",")[1])
+    await page.locator("article.assistant button.picture").click()
+    box = page.get_by_role("dialog", name="Picture")
+    await box.get_by_role("button", name="Edit").click()
+    await box.get_by_label("Brush").fill("4")
+    area = await box.locator("#lightbox-mask").bounding_box()
+    assert area is not None
+    await page.mouse.move(area["x"] + 1, area["y"] + area["height"] / 4)
+    await page.mouse.down()
+    await page.mouse.move(area["x"] + area["width"] - 1, area["y"] + area["height"] / 4)
+    await page.mouse.up()
+    await box.get_by_label("What it becomes").fill("a blue square")
+    async with page.expect_request("**/v1/images/edits") as waiting:
+        await box.get_by_role("button", name="Change").click()
+    parts = _parts(
+        await (await waiting.value).all_headers(), (await waiting.value).post_data_buffer
+    )
+    assert parts["image"] == source
+    assert parts["prompt"] == b"a blue square"
+    with Image.open(BytesIO(parts["mask"])) as mask:
+        alpha = mask.getchannel("A")
+    assert alpha.size == (SIZE, SIZE)
+    assert alpha.getpixel((SIZE // 2, SIZE // 4)) == 0, "open to change"
+    assert alpha.getpixel((SIZE // 2, SIZE - 1)) == 255, "kept"
+    await expect(drawn).to_have_count(2)
+    await expect(drawn.nth(1)).to_have_attribute("alt", "a blue square")
+    await expect(page.locator("article.user img")).to_have_count(1)
+    edited = base64.b64decode((await drawn.nth(1).get_attribute("src") or "").split(",")[1])
+    with Image.open(BytesIO(source)) as before, Image.open(BytesIO(edited)) as after:
+        assert before.size == after.size
+        assert before.convert("RGB").tobytes() != after.convert("RGB").tobytes()
+
+
+def _parts(headers: dict[str, str], body: bytes | None) -> dict[str, bytes]:
+    """Return the parts of a form by name."""
+    head = f"content-type: {headers['content-type']}\r\n\r\n".encode()
+    form = message_from_bytes(head + (body or b""), policy=HTTP)
+    return {
+        str(part.get_param("name", header="content-disposition")): part.get_payload(decode=True)
+        for part in form.iter_parts()
+    }
