@@ -9,10 +9,21 @@ import runpy
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":
+_HERE = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    """Run the module of this name, in whichever room it is, as if it were the main module."""
     named = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
     name = sys.argv.pop(1) if named else "plumbing"
-    script = Path(__file__).with_name(f"{name}.py")
-    if not script.is_file():
+    found = [path for path in _HERE.glob("*/*.py") if path.stem == name]
+    if len(found) != 1:
         sys.exit(f"bench: there is no benchmark {name!r}; README.md lists them")
-    runpy.run_path(str(script), run_name="__main__")
+    sys.path.insert(0, str(_HERE.parent))
+    runpy.run_module(
+        f"benchmarks.{found[0].parent.name}.{name}", run_name="__main__", alter_sys=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ def pytest_step(name: str, seconds: int, *argv: str, **env: str) -> Step:
 
 def storm(name: str, length: int, *argv: str) -> Step:
     """Return a step of mixed traffic for `length` seconds while processes fail."""
-    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models/recipes"))
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models"))
     options = ("-m", "chaos.storm", "--seconds", str(length), *argv)
     return Step(name=name, argv=options, seconds=length + 120, env={"PYTHONPATH": path})
 
@@ -62,8 +62,8 @@ PARTS: dict[str, list[Step]] = {
         marked("peers", 600),
         *(
             Step(
-                name=f"benchmarks/{name}.py --quick",
-                argv=(f"benchmarks/{name}.py", "--quick"),
+                name=f"benchmark {name} --quick",
+                argv=("benchmarks/run.py", name, "--quick"),
                 seconds=1000,
             )
             for name in ("llm", "images", "voice")
@@ -97,7 +97,11 @@ PARTS: dict[str, list[Step]] = {
     "groups": [marked("groups", 3600)],
     "gpu": [
         marked("gpu", 2400),
-        Step(name="benchmarks/gpu_kernels.py", argv=("benchmarks/gpu_kernels.py",), seconds=1200),
+        Step(
+            name="benchmark gpu_kernels",
+            argv=("benchmarks/run.py", "gpu_kernels"),
+            seconds=1200,
+        ),
     ],
 }
 

@@ -53,7 +53,7 @@ class Engine:
         self._queues = RequestQueues()
         self._steps = self._texts = self._tokens = self._computed = 0
 
-    def add(self, key: Key, texts: Sequence[Text]) -> None:
+    def add(self, key: Key, texts: Sequence[Text], priority: int = 0) -> None:
         """Queue the texts of a request, at least one. Raises Overloaded if they do not all fit."""
         if not texts or key in self._queues:
             raise InternalError(f"key: request {key!r} has no texts, or its key is in use")
@@ -62,7 +62,7 @@ class Engine:
                 f"{len(self._queues)} texts wait and {len(texts)} more would exceed max_waiting="
                 f"{self.config.max_waiting}; try again in a moment"
             )
-        self._queues.add(key, texts)
+        self._queues.add(key, texts, priority)
 
     def cancel(self, key: Key) -> None:
         """Drop a request. Unknown keys are ignored: those have been served."""

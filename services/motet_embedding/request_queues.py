@@ -1,4 +1,7 @@
-"""Queue texts by request, served round-robin: long requests do not delay short ones."""
+"""Queue texts by request, served round-robin: long requests do not delay short ones.
+
+Texts of a lower priority wait for all of a higher one.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ class RequestQueues:
 
     def __init__(self) -> None:
         self._queues: OrderedDict[Key, list[WaitingText]] = OrderedDict()
+        self._priorities: dict[Key, int] = {}  # of the requests in `_queues`
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -42,13 +46,15 @@ class RequestQueues:
     def __contains__(self, key: Key) -> bool:
         return key in self._queues
 
-    def add(self, key: Key, texts: Sequence[Text]) -> None:
+    def add(self, key: Key, texts: Sequence[Text], priority: int = 0) -> None:
         """Queue the texts of a request."""
+        self._priorities[key] = priority
         self._queues[key] = [WaitingText(key, place, text) for place, text in enumerate(texts)]
 
     def cancel(self, key: Key) -> None:
         """Drop the waiting texts of a request; unknown keys are ignored."""
         self._queues.pop(key, None)
+        self._priorities.pop(key, None)
 
     def take(self, most: int, *, packed: bool) -> list[WaitingText]:
         """Remove and return the texts of the next forward pass.
@@ -72,10 +78,15 @@ class RequestQueues:
         return taken
 
     def _round_robin(self) -> Iterator[WaitingText]:
-        """Yield the first text of each line, then the second of each, and so on."""
-        longest = max(map(len, self._queues.values()), default=0)
+        """Yield the first text of each request, then the second of each, and so on.
+
+        Those of the highest priority alone.
+        """
+        highest = max(self._priorities.values(), default=0)
+        queues = [q for key, q in self._queues.items() if self._priorities[key] == highest]
+        longest = max(map(len, queues), default=0)
         for turn in range(longest):
-            for queue in self._queues.values():
+            for queue in queues:
                 if turn < len(queue):
                     yield queue[turn]
 
@@ -90,3 +101,5 @@ class RequestQueues:
             ]
             if left:
                 self._queues[key] = left
+            else:
+                del self._priorities[key]

@@ -80,7 +80,7 @@ class Embedding(Actor):
         texts = await self._read(request)
         done = 0
         async with (
-            self.sessions.submitting(texts) as pending,
+            self.sessions.submitting(texts, request.priority) as pending,
             aclosing(pending.read(max(1, _MAX_ITEM_BYTES // (4 * size)))) as vectors,
         ):
             async for rows in vectors:

@@ -23,9 +23,9 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     name = "motet-embedding"
 
-    def submit(self, key: Key, texts: Sequence[Text]) -> None:
+    def submit(self, key: Key, texts: Sequence[Text], priority: int) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
-        self._submit(key, partial(self.engine.add, key, texts))
+        self._submit(key, partial(self.engine.add, key, texts, priority))
 
     def _refusal(self, key: Key, error: MotetError) -> StepOutput:
         return StepOutput(key, [], NO_VECTORS, error)
@@ -90,11 +90,13 @@ class EmbeddingSessions:
         await asyncio.to_thread(self.thread.stop)
 
     @asynccontextmanager
-    async def submitting(self, texts: Sequence[Text]) -> AsyncIterator[PendingVectors]:
+    async def submitting(
+        self, texts: Sequence[Text], priority: int = 0
+    ) -> AsyncIterator[PendingVectors]:
         """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)
         pending = self._pending[key] = PendingVectors(len(texts))
-        self.thread.submit(key, texts)
+        self.thread.submit(key, texts, priority)
         try:
             yield pending
         finally:

@@ -136,6 +136,16 @@ class GatewayConfig(ProcessConfig):
     background_responses: int = setting(
         "most responses that this gateway runs in the background at a time", default=4, min=0
     )
+    max_file: Bytes = setting(
+        "largest form with a file for /v1/files", default=200 * 2**20, min=1024
+    )
+    file_ttl: Duration = setting(
+        "longest time that files and batches are stored", default=2_592_000.0, min=1.0
+    )
+    batches: int = setting("most batches that this gateway runs at a time", default=2, min=0)
+    batch_lines: int = setting(
+        "most requests of batches that this gateway runs at a time", default=8, min=1
+    )
     drain_timeout: Duration = setting(
         "time for running replies to end after SIGTERM", default=30.0, min=0.0
     )

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from motet_gateway.batches.queue import BatchQueue
+from motet_gateway.batches.store import BatchStore
+from motet_gateway.files.store import FileStore
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
 from motet_gateway.images.jobs import ImageJobs
@@ -75,6 +78,9 @@ class GatewayContext:
         self.jobs: ImageJobs | None = None
         self.responses: ResponseStore | None = None
         self.response_queue: WorkQueue | None = None
+        self.files: FileStore | None = None
+        self.batches: BatchStore | None = None
+        self.batch_queue: BatchQueue | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -145,6 +151,10 @@ class GatewayContext:
             ttl=config.response_ttl,
             patience=config.job_patience,
         )
+        documents = JetStreamDocuments(client, "motet_files", config.file_ttl)
+        self.files = FileStore(documents, self.stored, config.file_ttl)
+        self.batches = BatchStore(documents)
+        self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""

@@ -14,6 +14,10 @@ from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
 from motet_gateway.audio.transcriptions import transcriptions, translations
+from motet_gateway.batches import endpoints as batches
+from motet_gateway.batches.schema import BatchBody, BatchesQuery
+from motet_gateway.files import endpoints as files
+from motet_gateway.files.schema import FilesQuery
 from motet_gateway.http.route import SOCKET, Access, Route, Serving
 from motet_gateway.images import jobs_endpoints
 from motet_gateway.images.endpoints import edits, generations
@@ -23,10 +27,10 @@ from motet_gateway.openai import models
 from motet_gateway.openai.chat import chat_completions, completions
 from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
 from motet_gateway.openai.schema import ChatBody, CompletionBody
-from motet_gateway.openapi import answers, messages, responses
+from motet_gateway.openapi import answers, messages, responses, stored_files
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
-from motet_gateway.openapi.forms import Schema, edit_form, transcription_form
+from motet_gateway.openapi.forms import Schema, edit_form, file_form, transcription_form
 from motet_gateway.operations import health, stack
 from motet_gateway.operations.adapters import (
     LoadAdapterBody,
@@ -123,6 +127,54 @@ _RESPONSES = (
         STREAM, summary="What was given to it", tag="responses", errors=(400, *_STORED),
         parameters=query_parameters(retrieval.ItemsQuery),
         answer={JSON: responses.InputItems},
+    ),
+)  # fmt: skip
+
+_FILES = (
+    Route(
+        "POST", "/v1/files", TENANT, files.upload_file, STREAM,
+        summary="Store a file", tag="files", errors=(503,),
+        body=file_form(), answer={JSON: stored_files.File},
+    ),
+    Route(
+        "GET", "/v1/files", TENANT, files.list_files, STREAM,
+        summary="Stored files, a page at a time", tag="files", errors=(400, 503),
+        parameters=query_parameters(FilesQuery), answer={JSON: stored_files.FileList},
+    ),
+    Route(
+        "GET", "/v1/files/{file_id}", TENANT, files.get_file, STREAM,
+        summary="What is known of a file", tag="files", errors=_STORED,
+        answer={JSON: stored_files.File},
+    ),
+    Route(
+        "GET", "/v1/files/{file_id}/content", TENANT, files.get_file_content, STREAM,
+        summary="The file itself", tag="files", errors=_STORED,
+        answer={"application/octet-stream": _BYTES},
+    ),
+    Route(
+        "DELETE", "/v1/files/{file_id}", TENANT, files.delete_file, STREAM,
+        summary="It is not kept any longer", tag="files", errors=_STORED,
+        answer={JSON: stored_files.DeletedFile},
+    ),
+    Route(
+        "POST", "/v1/batches", TENANT, batches.create_batch, STREAM,
+        summary="Answer the requests of a file when there is room", tag="batches",
+        body=BatchBody, answer={JSON: stored_files.Batch},
+    ),
+    Route(
+        "GET", "/v1/batches", TENANT, batches.list_batches, STREAM,
+        summary="Batches, a page at a time", tag="batches", errors=(400, 503),
+        parameters=query_parameters(BatchesQuery), answer={JSON: stored_files.BatchList},
+    ),
+    Route(
+        "GET", "/v1/batches/{batch_id}", TENANT, batches.get_batch, STREAM,
+        summary="Where a batch stands", tag="batches", errors=_STORED,
+        answer={JSON: stored_files.Batch},
+    ),
+    Route(
+        "POST", "/v1/batches/{batch_id}/cancel", TENANT, batches.cancel_batch, STREAM,
+        summary="Answer no more of its requests", tag="batches", errors=_STORED,
+        answer={JSON: stored_files.Batch},
     ),
 )  # fmt: skip
 
@@ -259,5 +311,6 @@ _OPERATION = (
 )  # fmt: skip
 
 ROUTES: tuple[Route, ...] = (
-    *_TEXTS, *_RESPONSES, *_MESSAGES, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
+    *_TEXTS, *_RESPONSES, *_MESSAGES, *_SOUNDS, *_MODELS, *_IMAGES, *_FILES, *_OPERATION,
+    *page_routes(),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from motet_gateway.batches.runner import BatchRunner
 from motet_gateway.http.app import App
 from motet_gateway.http.chunks import ChunkProtocol, State
 from motet_gateway.http.connections.bounds import Bounds
@@ -48,6 +49,7 @@ class Gateway(Actor):
         self.port = 0
         self.service: GatewayContext | None = None
         self._background: BackgroundResponses | None = None
+        self._batches: BatchRunner | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -62,11 +64,7 @@ class Gateway(Actor):
             self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance)
         )
         await self.service.open_store()
-        if self.service.responses is not None and self.service.response_queue is not None:
-            self._background = BackgroundResponses(
-                self.service, self.service.responses, self.service.response_queue
-            )
-            self._background.start(self.config.background_responses)
+        self._start_background(self.service)
         self.service.watch()
         if self.config.listen_fd is not None:
             await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # discover all instances before serving
@@ -80,6 +78,18 @@ class Gateway(Actor):
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         scheme = "http" if self.config.tls_cert is None else "https"
         log.info("listening on %s://%s:%d", scheme, host, self.port, extra={"port": self.port})
+
+    def _start_background(self, service: GatewayContext) -> None:
+        """Run what clients do not wait for, if there is a store."""
+        if service.responses is not None and service.response_queue is not None:
+            self._background = BackgroundResponses(
+                service, service.responses, service.response_queue
+            )
+            self._background.start(self.config.background_responses)
+        files, batches, queue = service.files, service.batches, service.batch_queue
+        if files is not None and batches is not None and queue is not None:
+            self._batches = BatchRunner(service, files, batches, queue)
+            self._batches.start(self.config.batches)
 
     async def close(self) -> None:
         """Refuse new requests, let running ones end within the drain timeout, then stop."""
@@ -107,6 +117,8 @@ class Gateway(Actor):
     async def _drained(self, service: GatewayContext) -> None:
         if self._background is not None:
             await self._background.close()
+        if self._batches is not None:
+            await self._batches.close()
         await service.sessions.close()
         await asyncio.gather(*(session.drain() for session in service.sessions))
         await service.limits.idle.wait()

@@ -11,7 +11,7 @@ from motet_shared.process.config import Duration, ProcessConfig, setting
 class SpeakersConfig(ProcessConfig):
     """Embed the voices of speakers: one process serves one speaker encoder.
 
-    `models/recipes/pocket_speakers.py` trains a model.
+    `models/recipes/speakers/train.py` trains a model.
     """
 
     model: str = setting("folder of the speaker encoder to serve")

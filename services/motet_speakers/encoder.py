@@ -1,7 +1,7 @@
 """Run the speaker network: log-mel frames to one unit-length vector per stretch, in numpy.
 
 A convolution that halves the frame rate, dilated residual convolutions, and attention-weighted mean
-and deviation over time. `models/recipes/pocket_speakers.py` trains it.
+and deviation over time. `models/recipes/speakers/train.py` trains it.
 
 Shapes: B stretches of equal length, T frames, C channels.
 """

@@ -1,7 +1,7 @@
 """Predict from the words whether a turn has ended.
 
 "show me the" continues, "show me the star" may not. The network has about ten thousand weights over
-the last and the first words; `models/recipes/pocket_turns.py` trains it. There is no vocabulary:
+the last and the first words; `models/recipes/turns/train.py` trains it. There is no vocabulary:
 each word is the sum of two rows of a table, found by hashing, so every word of any language has a
 representation, and words of the training data a trained one.
 """

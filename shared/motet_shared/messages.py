@@ -241,6 +241,7 @@ class Complete(Request, tag="complete"):
 
 
 TIERS = {"flex": -1, "default": 0, "priority": 1}  # priority of each service tier
+BACKGROUND = -2  # priority of batches, which use what other requests leave
 
 
 def tier_of(priority: int) -> str:
@@ -484,6 +485,7 @@ class Embed(Request, tag="embed"):
     # number of the first text, for errors; above 0 if earlier texts are embedded by another request
     first: int = 0
     request_id: str = ""
+    priority: int = 0  # texts of a lower one wait for those of a higher one
 
 
 class Checkpoint(Struct, omit_defaults=True):

@@ -1,6 +1,6 @@
 """A storm: mixed traffic while processes are killed, paused and cut off at random, NATS among them; and the account.
 
-    PYTHONPATH=tests:models/recipes python -m chaos.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
+    PYTHONPATH=tests:models python -m chaos.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
 
 Chats, speech, transcripts, spoken conversations and pictures, two processes of each service, tiny models whose answers
 are known from a quiet time. Every question is accounted for: completed exactly as in the quiet time, or broken off in

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from load_generator import Load, post
+from benchmarks.stack.load_generator import Load, post
 from motet_shared.testing import NatsServer, free_port
 from support.fork_server import ForkServer
 from support.service_process import python_environment
@@ -73,7 +73,7 @@ class Clinic:
 
     async def fake(self, *argv: str) -> int:
         """An engine without a model: `fake_engine`."""
-        return await self._heavy.start(self._nats, "fake_engine", *argv)
+        return await self._heavy.start(self._nats, "benchmarks.stack.fake_engine", *argv)
 
     async def ready(self, **roles: int) -> None:
         """Wait until so many instances of each role are ready, and a model can be asked."""

@@ -30,14 +30,14 @@ from e2e.stack import fetch, until
 from motet_cli.deploy.autoscaling import AUTOSCALED
 from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
+from recipes.world.pictures import draw_things
+from recipes.world.scenes import Thing
 from render_dashboard import ROWS
 from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.picture_files import encoded
 from support.realtime_client import Client, kinds
 from support.spoken import say, silence, wav
-from world import Thing
-from world_pictures import draw_things
 
 pytestmark = [
     pytest.mark.long,

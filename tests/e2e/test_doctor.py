@@ -20,7 +20,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-import fake_engine
+from benchmarks.stack import fake_engine
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
 from support.checkpoints import tiny_checkpoint
@@ -57,7 +57,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def nurseries() -> AsyncIterator[tuple[ForkServer, ForkServer]]:
     """Of what stands before the engines, without torch, and of engines."""
     light = ForkServer("motet_gateway.service", "motet_tokenizer.service", lacking=("torch",))
-    async with light, ForkServer("motet_llm.service", "fake_engine") as heavy:
+    async with light, ForkServer("motet_llm.service", "benchmarks.stack.fake_engine") as heavy:
         yield light, heavy
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from draw_check import detect_things
 from e2e.stack import WAIT_SECONDS, MotetStack, until
 from e2e.terminal import environment
+from recipes.draw.check import detect_things
 from support.node import copy_example, node, package_sources
 from support.spoken import say, silence, wav
 

@@ -19,9 +19,9 @@ from PIL import Image
 
 from e2e.readme import blocks
 from e2e.stack import ENDLESS, MotetStack
+from recipes.world.pictures import draw_things
+from recipes.world.scenes import Thing
 from support.picture_files import encoded
-from world import Thing
-from world_pictures import draw_things
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 MODEL = "pocket-chat"

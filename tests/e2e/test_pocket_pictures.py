@@ -17,11 +17,11 @@ import pytest
 from PIL import Image
 from playwright.async_api import expect
 
-from draw_check import check, detect_things
 from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import MotetStack
-from world import Scene, Thing
-from world_pictures import SIZE, Picture
+from recipes.draw.check import check, detect_things
+from recipes.world.pictures import SIZE, Picture
+from recipes.world.scenes import Scene, Thing
 
 pytestmark = [
     pytest.mark.long,

@@ -24,12 +24,12 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
+from recipes.world.scenes import SHAPES
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
 from support.diffusion_stage import MODEL as BRUSH
 from support.diffusion_stage import config
 from support.served_gateway import Served, served_gateway
-from world import SHAPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -25,11 +25,11 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
+from recipes.world.pictures import draw_things
+from recipes.world.scenes import Thing
 from support.fake_services import MODEL, FakeTokenizer, fake_services, tool_call, words
 from support.picture_files import encoded
 from support.served_gateway import KEY, Served, served_gateway
-from world import Thing
-from world_pictures import draw_things
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

@@ -116,6 +116,12 @@ async def connected(
         await client.close()
 
 
+async def received(client: Client) -> None:
+    """Wait until the server has received what is queued; see `NatsTransport.flush`."""
+    await client.flush()
+    await client.flush()
+
+
 async def told(client: Client, refused: list[tuple[str, str]], count: int) -> None:
     """Until the server has said all that it has to say: it answers in order, and errors are noted a little later."""
     await client.flush()
@@ -179,7 +185,7 @@ async def test_a_refused_word_reaches_nobody(server: NatsServer, user: str) -> N
         connected(server, other) as (listener, none),
     ):
         heard = await listener.subscribe(f"motet.v2.ev.{other}.*.heartbeat")
-        await listener.flush()
+        await received(listener)
         await client.publish(f"motet.v2.ev.{other}.{other}-1.heartbeat", b"forged")
         await told(client, refused, 1)
         await listener.publish(f"motet.v2.ev.{other}.{other}-1.heartbeat", b"true")
@@ -195,11 +201,11 @@ async def test_an_answer_is_allowed_once_to_who_has_asked(server: NatsServer) ->
         connected(server, "asr") as (asked, refused),
     ):
         probes = await asked.subscribe("$SRV.PING")
-        await asked.flush()
+        await received(asked)
         inbox = "_INBOX.probe.1"
         answers = await asking.subscribe(inbox)
         await asking.publish("$SRV.PING", b"", reply=inbox)
-        await asking.flush()
+        await received(asking)
         probe = await probes.next_msg(timeout=10)
         await asked.publish(probe.reply, b"once")
         await asked.publish(probe.reply, b"twice")

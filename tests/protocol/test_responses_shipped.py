@@ -1,4 +1,4 @@
-"""/v1/responses of the model that ships, with the official client: streamed, with a tool, with a cancel."""
+"""/v1/responses and batches of the model that ships, with the official client: streamed, with a tool, with a cancel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.served_gateway import KEY, Served, served_gateway
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 CHAT = "pocket-chat"
-PAGE = Path(__file__).parents[2] / "docs/responses.md"
+PAGES = Path(__file__).parents[2] / "docs"
 FOLDER = Path(__file__).parents[2] / "models" / CHAT
 DRAW: Any = {
     "type": "function",
@@ -100,13 +100,14 @@ async def test_a_conversation_is_streamed(client: openai.AsyncOpenAI) -> None:
     assert second.output_text == both.choices[0].message.content
 
 
-async def test_the_example_of_the_page(
-    stack: tuple[Served, Decode], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("page", "lines"), [("responses.md", 1), ("batches.md", 3)])
+async def test_the_examples_of_the_pages(
+    stack: tuple[Served, Decode], capsys: pytest.CaptureFixture[str], page: str, lines: int
 ) -> None:
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    code = re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)[0]
     code = code.replace("http://127.0.0.1:8000", stack[0].url).replace('"none"', f'"{KEY}"')
-    await asyncio.to_thread(exec, compile(code, "responses.md", "exec", dont_inherit=True), {})
-    assert capsys.readouterr().out.strip()
+    await asyncio.to_thread(exec, compile(code, page, "exec", dont_inherit=True), {})
+    assert len(capsys.readouterr().out.strip().splitlines()) >= lines
 
 
 async def test_a_tool_is_called_and_its_output_goes_back(client: openai.AsyncOpenAI) -> None:

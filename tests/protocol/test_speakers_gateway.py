@@ -30,7 +30,7 @@ from motet_shared.messages import Recording, Segment, Transcribe, Usage
 from motet_shared.process.actor import operation
 from motet_shared.testing import NatsServer, running
 from motet_shared.wire.call import Call
-from speech_espeak import Voice
+from recipes.speech.espeak import Voice
 from support.asr_stage import KEY, MODEL, Service
 from support.service_process import Process, service_process
 from support.spoken import say, silence

@@ -20,6 +20,15 @@ class MemoryDocuments:
         self._check()
         self.kept[owner, name] = data
 
+    async def create(self, owner: str, name: str, data: bytes) -> bool:
+        self._check()
+        return self.kept.setdefault((owner, name), data) == data
+
+    async def names(self, owner: str, prefix: str) -> list[str]:
+        self._check()
+        names = [name for kept, name in self.kept if kept == owner]
+        return sorted(name for name in names if name.rpartition(".")[0] == prefix)
+
     async def get(self, owner: str, name: str) -> bytes:
         self._check()
         try:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from motet_media.audio import Resampler, pcm_bytes
-from speech_espeak import Voice, speak
+from recipes.speech.espeak import Voice, speak
 
 
 @lru_cache(64)

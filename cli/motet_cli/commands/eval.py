@@ -107,8 +107,8 @@ def _tasks(args: Namespace, model: Path, has_texts: bool) -> Iterator[Path | Non
     if args.tasks:
         yield _file(args.tasks, "--tasks")
         return
-    recipe = model.parent / "recipes" / "chat_tasks.py"
-    if model.name != _POCKET or not recipe.is_file():
+    recipes = model.parent / "recipes"
+    if model.name != _POCKET or not recipes.is_dir():
         if not has_texts:
             raise ConfigError(
                 "--text, --tasks: give at least one of them; only pocket-chat has questions of its own"
@@ -117,7 +117,9 @@ def _tasks(args: Namespace, model: Path, has_texts: bool) -> Iterator[Path | Non
         return
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         many = ["--per-category", str(args.limit)] if args.limit else []
-        file.write(_output([sys.executable, str(recipe), str(model), *many], args.timeout))
+        file.write(
+            _output([sys.executable, str(recipes), "chat.tasks", str(model), *many], args.timeout)
+        )
         file.flush()
         yield Path(file.name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -92,10 +92,17 @@ class Exchange:
         Raises PayloadTooLarge as soon as it is known to exceed `limit` bytes, ClientGone if the
         client disconnects.
         """
+        parts = [part async for part in self.body_parts(limit)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def body_parts(
+        self, limit: int, setting: str = "--max-body"
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the request body as it arrives. Raises like `body`; `setting` sets the limit."""
         length = header(self.scope, b"content-length")
         if length.isdigit() and int(length) > limit:
-            raise _too_large(int(length), limit)
-        parts, size = [], 0
+            raise _too_large(int(length), limit, setting)
+        size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
@@ -103,10 +110,10 @@ class Exchange:
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
-                raise _too_large(size, limit)
-            parts.append(part)
+                raise _too_large(size, limit, setting)
+            yield part
             if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return
 
     async def discard(self, most: int, seconds: float) -> None:
         """Read and drop the rest of a refused body: at most `most` bytes, for at most `seconds`.
@@ -231,7 +238,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-def _too_large(size: int, limit: int) -> BadRequest:
+def _too_large(size: int, limit: int, setting: str) -> BadRequest:
     return PayloadTooLarge(
-        f"the body has at least {size} bytes; at most {limit} are accepted (--max-body)"
+        f"the body has at least {size} bytes; at most {limit} are accepted ({setting})"
     )

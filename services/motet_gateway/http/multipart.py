@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from starlette.datastructures import FormData, Headers, UploadFile
@@ -15,6 +16,7 @@ from .asgi import header
 from .exchange import Exchange
 
 _MAX_FIELDS = 64
+_MAX_SHORT_FIELD = 4096  # bytes of a field of a form that is not held in memory
 _MAX_FIELD = 4 << 20  # bytes; recordings of known speakers are sent as text
 _PATIENCE = (256 << 20, 10.0)  # bytes and seconds of an oversized body to discard
 
@@ -42,11 +44,7 @@ async def read_form(
     form. Raises BadRequest if the body is not a valid form, PayloadTooLarge if it exceeds `limit`
     bytes.
     """
-    kind = header(http.scope, b"content-type")
-    if not kind.lower().startswith(b"multipart/form-data"):
-        raise BadRequest(
-            f"the body must be multipart/form-data, not {kind.decode('latin-1') or 'without a type'}"
-        )
+    _check_type(http)
     try:
         body = await http.body(limit)
     except PayloadTooLarge:
@@ -71,6 +69,41 @@ async def read_form(
     if surface is not None and (ignored := http.hints(surface)) is not None:
         ignored.prune_form(form.fields)
     return form
+
+
+@asynccontextmanager
+async def open_form(http: Exchange, limit: int, setting: str) -> AsyncIterator[FormData]:
+    """Return the form of a request with at most one file, which is read from disk if it is large.
+
+    Raises like `read_form`; `setting` is the flag that sets `limit`. The file is closed at the end.
+    """
+    _check_type(http)
+    parser = MultiPartParser(
+        Headers(raw=list(http.scope["headers"])),
+        http.body_parts(limit, setting),
+        max_files=1,
+        max_fields=_MAX_FIELDS,
+        max_part_size=_MAX_SHORT_FIELD,
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the form cannot be read: {error.message}") from None
+    except PayloadTooLarge:
+        await http.discard(*_PATIENCE)
+        raise
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def _check_type(http: Exchange) -> None:
+    kind = header(http.scope, b"content-type")
+    if not kind.lower().startswith(b"multipart/form-data"):
+        raise BadRequest(
+            f"the body must be multipart/form-data, not {kind.decode('latin-1') or 'without a type'}"
+        )
 
 
 async def _read(parts: FormData, files: Sequence[str]) -> Form:

@@ -58,6 +58,7 @@ async def embeddings(service: GatewayContext, http: Exchange) -> None:
         prompt=body.prompt_name or "",
         dimensions=body.dimensions or 0,
         request_id=http.request_id,
+        priority=http.tenant.rights.priority(None),
     )
     check_wait(http, service.bus.directory, ROLE, request.model)
     size = PromptSize.of(service.bus.directory, ROLE, request.model, http.tenant)

@@ -8,6 +8,7 @@ import msgspec
 
 from motet_gateway.audio.known_speakers import MOST
 from motet_gateway.audio.transcription_schema import DIARIZED, FORMATS, GRANULARITIES, Task
+from motet_gateway.files.schema import LONGEST, SHORTEST, purposes
 from motet_gateway.images.schema import EditBody
 
 Schema = dict[str, Any]
@@ -57,6 +58,17 @@ def _of_transcriptions() -> Schema:
             "maxItems": MOST,
         },
     }
+
+
+def file_form() -> Schema:
+    """Return the schema of POST /v1/files."""
+    fields = {
+        "file": _FILE,
+        "purpose": {"enum": list(purposes())},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": SHORTEST, "maximum": LONGEST},
+    }
+    return _form(fields, "file", "purpose")
 
 
 def edit_form() -> Schema:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import parse_qs
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.decoding import explain
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Strict
+from motet_gateway.http.query import query_of
 from motet_shared.errors import BadRequest, Unavailable
 
 from .endpoints import NO_STORE
@@ -19,8 +18,6 @@ from .follow import follow
 from .resource import OVER
 from .schema import IMAGE_URLS, Includable
 from .store import ResponseStore, StoredResponse
-
-Query = TypeVar("Query", bound=Strict)
 
 
 class RetrieveQuery(Strict):
@@ -39,7 +36,7 @@ class ItemsQuery(Strict):
 
 async def get_response(service: GatewayContext, http: Exchange) -> None:
     """Answer a stored response; with `stream`, the events of one in the background."""
-    query = _query(http, RetrieveQuery)
+    query = query_of(http, RetrieveQuery, ("include",))
     if query.starting_after is not None and not query.stream:
         raise BadRequest("`starting_after` needs `stream=true`", param="starting_after")
     store, record = await _stored(service, http)
@@ -81,7 +78,7 @@ async def cancel_response(service: GatewayContext, http: Exchange) -> None:
 
 async def list_input_items(service: GatewayContext, http: Exchange) -> None:
     """Answer the input items of a response, a page at a time."""
-    query = _query(http, ItemsQuery)
+    query = query_of(http, ItemsQuery, ("include",))
     store, record = await _stored(service, http)
     found = await store.input_items(http.tenant.owner, record.id)
     if query.order == "desc":
@@ -133,18 +130,3 @@ async def _stored(service: GatewayContext, http: Exchange) -> tuple[ResponseStor
         # The gateway that runs it has not noticed yet.
         record.resource["status"] = "cancelled"
     return store, record
-
-
-def _query(http: Exchange, cls: type[Query]) -> Query:
-    """Return the query of a request. Raises BadRequest, which names the parameter."""
-    given = parse_qs(http.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    fields: dict[str, Any] = {}
-    for name, values in given.items():
-        if name.removesuffix("[]") == "include":  # OpenAI's clients write include[]
-            fields.setdefault("include", []).extend(values)
-        else:
-            fields[name] = values[-1]
-    try:
-        return msgspec.convert(fields, cls, strict=False)
-    except msgspec.ValidationError as error:
-        raise explain(str(error), msgspec.json.encode(fields)) from None

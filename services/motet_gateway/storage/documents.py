@@ -7,6 +7,7 @@ is known without reading it, and deleting it all is one step.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
 
 SMALL = 256 << 10  # bytes of a document that is stored as the value of its key
-_INLINE, _OBJECT = b"\x00", b"\x01"  # first byte of a value: the document follows, or is an object
+# First byte of a value: the document follows, or the name of its object, or the object has the
+# document's own name.
+_INLINE, _OBJECT = b"\x00", b"\x01"
 
 
 class Documents(Protocol):
@@ -38,8 +41,18 @@ class Documents(Protocol):
     async def put(self, owner: str, name: str, data: bytes) -> None:
         """Store a document, in place of one of the same name."""
 
+    async def create(self, owner: str, name: str, data: bytes) -> bool:
+        """Store a document unless there is one of its name; return False if there is another.
+
+        So one of several that write the same name succeeds. A repetition of one that succeeded,
+        with the same data, does too.
+        """
+
     async def get(self, owner: str, name: str) -> bytes:
         """Return a document. Raises NotFound if there is none, or it has expired."""
+
+    async def names(self, owner: str, prefix: str) -> list[str]:
+        """Return the names that have one more word behind `prefix` and a dot, sorted."""
 
     async def delete(self, owner: str, name: str) -> None:
         """Delete a document, if there is one."""
@@ -49,6 +62,11 @@ class Documents(Protocol):
 
     async def used(self, owner: str) -> int:
         """Return the bytes that a tenant's documents take."""
+
+
+def _object_of(name: str, value: bytes) -> str:
+    """Return the object that the value of a key refers to."""
+    return value[1:].decode() or name
 
 
 @dataclass(slots=True)
@@ -84,20 +102,52 @@ class JetStreamDocuments:
                 await buckets.keys.put(name, _OBJECT)
         except ERRORS as error:
             self._buckets.pop(owner, None)
-            raise unavailable("the response cannot be stored", error) from None
+            raise unavailable("it cannot be stored", error) from None
         buckets.bytes += len(data)
+
+    async def create(self, owner: str, name: str, data: bytes) -> bool:
+        try:
+            buckets = await self._create(owner)
+            value = _INLINE + data
+            if len(data) > SMALL:
+                # Of its own name, since another one that loses must not replace the first.
+                value = _OBJECT + f"{name}.{secrets.token_hex(8)}".encode()
+                await buckets.objects.put(value[1:].decode(), data)
+            try:
+                await buckets.keys.create(name, value)
+            except nats.js.errors.KeyWrongLastSequenceError:
+                if value[:1] == _OBJECT:
+                    await buckets.objects.delete(value[1:].decode())
+                return await self.get(owner, name) == data
+        except ERRORS as error:
+            self._buckets.pop(owner, None)
+            raise unavailable("it cannot be stored", error) from None
+        buckets.bytes += len(data)
+        return True
 
     async def get(self, owner: str, name: str) -> bytes:
         try:
             buckets = await self._open(owner)
             value = (await buckets.keys.get(name)).value or b""
             if value[:1] == _OBJECT:
-                return (await buckets.objects.get(name)).data or b""
+                return (await buckets.objects.get(_object_of(name, value))).data or b""
         except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
             raise NotFound(f"{name[:80]!r} does not exist; it may have expired") from None
         except ERRORS as error:
-            raise unavailable("the response cannot be read", error) from None
+            raise unavailable("it cannot be read", error) from None
         return value[1:]
+
+    async def names(self, owner: str, prefix: str) -> list[str]:
+        before = f"$KV.{self._bucket(owner)}."
+        try:
+            info = await self._js.stream_info(
+                f"KV_{self._bucket(owner)}", subjects_filter=f"{before}{prefix}.*"
+            )
+        except nats.js.errors.NotFoundError:
+            return []
+        except ERRORS as error:
+            raise unavailable("what this key has stored cannot be listed", error) from None
+        return sorted(subject.removeprefix(before) for subject in info.state.subjects or ())
 
     async def delete(self, owner: str, name: str) -> None:
         try:
@@ -108,11 +158,11 @@ class JetStreamDocuments:
                 f"KV_{self._bucket(owner)}", subject=f"$KV.{self._bucket(owner)}.{name}"
             )
             if value[:1] == _OBJECT:
-                await buckets.objects.delete(name)
+                await buckets.objects.delete(_object_of(name, value))
         except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
             return
         except ERRORS as error:
-            raise unavailable("the response cannot be deleted", error) from None
+            raise unavailable("it cannot be deleted", error) from None
         buckets.read_at = float("-inf")
 
     async def delete_all(self, owner: str) -> None:
@@ -122,7 +172,7 @@ class JetStreamDocuments:
                 with suppress(nats.js.errors.NotFoundError):
                     await self._js.purge_stream(stream)
         except ERRORS as error:
-            raise unavailable("the responses cannot be deleted", error) from None
+            raise unavailable("they cannot be deleted", error) from None
 
     async def used(self, owner: str) -> int:
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from copy import copy
 from typing import Any, NoReturn
+
+from msgspec.structs import replace
 
 from motet_gateway.http.asgi import Headers
 from motet_gateway.http.problems import RateLimited
@@ -92,6 +95,14 @@ class Tenant:
     @property
     def limits(self) -> TenantLimits:
         return self.rights.limits
+
+    def in_background(self, concurrency: ConcurrencyLimits) -> Tenant:
+        """Return the tenant for its batches: with its allowances, but slots and rights of its own."""
+        twin = copy(self)
+        limits = replace(self.limits, concurrent_streams=None)
+        twin.rights = Rights(self.rights.name, limits, background=True)
+        twin.streams, twin._concurrency = 0, concurrency
+        return twin
 
     # ------------------------------------------------------------------------------------ admission
     def count_request(self) -> None:

@@ -14,6 +14,8 @@ computed again, and no output is lost.
 A waiting request preempts a running one in two cases: the running one has a lower priority, or the
 waiting one's tenant runs nothing while the other's tenant runs several requests.
 
+Background requests (`background`) rest while another request can run, up to a few steps.
+
 `budget` bounds what a step prefills, `preemption` chooses who gives way, and `queues` holds the
 requests. Features constrain single requests by `Request.constraints`, and take part in admission as
 `AdmissionPolicy`; the scheduler knows none of them by name.
@@ -28,6 +30,7 @@ from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.prefix_cache import PrefixCache
 from motet_llm.engine.request import Request, Status
 
+from .background import BackgroundTurns, is_background
 from .budget import SchedulerLimits, TokenBudget
 from .fairness import tenant_group
 from .preemption import Preemption
@@ -62,6 +65,7 @@ class Scheduler:
         self._queues = RequestQueues(tables, prefix_cache, policies, limits.max_waiting)
         self.waiting, self.running = self._queues.waiting, self._queues.running
         self.shares = self._queues.shares
+        self._background = BackgroundTurns(self.pace)
         self._preemption = Preemption(self._queues, tables, limits, prefix_cache)
         self._tables = tables
         self._prefix_cache = prefix_cache
@@ -123,15 +127,25 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """Plan one step within budget and blocks: a `Work` per request, single tokens first."""
         active = [r for r in self.running if not r.is_idle][: self.limits.max_running]
+        if self._background.is_shared(active, self.waiting):
+            return self._schedule(active, lambda _: True)
+        works = self._schedule(self._background.joining(active), lambda r: not is_background(r))
+        # What waits may not fit: then background requests go on, so that they end.
+        return works or self._schedule(active, lambda _: True)
+
+    def _schedule(
+        self, active: Sequence[Request], may_start: Callable[[Request], bool]
+    ) -> list[Work]:
+        """Plan a step of the running requests `active` and the waiting ones that may start."""
         may_admit = not (self.limits.static_batching and active)
         self._plan_decodes(active)
         budget = TokenBudget(self.limits, self.pace, self.shares, list(self._works))
         if may_admit and self.waiting and budget.dominant_group is not None:
-            self._admit(budget, budget.is_crowded_out)
+            self._admit(budget, lambda r: may_start(r) and budget.is_crowded_out(r))
         self._rest_dominant_group(budget)
         self._plan_prefills(active, budget)
         if may_admit and (budget.left() > 0 or any(r.num_output for r in self.waiting)):
-            self._admit(budget)
+            self._admit(budget, may_start)
         works, self._works = self._works, {}
         return sorted(works.values(), key=lambda work: work.num_tokens > 1)
 
@@ -231,7 +245,7 @@ class Scheduler:
         """Return the waiting request that goes next, or None."""
         return min((r for r in self.waiting if not r.out_of_credit), key=self._turn, default=None)
 
-    def _admit(self, budget: TokenBudget, may: Callable[[Request], bool] = lambda _: True) -> None:
+    def _admit(self, budget: TokenBudget, may: Callable[[Request], bool]) -> None:
         """Admit waiting requests for which `may` holds, while tokens and blocks are left."""
         while (request := self._next_arrival()) is not None and may(request):
             left = budget.left_for(request)

@@ -23,6 +23,7 @@ class StepTimeEstimate:
         self._decode: dict[
             int, deque[float]
         ] = {}  # seconds of steps that only decode, by bits of the row count
+        self._row_counts: dict[int, deque[int]] = {}  # rows of the steps in `_decode`
         self._rows: deque[float] = deque(maxlen=HISTORY)  # the same, divided by the rows
         self._prefill: deque[float] = deque(
             maxlen=HISTORY
@@ -36,6 +37,9 @@ class StepTimeEstimate:
         if not num_prefill_tokens:
             self._decode.setdefault(num_decodes.bit_length(), deque(maxlen=PER_CLASS)).append(
                 seconds
+            )
+            self._row_counts.setdefault(num_decodes.bit_length(), deque(maxlen=PER_CLASS)).append(
+                num_decodes
             )
             self._rows.append(seconds / max(1, num_decodes))
             self._mixed_in_a_row = 0
@@ -51,6 +55,22 @@ class StepTimeEstimate:
         if not known:
             return 0.0
         return _median(known[min(known, key=lambda size: abs(size - rows.bit_length()))])
+
+    def spare_rows(self, rows: int, slowdown: float) -> int:
+        """Return how many rows may join a step of `rows` rows that may take `slowdown` as long.
+
+        The seconds that a row adds are the slope between the smallest and the largest class of
+        steps; 0 rows are spare as long as it is unknown, or not above 0.
+        """
+        known = sorted(self._decode.copy())
+        if len(known) < 2:
+            return 0
+        low, high = known[0], known[-1]
+        width = _median(self._row_counts[high]) - _median(self._row_counts[low])
+        more = _median(self._decode[high]) - _median(self._decode[low])
+        if width <= 0 or more <= 0:
+            return 0
+        return int((slowdown - 1) * self.decode_step(rows) * width / more)
 
     @property
     def decode_row(self) -> float:
@@ -86,6 +106,6 @@ class StepTimeEstimate:
         return (max(slowdown * alone, goal) - alone) / self.prefill_token
 
 
-def _median(values: deque[float]) -> float:
+def _median(values: deque[float] | deque[int]) -> float:
     ordered = sorted(values.copy())  # callable from any thread
     return ordered[len(ordered) // 2] if ordered else 0.0

@@ -238,9 +238,12 @@ class NatsTransport:
             raise Unavailable(f"NATS: {type(error).__name__} on {subject}") from error
 
     async def flush(self) -> None:
-        """Wait until the server has received all queued messages; skipped without a connection."""
-        if self.client.is_connected:
-            await self.client.flush()
+        """Wait until the server has received all that is queued; skipped without a connection."""
+        # nats-py writes the PING of a flush ahead of what is queued, which is written while the
+        # answer is awaited: only the answer to a second PING covers it.
+        for _ in range(2):
+            if self.client.is_connected:
+                await self.client.flush()
 
     async def ping(self) -> None:
         """Return once the server has answered; see `Transport.ping`."""

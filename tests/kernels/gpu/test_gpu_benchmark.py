@@ -11,7 +11,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "benchmarks" / "gpu_kernels.py"
+PROGRAM = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "gpu_kernels"]
 # The modules of the kernels: those that have calls to compile.
 NOUNS = {
     p.stem
@@ -24,7 +24,7 @@ NOUNS = {
 @pytest.mark.timeout(300)
 def test_the_benchmark_measures_every_noun(tmp_path: Path) -> None:
     output = tmp_path / "numbers.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--output", str(output)]
+    command = [*PROGRAM, "--quick", "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())["findings"]["milliseconds"]
@@ -34,8 +34,6 @@ def test_the_benchmark_measures_every_noun(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_measures_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(PROGRAM, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "no GPU here" in done.stderr

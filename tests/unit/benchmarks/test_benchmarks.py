@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-import faults
-import replicas
-import routing
-import sockets
-import starts
-from bench_stack import motet_stack
-from conversations import conversations
-from fake_engine import CHARS, MODEL
-from fake_prefill import FakePrefill
-from faults import Client
-from load_generator import Arrivals, Report
-from measures import Ratio, Target, added_latency, row, rows_table, targets_table
+from benchmarks.network import routing, sockets
+from benchmarks.network.conversations import conversations
+from benchmarks.operation import faults, replicas, starts
+from benchmarks.operation.faults import Client
+from benchmarks.stack.fake_engine import CHARS, MODEL
+from benchmarks.stack.fake_prefill import FakePrefill
+from benchmarks.stack.load_generator import Arrivals, Report
+from benchmarks.stack.stack import motet_stack
+from benchmarks.support.measures import Ratio, Target, added_latency, row, rows_table, targets_table
 from motet_shared.quantiles import quantile
 
 

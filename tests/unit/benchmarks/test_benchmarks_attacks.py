@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import attacks
-from attack_client import many_scans
-from attacks import Findings
+from benchmarks.operation import attacks
+from benchmarks.operation.attack_client import many_scans
+from benchmarks.operation.attacks import Findings
 
 
 def test_ratios_of_p95_are_infinite_after_failures() -> None:

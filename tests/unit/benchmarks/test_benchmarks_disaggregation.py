@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import disaggregation
-from disaggregation import Run, targets
+from benchmarks.network import disaggregation
+from benchmarks.network.disaggregation import Run, targets
 
 
 def test_targets_are_compared_with_the_baseline() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import formats
+from benchmarks.engine import formats
 
 
 @pytest.mark.slow

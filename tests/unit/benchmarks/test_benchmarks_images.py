@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import images
-from images_diffusion import (
+from benchmarks.engine.llm import transformers_dtype
+from benchmarks.images import images
+from benchmarks.images.diffusion import (
     FULL,
     OURS,
     SERIAL,
@@ -20,9 +21,13 @@ from images_diffusion import (
     diffusion_report,
     diffusion_targets,
 )
-from images_diffusion_worker import PictureTimes, _figures, _poisson
-from images_encoder import EncoderFindings, EncoderResult, encoder_report, encoder_targets
-from llm import transformers_dtype
+from benchmarks.images.diffusion_worker import PictureTimes, _figures, _poisson
+from benchmarks.images.encoder import (
+    EncoderFindings,
+    EncoderResult,
+    encoder_report,
+    encoder_targets,
+)
 
 
 def served(rate: float, latency: float) -> Served:

@@ -9,23 +9,19 @@ from pathlib import Path
 
 import pytest
 
-import adapters
-import llm
-import serving
-import speculation
-import switches
-import techniques
-from goodput import Trace
-from llm_checkpoint import SHAPES, random_checkpoint
-from llm_figures import Figures, decode_rate, ratio, targets, whole_rate
-from llm_peers import LLAMA_PYTHON
-from llm_prompts import prompts_of
-from measures import median_interval
+from benchmarks.engine import adapters, llm, speculation, switches, techniques
+from benchmarks.engine.checkpoint import SHAPES, random_checkpoint
+from benchmarks.engine.figures import Figures, decode_rate, ratio, targets, whole_rate
+from benchmarks.engine.peers import LLAMA_PYTHON
+from benchmarks.engine.prompts import prompts_of
+from benchmarks.engine.replay import Job, Limits, Served
+from benchmarks.serving import serving
+from benchmarks.serving.goodput import Trace
+from benchmarks.serving.served_stack import letters
+from benchmarks.support.measures import median_interval
 from motet_kernels.runtime import native
 from motet_kernels.runtime.build import ISAS
 from motet_models.model_config import model_shape, read_config
-from replay import Job, Limits, Served
-from served_stack import letters
 from support.public_models import KNOWN
 
 

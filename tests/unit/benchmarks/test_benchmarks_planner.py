@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import planner
-from measures import Target
-from planner import QUICK, Figures, Pair, Plan, report, simulated, targets
+from benchmarks.operation import planner
+from benchmarks.operation.planner import QUICK, Figures, Pair, Plan, report, simulated, targets
+from benchmarks.support.measures import Target
 
 
 def test_figures_are_compared_by_trace() -> None:

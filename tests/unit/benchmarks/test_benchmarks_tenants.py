@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import tenants
-from tenants import Findings
+from benchmarks.operation import tenants
+from benchmarks.operation.tenants import Findings
 
 
 def test_ratios_are_of_p95() -> None:

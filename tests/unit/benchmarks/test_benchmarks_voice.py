@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import voice
-from llm import transformers_dtype
-from motet_shared.quantiles import quantile
-from voice_asr import WHISPER_PYTHON, AsrFindings, AsrPlan, EngineRuns, asr_report, asr_targets
-from voice_checkpoint import whisper_checkpoint
-from voice_clips import clips
-from voice_speech import RATE, questions, spoken
-from voice_timing import WrongLength, measured
-from voice_tts import Stream, TtsFindings, tts_targets
-from voice_turns import (
+from benchmarks.engine.llm import transformers_dtype
+from benchmarks.voice import voice
+from benchmarks.voice.asr import (
+    WHISPER_PYTHON,
+    AsrFindings,
+    AsrPlan,
+    EngineRuns,
+    asr_report,
+    asr_targets,
+)
+from benchmarks.voice.checkpoint import whisper_checkpoint
+from benchmarks.voice.clips import clips
+from benchmarks.voice.speech import RATE, questions, spoken
+from benchmarks.voice.timing import WrongLength, measured
+from benchmarks.voice.tts import Stream, TtsFindings, tts_targets
+from benchmarks.voice.turns import (
     AUDIBLE,
     STAGES,
     Interruption,
@@ -30,6 +36,7 @@ from voice_turns import (
     turns_report,
     turns_targets,
 )
+from motet_shared.quantiles import quantile
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +192,7 @@ def test_speech_is_judged_by_stream() -> None:
 def test_missing_speech_models_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("voice_turns.MODELS", tmp_path)
+    monkeypatch.setattr("benchmarks.voice.turns.MODELS", tmp_path)
     found = run_turns(TurnsPlan(asr="somewhere"))
     assert (found.turns, found.missing) == ([], "pocket-tts are not in models/: give --tts FOLDER")
     assert turns_targets(found) == []

@@ -13,20 +13,20 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("espeakng_loader")
 
-import asr_data  # noqa: E402
-import asr_evaluate  # noqa: E402
-import asr_tokenizer as names  # noqa: E402
-from asr_batches import IGNORED, dequantize  # noqa: E402
-from asr_model import build  # noqa: E402
-from asr_recipe import Recipe  # noqa: E402
-from asr_shards import is_suspended, read, shard_of_visit, write  # noqa: E402
-from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
-from pocket_asr import Trainer  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
-from speech_noise import RATE  # noqa: E402
-from speech_sentences import CATEGORIES, is_held_out  # noqa: E402
-from speech_voices import HELD_OUT_VARIANTS  # noqa: E402
-from training import Schedule  # noqa: E402
+from recipes.asr import data as asr_data  # noqa: E402
+from recipes.asr import evaluate as asr_evaluate  # noqa: E402
+from recipes.asr import tokenizer as names  # noqa: E402
+from recipes.asr.batches import IGNORED, dequantize  # noqa: E402
+from recipes.asr.model import build  # noqa: E402
+from recipes.asr.recipe import Recipe  # noqa: E402
+from recipes.asr.shards import is_suspended, read, shard_of_visit, write  # noqa: E402
+from recipes.asr.train import Trainer  # noqa: E402
+from recipes.speech.noise import RATE  # noqa: E402
+from recipes.speech.sentences import CATEGORIES, is_held_out  # noqa: E402
+from recipes.speech.voices import HELD_OUT_VARIANTS  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.training.loop import Schedule  # noqa: E402
 
 TINY = Recipe(
     width=64,

@@ -12,9 +12,9 @@ from motet_evaluation.evaluate import answers
 from motet_evaluation.tasks import read_tasks
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from pocket_chat import Trainer
-from pocket_chat_draft import DRAFT
-from training import Schedule
+from recipes.chat.train import Trainer
+from recipes.chat.train_draft import DRAFT
+from recipes.training.loop import Schedule
 
 MODELS = Path(__file__).parents[3] / "models"
 CHAT, FOLDER = MODELS / "pocket-chat", MODELS / "pocket-chat-draft"

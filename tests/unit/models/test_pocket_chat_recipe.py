@@ -16,21 +16,21 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-import chat_talk  # noqa: E402
-import chat_tools  # noqa: E402
-from chat_recipe import Phase, Recipe  # noqa: E402
-from chat_stream import (  # noqa: E402
+from recipes.chat import talk as chat_talk  # noqa: E402
+from recipes.chat import tools as chat_tools  # noqa: E402
+from recipes.chat.evaluate import answer_questions, load, matches  # noqa: E402
+from recipes.chat.recipe import Phase, Recipe  # noqa: E402
+from recipes.chat.stream import (  # noqa: E402
     CATEGORIES,
     PER_CATEGORY,
     held_out,
     held_out_digests,
     training_conversation,
 )
-from evaluate import answer_questions, load, matches  # noqa: E402
-from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
-from pocket_chat import Trainer  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
-from training import Schedule  # noqa: E402
+from recipes.chat.train import Trainer  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.training.loop import Schedule  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-chat"
 TINY = Recipe(

@@ -13,18 +13,26 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from draw_check import check  # noqa: E402
-from draw_data import batch, example, held_out, is_held_out  # noqa: E402
-from draw_evaluate import GUIDANCE, generate, load, score  # noqa: E402
-from draw_recipe import Recipe, Stage  # noqa: E402
-from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from motet_diffusion.engine.request import PictureRequest  # noqa: E402
 from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
-from pocket_draw import Model, Trainer, build_scheduler, cell_labels, scene_labels, tensor, train  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
+from recipes.draw.check import check  # noqa: E402
+from recipes.draw.data import batch, example, held_out, is_held_out  # noqa: E402
+from recipes.draw.evaluate import GUIDANCE, generate, load, score  # noqa: E402
+from recipes.draw.recipe import Recipe, Stage  # noqa: E402
+from recipes.draw.train import (  # noqa: E402
+    Model,
+    Trainer,
+    build_scheduler,
+    cell_labels,
+    scene_labels,
+    tensor,
+    train,
+)
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.world.pictures import SIZE  # noqa: E402
+from recipes.world.scenes import Scene, Thing  # noqa: E402
 from support.recording_engine import RecordingEngine, assert_alike  # noqa: E402
-from world import Scene, Thing  # noqa: E402
-from world_pictures import SIZE  # noqa: E402
 
 TINY = Recipe(
     tokenizer_prompts=60,

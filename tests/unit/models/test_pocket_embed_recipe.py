@@ -17,7 +17,7 @@ from random import Random
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from embed_data import (
+from recipes.embed.data import (
     Triplet,
     alter_scene,
     held_out,
@@ -26,11 +26,11 @@ from embed_data import (
     replace_word,
     triplet,
 )
-from embed_evaluate import Embedder, retrieval
-from held_out_seeds import HELD_OUT_SEEDS
-from pocket_embed import Recipe, Trainer, contrastive_loss, vectors
-from recipe_error import RecipeError
-from world import Scene, Thing, sample_scene
+from recipes.embed.evaluate import Embedder, retrieval
+from recipes.embed.train import Recipe, Trainer, contrastive_loss, vectors
+from recipes.training.errors import RecipeError
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS
+from recipes.world.scenes import Scene, Thing, sample_scene
 
 TINY = Recipe(
     width=32,

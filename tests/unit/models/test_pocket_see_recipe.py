@@ -14,24 +14,21 @@ pytest.importorskip("transformers")
 
 from PIL import Image  # noqa: E402
 
-import evaluate  # noqa: E402
-from chat_data import scene_conversation  # noqa: E402
-from chat_recipe import Phase  # noqa: E402
-from chat_recipe import Recipe as ChatRecipe  # noqa: E402
-from chat_stream import held_out  # noqa: E402
-from draw_check import detect_things  # noqa: E402
-from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from motet_llm.config import EngineConfig  # noqa: E402
 from motet_llm.engine.engine import Engine  # noqa: E402
 from motet_llm.models.image_embeddings import ImageEmbedding  # noqa: E402
 from motet_shared.messages import Sampling  # noqa: E402
 from motet_tokenizer.encoding.vocabulary import Vocabulary  # noqa: E402
 from motet_vision.checkpoint import load_family  # noqa: E402
-from pocket_chat import Trainer as ChatTrainer  # noqa: E402
-from pocket_see import IMAGE_TOKEN, Model, TalkTrainer, TowerTrainer, train  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
-from see_batches import pixels  # noqa: E402
-from see_data import (  # noqa: E402
+from recipes.chat import evaluate  # noqa: E402
+from recipes.chat.data import scene_conversation  # noqa: E402
+from recipes.chat.recipe import Phase  # noqa: E402
+from recipes.chat.recipe import Recipe as ChatRecipe  # noqa: E402
+from recipes.chat.stream import held_out  # noqa: E402
+from recipes.chat.train import Trainer as ChatTrainer  # noqa: E402
+from recipes.draw.check import detect_things  # noqa: E402
+from recipes.see.batches import pixels  # noqa: E402
+from recipes.see.data import (  # noqa: E402
     CELLS,
     KINDS,
     augmented_picture,
@@ -41,19 +38,22 @@ from see_data import (  # noqa: E402
     is_held_out_scene,
     picture_conversation,
 )
-from see_evaluate import decode, detected_scene, load, questions_about, score  # noqa: E402
-from see_mix import LOCATING, VIEWING  # noqa: E402
-from see_questions import (  # noqa: E402
+from recipes.see.evaluate import decode, detected_scene, load, questions_about, score  # noqa: E402
+from recipes.see.mix import LOCATING, VIEWING  # noqa: E402
+from recipes.see.questions import (  # noqa: E402
     VISUAL_QUESTION_MAKERS,
     ask_above_below,
     ask_left_right,
     ask_where,
     in_reading_order,
 )
-from see_recipe import Recipe  # noqa: E402
-from training import Schedule, Stage  # noqa: E402
-from world import Scene, Thing, canonical, relation_holds, sample_scene  # noqa: E402
-from world_pictures import SIZE, draw  # noqa: E402
+from recipes.see.recipe import Recipe  # noqa: E402
+from recipes.see.train import IMAGE_TOKEN, Model, TalkTrainer, TowerTrainer, train  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.training.loop import Schedule, Stage  # noqa: E402
+from recipes.world.pictures import SIZE, draw  # noqa: E402
+from recipes.world.scenes import Scene, Thing, canonical, relation_holds, sample_scene  # noqa: E402
 
 WORDS = ChatRecipe(
     hidden=32,

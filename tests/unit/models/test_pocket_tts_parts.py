@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("espeakng_loader")
 
-import tts_features  # noqa: E402
 from motet_tts.pocket.codec import later  # noqa: E402
 from motet_tts.pocket.frame_generator import Pointer  # noqa: E402
 from motet_tts.pocket.synth import Controls, Synth  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
-from tts_codebooks import k_means  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.tts import features as tts_features  # noqa: E402
+from recipes.tts.codebooks import k_means  # noqa: E402
 
 
 @pytest.mark.parametrize("hertz", [90.0, 150.0, 330.0])

@@ -12,22 +12,22 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("espeakng_loader")
 
-import tts_batches  # noqa: E402
-import tts_data  # noqa: E402
-import tts_losses  # noqa: E402
-import tts_shards  # noqa: E402
-from asr_evaluate import edit_distance  # noqa: E402
-from held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from motet_tts.pocket.config import PocketConfig  # noqa: E402
 from motet_tts.pocket.errors import PocketError  # noqa: E402
 from motet_tts.pocket.frame_generator import Pointer  # noqa: E402
 from motet_tts.pocket.model import PocketSpeech  # noqa: E402
 from motet_tts.pocket.phonemizer import PhonemeSequence  # noqa: E402
-from pocket_tts import STAGES, Trainer, build_config, build_model  # noqa: E402
-from recipe_error import RecipeError  # noqa: E402
-from speech_sentences import is_held_out  # noqa: E402
-from tts_codebooks import fit  # noqa: E402
-from tts_recipe import Recipe, Stage  # noqa: E402
+from recipes.asr.evaluate import edit_distance  # noqa: E402
+from recipes.speech.sentences import is_held_out  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.tts import batches as tts_batches  # noqa: E402
+from recipes.tts import data as tts_data  # noqa: E402
+from recipes.tts import losses as tts_losses  # noqa: E402
+from recipes.tts import shards as tts_shards  # noqa: E402
+from recipes.tts.codebooks import fit  # noqa: E402
+from recipes.tts.recipe import Recipe, Stage  # noqa: E402
+from recipes.tts.train import STAGES, Trainer, build_config, build_model  # noqa: E402
 
 SHORT = Stage(steps=2, batch=3, matrix_lr=0.01, other_lr=1e-3, warmup=1)
 TINY = Recipe(

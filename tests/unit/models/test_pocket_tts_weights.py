@@ -14,11 +14,11 @@ pytest.importorskip("espeakng_loader")
 
 from torch import Tensor  # noqa: E402
 
-from asr_evaluate import edit_distance  # noqa: E402
 from motet_tts.pocket.model import PocketSpeech  # noqa: E402
-from tts_data import Recording, example, held_out_text, record  # noqa: E402
-from tts_features import bands, pitch  # noqa: E402
-from tts_recipe import Recipe  # noqa: E402
+from recipes.asr.evaluate import edit_distance  # noqa: E402
+from recipes.tts.data import Recording, example, held_out_text, record  # noqa: E402
+from recipes.tts.features import bands, pitch  # noqa: E402
+from recipes.tts.recipe import Recipe  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-tts"
 RECIPE = Recipe()

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from muon import orthogonalize
-from training import Schedule, Training, make_readable
+from recipes.training.loop import Schedule, Training, make_readable
+from recipes.training.muon import orthogonalize
 
 STEPS = 6
 

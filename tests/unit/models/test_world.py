@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat_edits import instruct
-from recipe_error import RecipeError
-from world import (
+from recipes.chat.edits import instruct
+from recipes.training.errors import RecipeError
+from recipes.world.questions import QUESTION_MAKERS
+from recipes.world.scenes import (
     ARRANGEMENTS,
     COLOURS,
     NUMBERS,
@@ -29,7 +30,6 @@ from world import (
     sample_scene,
     with_article,
 )
-from world_questions import QUESTION_MAKERS
 
 seeds = st.integers(0, 2**32)
 

@@ -9,10 +9,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from draw_check import check, connected_components, detect_things
-from recipe_error import RecipeError
-from world import COLOURS, SHAPES, SIZES, Scene, Thing, relation_holds, sample_scene
-from world_pictures import GROUND, PALETTE, SIZE, Picture, area, coverage, draw
+from recipes.draw.check import check, connected_components, detect_things
+from recipes.training.errors import RecipeError
+from recipes.world.pictures import GROUND, PALETTE, SIZE, Picture, area, coverage, draw
+from recipes.world.scenes import COLOURS, SHAPES, SIZES, Scene, Thing, relation_holds, sample_scene
 
 COUNT = 60  # scenes
 

@@ -55,6 +55,18 @@ def test_every_text_is_taken_once_and_no_pass_costs_more(
     assert lines.take(most, packed=packed) == []
 
 
+def test_texts_of_a_lower_priority_wait() -> None:
+    lines = RequestQueues()
+    lines.add("batch", [text(4)] * 3, priority=-2)
+    assert [one.key for one in lines.take(4, packed=True)] == ["batch"]
+    lines.add("now", [text(4)] * 2)
+    lines.add("late", [text(4)] * 2, priority=-2)
+    assert {one.key for one in lines.take(100, packed=True)} == {"now"}
+    lines.cancel("late")
+    assert [one.key for one in lines.take(100, packed=True)] == ["batch"] * 2
+    assert not len(lines)
+
+
 @given(LENGTHS, st.booleans())
 def test_nobody_waits_longer_than_there_are_requests(
     requests: list[list[int]], packed: bool

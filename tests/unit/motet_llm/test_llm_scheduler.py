@@ -20,7 +20,7 @@ from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.scheduling.work import Work
 from motet_models.capacity import KvGroup, KvLayout
 from motet_shared.errors import Overloaded
-from motet_shared.messages import Sampling
+from motet_shared.messages import BACKGROUND, Sampling
 
 PLENTY = 1 << 30
 
@@ -447,7 +447,7 @@ requests: st.SearchStrategy[dict[str, Any]] = st.builds(
     prompt=st.integers(1, 20),
     output=st.integers(1, 12),
     credit=st.sampled_from([0, 1, 3, PLENTY]),
-    priority=st.sampled_from([0, 0, 1]),
+    priority=st.sampled_from([0, 0, 1, BACKGROUND]),
     tenant=st.sampled_from(["a", "b"]),
     at=st.integers(0, 15),
     cancel_at=st.one_of(st.none(), st.none(), st.integers(0, 30)),

@@ -16,10 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pocket_speakers
-import speaker_data
-import speaker_evaluate
-from held_out_seeds import HELD_OUT_SEEDS
 from motet_media.audio import wav_header
 from motet_media.sound_file import RATE
 from motet_pipelines.voice.diarized_transcript import voices
@@ -34,7 +30,11 @@ from motet_speakers.encoder import Shape, SpeakerEncoder
 from motet_speakers.features import BANDS, HOP, features
 from motet_speakers.service import Speakers
 from motet_speakers.stretches import check, stretches
-from recipe_error import RecipeError
+from recipes.speakers import data as speaker_data
+from recipes.speakers import evaluate as speaker_evaluate
+from recipes.speakers import train as pocket_speakers
+from recipes.training.errors import RecipeError
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS
 from support.refusals import refuses
 from support.spoken import say
 

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("espeakng_loader")
 
-import speech_noise
-from recipe_error import RecipeError
-from speech_espeak import Voice, speak
-from speech_general import general
-from speech_lexicon import article, number, plural, sections, verbs, words
-from speech_noise import CLEAN, RATE, Conditions, apply_conditions, resample
-from speech_sentences import (
+from recipes.speech import noise as speech_noise
+from recipes.speech.espeak import Voice, speak
+from recipes.speech.general import general
+from recipes.speech.lexicon import article, number, plural, sections, verbs, words
+from recipes.speech.noise import CLEAN, RATE, Conditions, apply_conditions, resample
+from recipes.speech.sentences import (
     CATEGORIES,
     HELD_OUT_SHARE,
     is_held_out,
@@ -26,7 +25,8 @@ from speech_sentences import (
     spoken_form,
     training_utterance,
 )
-from speech_voices import HELD_OUT_VARIANTS, VARIANTS, draw_voice
+from recipes.speech.voices import HELD_OUT_VARIANTS, VARIANTS, draw_voice
+from recipes.training.errors import RecipeError
 
 EVERYTHING = Conditions(room=1, noise=1, telephone=1, clipping=1)
 

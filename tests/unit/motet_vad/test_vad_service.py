@@ -16,7 +16,7 @@ from motet_vad.batcher import Batcher
 from motet_vad.config import VadConfig
 from motet_vad.model import FRAME, Floats, Silero, StreamState
 from motet_vad.service import Vad
-from speech_espeak import Voice
+from recipes.speech.espeak import Voice
 from support.refusals import refuses
 from support.spoken import mixed, noise, say, silence
 

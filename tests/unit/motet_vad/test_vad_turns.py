@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pocket_turns
 from motet_pipelines.voice.end_of_turn import (
     LONGEST_MS,
     SHORTEST_MS,
@@ -24,7 +23,8 @@ from motet_shared.wire.bus import Bus
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from motet_vad.turns import SLOTS, TurnModel, TurnShape, features, slots, words_of
-from speech_sentences import is_held_out
+from recipes.speech.sentences import is_held_out
+from recipes.turns import train as pocket_turns
 from support.refusals import refuses
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-turns"

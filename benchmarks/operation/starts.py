@@ -1,0 +1,275 @@
+"""Measure the time from `motet up` to the first chat token, and to start another decode worker.
+
+`python benchmarks/run.py starts --help`. Each round is a `motet up` with the bundled models and all
+services, one question as soon as the stack is ready, then `motet scale decode=2`. Stages are those
+that each process logs when it is ready. The numbers go to `results/starts.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import httpx
+
+from benchmarks.stack.stack import STOP_SECONDS
+from benchmarks.support.arguments import parser_of, planned
+from benchmarks.support.document import conditions, load_line, write
+from benchmarks.support.measures import Target, table, targets_table
+from benchmarks.support.paths import RESULTS_FOLDER, ROOT
+from motet_shared.testing import free_port
+
+RESULTS = RESULTS_FOLDER / "starts.json"
+MODEL = "pocket-chat"
+QUESTION = "There are two red circles and a blue square. How many circles are there?"
+CHAT_LIMIT, WORKER_LIMIT = 10.0, 6.0  # seconds
+TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
+_STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up", "registered")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Define how much is measured.
+
+    chat_only: run only the services of chat.
+    """
+
+    rounds: int = 5
+    chat_only: bool = False
+
+
+QUICK = Plan(rounds=1, chat_only=True)
+
+
+@dataclass
+class Run:
+    """Hold one round: seconds until ready, the first token and another worker, and stages by role."""
+
+    ready: float = 0.0
+    first_token: float = 0.0
+    worker: float = 0.0
+    stages: dict[str, dict[str, float]] = field(default_factory=dict)
+    worker_stages: dict[str, float] = field(default_factory=dict)
+
+
+class Up:
+    """Run `motet up` and collect the ready messages of its processes."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, port: int, began: float, env: dict[str, str]
+    ):
+        self.url = f"http://127.0.0.1:{port}"
+        self.began = began
+        self.ready: list[dict[str, Any]] = []
+        self._process, self._env = process, env
+        self._lines: list[str] = []
+        self._updated = asyncio.Event()
+
+    async def read(self) -> None:
+        """Read every line that it prints, until it ends."""
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._lines.append(line.decode(errors="replace"))
+            with contextlib.suppress(ValueError):
+                ready = json.loads(line)
+                if ready.get("message") == "ready" and "start" in ready:
+                    self.ready.append(ready)
+            self._updated.set()
+        self._updated.set()
+
+    async def until(self, roles: dict[str, int]) -> None:
+        """Wait until this many instances of each role were ready. Raises RuntimeError with the log."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUT):
+                while any(len(self.of(role)) < count for role, count in roles.items()):
+                    if self._process.returncode is not None:
+                        break
+                    self._updated.clear()
+                    await self._updated.wait()
+                else:
+                    return
+        raise RuntimeError("not ready:\n" + "".join(self._lines[-40:]))
+
+    def of(self, role: str) -> list[dict[str, float]]:
+        """Return the stages of the ready instances of a role, in order."""
+        found = [ready for ready in self.ready if ready["role"] == role]
+        return [{stage: ready[stage] for stage in _STAGES if stage in ready} for ready in found]
+
+    async def scale(self, *counts: str) -> None:
+        """Run `motet scale`. Raises RuntimeError if it fails."""
+        argv = [sys.executable, "-m", "motet_cli", "scale", "--url", self.url, *counts]
+        process = await asyncio.create_subprocess_exec(
+            *argv, env=self._env, stdout=asyncio.subprocess.DEVNULL
+        )
+        if await process.wait() != 0:
+            raise RuntimeError(f"motet scale ended with {process.returncode}")
+
+
+@contextlib.asynccontextmanager
+async def running(plan: Plan) -> AsyncIterator[Up]:
+    port = free_port()
+    packages = [ROOT / part for part in ("shared", "services", "kernels", "pipelines", "cli")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    argv = [
+        sys.executable,
+        "-m",
+        "motet_cli",
+        "up",
+        "--llm",
+        MODEL,
+        "--port",
+        str(port),
+        "--log-format",
+        "json",
+    ]
+    argv += ["--asr", "none", "--tts", "none", "--vad", "0"] if plan.chat_only else []
+    began = monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=env,
+            cwd=folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        up = Up(process, port, began, env)
+        reading = asyncio.create_task(up.read())
+        try:
+            yield up
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 4 * STOP_SECONDS)
+            if process.returncode is None:
+                process.kill()
+            await reading
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+async def measure(plan: Plan) -> list[Run]:
+    runs = []
+    for number in range(plan.rounds):
+        print(f"  round {number + 1} ...", flush=True)
+        async with running(plan) as up:
+            runs.append(await _run(up))
+    return runs
+
+
+async def _run(up: Up) -> Run:
+    run = Run()
+    await _until_ready(up)
+    run.ready = monotonic() - up.began
+    await _first_token(up.url)
+    run.first_token = monotonic() - up.began
+    await up.until({"decode": 1})
+    requested = monotonic()
+    scaling = asyncio.create_task(up.scale("decode=2"))
+    try:
+        await up.until({"decode": 2})
+        run.worker = monotonic() - requested
+        await scaling
+    finally:
+        scaling.cancel()
+    run.stages = {role: up.of(role)[0] for role in sorted({ready["role"] for ready in up.ready})}
+    run.worker_stages = up.of("decode")[1]
+    return run
+
+
+async def _until_ready(up: Up) -> None:
+    await up.until({"gateway": 1})
+    async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as http:
+        for _ in range(int(TIMEOUT / 0.05)):
+            if (await http.get(f"{up.url}/health/ready")).status_code == 200:
+                return
+            await asyncio.sleep(0.05)
+    raise RuntimeError(f"the gateway was not ready within {TIMEOUT:g} s")
+
+
+async def _first_token(url: str) -> None:
+    """Ask a question and return at the first token."""
+    question = {"role": "user", "content": QUESTION}
+    body = {"model": MODEL, "messages": [question], "temperature": 0, "stream": True}
+    async with (
+        httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply,
+    ):
+        reply.raise_for_status()
+        async for line in reply.aiter_lines():
+            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
+                "content"
+            ):
+                return
+    raise RuntimeError("the reply had no token")
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+def targets(runs: Sequence[Run]) -> list[Target]:
+    first, worker = (
+        statistics.median(times)
+        for times in zip(*((r.first_token, r.worker) for r in runs), strict=True)
+    )
+    return [
+        Target("`motet up` to the first chat token", first, CHAT_LIMIT, "s"),
+        Target("another decode worker, until ready", worker, WORKER_LIMIT, "s"),
+    ]
+
+
+def report(runs: Sequence[Run]) -> str:
+    whole = [
+        ["ready", *_spread([run.ready for run in runs])],
+        ["first chat token", *_spread([run.first_token for run in runs])],
+        ["another decode worker", *_spread([run.worker for run in runs])],
+    ]
+    roles = {
+        role: [run.stages[role] for run in runs if role in run.stages] for role in runs[0].stages
+    }
+    roles["another decode"] = [run.worker_stages for run in runs]
+    lines = [[role, *_stages(ready)] for role, ready in roles.items()]
+    return "\n\n".join(
+        [
+            table(["seconds until", "median", "least", "most"], whole),
+            table(["seconds of", "all", *_STAGES], lines),
+            targets_table(targets(runs)),
+        ]
+    )
+
+
+def _spread(values: Sequence[float]) -> list[str]:
+    return [f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))]
+
+
+def _stages(ready: Sequence[dict[str, float]]) -> list[str]:
+    """Return medians of the whole start and of each stage; empty for stages that a process lacks."""
+    whole = statistics.median(sum(stages.values()) for stages in ready)
+    known = [[stages[name] for stages in ready if name in stages] for name in _STAGES]
+    return [
+        f"{whole:.2f}",
+        *(f"{statistics.median(values):.2f}" if values else "" for values in known),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__, "one start of a chat alone", RESULTS)
+    parser.add_argument("--rounds", type=int, help="starts to measure (default: 5)")
+    parser.add_argument(
+        "--chat-only", action="store_true", default=None, help="run only the services of chat"
+    )
+    args = parser.parse_args(argv)
+    plan, before = planned(args, Plan(), QUICK), conditions()
+    runs = asyncio.run(measure(plan))
+    print(f"{load_line(before)}\n\n{report(runs)}", flush=True)
+    write(args.file, before, plan, {"runs": runs}, targets(runs))
+
+
+if __name__ == "__main__":
+    main()

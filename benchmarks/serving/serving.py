@@ -1,0 +1,353 @@
+"""Measure our engine under load: prefix hits, chunked prefill, goodput, costs of cache and stack.
+
+`python benchmarks/run.py serving --help`. The tables go to standard output, the numbers to
+`results/serving.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.engine.checkpoint import SHAPES, random_checkpoint
+from benchmarks.engine.replay import Job, Limits, Replay, Served
+from benchmarks.serving import served_stack
+from benchmarks.serving.goodput import Trace, sustained
+from benchmarks.support.arguments import parser_of, planned
+from benchmarks.support.cache import cache_folder
+from benchmarks.support.document import conditions, load_line, write
+from benchmarks.support.measures import Target, median_interval, table, targets_table
+from benchmarks.support.paths import RESULTS_FOLDER
+from motet_llm.config import EngineConfig
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.model_runner import ModelRunner
+from motet_shared.quantiles import quantile
+
+RESULTS = RESULTS_FOLDER / "serving.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Define how much is measured; lengths are in tokens."""
+
+    shape: str = "middle"
+    weights: str = "auto"
+    threads: int = 0
+    long_prompt: int = 2000  # prompt of the prefix and the chunked prefill experiments
+    streams: int = 8  # running while long prompts arrive
+    arrivals: int = 2  # of long prompts
+    repeats: int = 3
+    pairs: int = 24  # of the prefix cache's cost
+    batch: int = 16  # requests of a run with and without prefix cache
+    prompt: int = 128
+    output: int = 64
+    stack_streams: int = 32
+    stack_output: int = 160
+    stack_pairs: int = 3
+    trace: Trace = field(default_factory=Trace)
+    limits: Limits = field(default_factory=Limits)
+    pool: int = 16384  # tokens that the KV cache holds in the goodput experiment
+    latency_goal: float = 0.1  # seconds; the engine's setting for these limits
+    first_rate: float = 2.0
+    probes: int = 4
+
+
+QUICK = Plan(
+    shape="tiny",
+    long_prompt=200,
+    streams=2,
+    arrivals=1,
+    repeats=1,
+    pairs=2,
+    batch=2,
+    prompt=16,
+    output=12,
+    stack_streams=2,
+    stack_output=24,
+    stack_pairs=1,
+    trace=Trace(seconds=0.3, prefix=32, prompt=16, output=4, limit=16),
+    limits=Limits(ttft=20.0, itl=5.0),  # large enough for a busy machine
+    pool=2048,
+    first_rate=20.0,
+    probes=0,
+)
+
+
+@dataclass
+class Findings:
+    rows: list[list[str]] = field(default_factory=list)  # what, how much
+    targets: list[Target] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+# Settings that determine which model is loaded, and where.
+MODEL_SETTINGS = ("weights", "kv_dtype", "num_blocks", "max_running")
+
+
+class Bench:
+    """Provide the checkpoint and new prompts to all experiments, and collect their findings."""
+
+    def __init__(self, plan: Plan, cache: Path):
+        self.plan = plan
+        self.findings = Findings()
+        self.folder = random_checkpoint(plan.shape, cache)
+        self.vocab: int = SHAPES[plan.shape]["vocab_size"]
+        self._draw = random.Random(0)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self.vocab) for _ in range(count)]
+
+    def engine(self, runner: ModelRunner | None = None, **changes: Any) -> Engine:
+        """Return an engine with `changes` to its settings.
+
+        runner: model runner of another engine to share; None: a new one.
+        """
+        plan = self.plan
+        longest = plan.long_prompt + plan.prompt + plan.output * 16
+        blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
+        settings = {
+            "weights": plan.weights,
+            "threads": plan.threads,
+            "num_blocks": blocks,
+            **changes,
+        }
+        engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
+        Replay(
+            engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]
+        ).run()  # warm-up
+        return engine
+
+    def pair(self, one: dict[str, Any], other: dict[str, Any]) -> tuple[Engine, Engine]:
+        """Return two engines to run in turn, sharing one model unless model settings differ.
+
+        Two copies of the same model have differed in speed by a third.
+        """
+        engine = self.engine(**one)
+        alike = all(one.get(name) == other.get(name) for name in MODEL_SETTINGS)
+        return engine, self.engine(engine.runner if alike else None, **other)
+
+    def report(self, what: str, value: str) -> None:
+        print(f"  {what}: {value}", flush=True)
+        self.findings.rows.append([what, value])
+
+
+# ----------------------------------------------------------------------------------------------------------- prefix hit
+def prefix_hit(bench: Bench) -> None:
+    """Measure the TTFT of a long new prompt, and of the next one with the same prefix."""
+    engine = bench.engine()
+    misses: list[float] = []
+    hits: list[float] = []
+    for _ in range(bench.plan.repeats):
+        shared = bench.tokens(bench.plan.long_prompt)
+        for ttfts in (misses, hits):
+            (served,) = Replay(engine, [Job(0.0, shared + bench.tokens(20), 2)]).run()
+            ttfts.append(served.ttft)
+    engine.close()
+    saved = 1 - statistics.median(hit / miss for hit, miss in zip(hits, misses, strict=True))
+    miss, hit = (statistics.median(ttfts) * 1e3 for ttfts in (misses, hits))
+    bench.report(
+        f"TTFT of {bench.plan.long_prompt} tokens, miss and hit", f"{miss:.1f} ms, {hit:.1f} ms"
+    )
+    bench.findings.numbers["prefix_hit"] = {"miss": misses, "hit": hits}
+    bench.findings.targets.append(
+        Target("TTFT saved by a prefix hit", saved * 100, 80, "%", most=False)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ chunked prefill
+def chunked_prefill(bench: Bench) -> None:
+    """Measure the p99 ITL of running streams while long prompts arrive, and without them."""
+    plan, engine = bench.plan, bench.engine()
+    undisturbed, disturbed = [], []
+    for _ in range(plan.repeats):
+        alone = Replay(engine, _running(bench)).run()
+        begin, end = max(s.times[0] for s in alone), min(s.times[-1] for s in alone)
+        undisturbed.append(quantile(_gaps(alone, [(begin, end)]), 0.99))
+        # One long prompt after the other, all while the streams run.
+        interval = (end - begin) / (plan.arrivals + 1)
+        long_prompts = [
+            Job(begin + interval * (i + 0.5), bench.tokens(plan.long_prompt), 2)
+            for i in range(plan.arrivals)
+        ]
+        served = Replay(engine, [*_running(bench), *long_prompts]).run()
+        streams, prompts = served[: plan.streams], served[plan.streams :]
+        disturbed.append(
+            quantile(_gaps(streams, [(s.job.arrival, s.times[0]) for s in prompts]), 0.99)
+        )
+    engine.close()
+    p99 = f"{statistics.median(undisturbed) * 1e3:.1f} ms, {statistics.median(disturbed) * 1e3:.1f} ms"
+    bench.report(
+        f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long_prompt}-token prompts arrive",
+        p99,
+    )
+    bench.findings.numbers["chunked_prefill"] = {"undisturbed": undisturbed, "disturbed": disturbed}
+    ratio = statistics.median(b / a for a, b in zip(undisturbed, disturbed, strict=True))
+    bench.findings.targets.append(Target("p99 ITL while long prompts arrive", ratio, 2, "times"))
+
+
+def _running(bench: Bench) -> list[Job]:
+    plan = bench.plan
+    return [Job(0.0, bench.tokens(plan.prompt), plan.output * 4) for _ in range(plan.streams)]
+
+
+def _gaps(streams: Sequence[Served], spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the inter-token latencies that overlap one of the spans of time."""
+    gaps = [(gap, at) for s in streams for gap, at in zip(s.gaps, s.times[1:], strict=True)]
+    return [gap for gap, at in gaps if any(at > begin and at - gap < end for begin, end in spans)]
+
+
+# -------------------------------------------------------------------------------------------------------------- goodput
+def goodput(bench: Bench) -> None:
+    """Measure the highest sustained rate, and that of the engine with its features disabled."""
+    plan = bench.plan
+    trace, blocks = replace(plan.trace, vocab=bench.vocab), plan.pool // 16
+    variants: dict[str, dict[str, Any]] = {
+        "default": {},
+        f"latency_goal={plan.latency_goal:g}": {"latency_goal": plan.latency_goal},
+        "static batching, contiguous KV, no prefix cache": {
+            "static_batching": True,
+            "contiguous_kv": True,
+            "prefix_cache": False,
+        },
+    }
+    found = {}
+    for name, changes in variants.items():
+        engine = bench.engine(num_blocks=blocks, **changes)
+        found[name] = sustained(
+            engine, trace, plan.limits, first=plan.first_rate, probes=plan.probes
+        )
+        engine.close()
+        bench.report(
+            f"goodput, {name}", f"{found[name].good:.2f} of {found[name].rate:.2f} requests/s"
+        )
+    *full, ablated = found.values()
+    bench.findings.numbers["goodput"] = {name: asdict(value) for name, value in found.items()}
+    if ablated.good:
+        best = max(one.good for one in full) / ablated.good
+        bench.findings.targets.append(Target("goodput / ablation", best, 3.3, "times", most=False))
+
+
+# -------------------------------------------------------------------------------------------------- prefix cache's cost
+def prefix_cost(bench: Bench) -> None:
+    """Measure the cost of a prefix cache without hits, in interleaved pairs with and without it."""
+    plan = bench.plan
+    engines = bench.pair({"prefix_cache": True}, {"prefix_cache": False})
+    costs = []
+    for pair in range(plan.pairs):
+        jobs = [Job(0.0, bench.tokens(plan.prompt), plan.output) for _ in range(plan.batch)]
+        seconds = [0.0, 0.0]
+        for which in (0, 1) if pair % 2 else (1, 0):
+            served = Replay(engines[which], jobs).run()
+            seconds[which] = max(s.times[-1] for s in served)
+        costs.append((seconds[0] / seconds[1] - 1) * 100)
+    for engine in engines:
+        engine.close()
+    low, high = median_interval(costs)
+    bench.report(
+        "prefix cache without a hit",
+        f"{statistics.median(costs):+.2f} % (95 %: {low:+.2f} to {high:+.2f})",
+    )
+    bench.findings.numbers["prefix_cost"] = costs
+    # A limit this small is missed only if the whole interval lies beyond it.
+    bench.findings.targets.append(
+        Target("prefix cache without a hit (low end of the interval)", low, 1, "%")
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- full stack
+def full_stack(bench: Bench) -> None:
+    """Measure tokens/s at the clients of the stack and of the engine alone, in interleaved pairs."""
+    plan = bench.plan
+    pairs = asyncio.run(
+        served_stack.pairs(
+            bench.folder,
+            streams=plan.stack_streams,
+            prompt=plan.prompt,
+            output=plan.stack_output,
+            count=plan.stack_pairs,
+            threads=plan.threads,
+            weights=plan.weights,
+            vocab=bench.vocab,
+        )
+    )
+    stack, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    bench.report(
+        f"{plan.stack_streams} streams, full stack and engine alone",
+        f"{stack:,.0f}, {alone:,.0f} tokens/s",
+    )
+    share = statistics.median(ours / engine for ours, engine in pairs) * 100
+    bench.findings.numbers["full_stack"] = pairs
+    bench.findings.targets.append(Target("full stack / engine alone", share, 92, "%", most=False))
+
+
+EXPERIMENTS: dict[str, Callable[[Bench], None]] = {
+    "prefix-hit": prefix_hit,
+    "chunked-prefill": chunked_prefill,
+    "goodput": goodput,
+    "prefix-cost": prefix_cost,
+    "stack": full_stack,
+}
+
+
+def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings:
+    """Measure, print the tables, and write the JSON file."""
+    before = conditions()
+    plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(plan.threads)
+    bench = Bench(plan, cache)
+    for name in names:
+        EXPERIMENTS[name](bench)
+    print(f"\n{load_line(before)}")
+    print(
+        f"Random weights of the shape {plan.shape!r}, {plan.weights} weights, {plan.threads} threads.\n"
+    )
+    print(
+        table(["experiment", "result"], bench.findings.rows),
+        targets_table(bench.findings.targets),
+        sep="\n\n",
+    )
+    write(output, before, plan, bench.findings.numbers, bench.findings.targets)
+    return bench.findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(
+        "What our engine does under load.", "a tiny model and short runs", RESULTS, prog="serving"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(EXPERIMENTS),
+        default=list(EXPERIMENTS),
+        help="those to run (default: all)",
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="shape of the random checkpoint (default: middle)"
+    )
+    parser.add_argument(
+        "--weights", help="format of the weights, as the engine's setting (default: auto)"
+    )
+    parser.add_argument("--threads", type=int, help="threads that compute (default: all cores)")
+    parser.add_argument(
+        "--first-rate",
+        type=float,
+        help="requests/s at which the search for goodput begins (default: 2)",
+    )
+    parser.add_argument(
+        "--pool", type=int, help="tokens of KV cache in the goodput experiment (default: 16384)"
+    )
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    args = parser.parse_args(argv)
+    run(planned(args, Plan(), QUICK), args.only, args.cache or cache_folder(), args.file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Define the relative weights of conversations about pictures, one mix per training phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipes.chat.mix import Mix
+
+VIEWING = Mix(
+    kinds={"look": 0.9, "drawn": 0.1},
+    scene={
+        "count": 1.4,
+        "colour": 1.2,
+        "shape": 0.8,
+        "size": 0.8,
+        "existence": 1.2,
+        "relation-horizontal": 1.6,
+        "relation-vertical": 1.6,
+        "description": 1.8,
+        "where": 1.2,
+        "instruction": 0.25,
+    },
+    talk={"small-talk": 1.0, "arithmetic": 2.0, "refusal": 1.0},
+)
+LOCATING = replace(  # more of the slowest tasks to learn: positions and orders
+    VIEWING,
+    scene={
+        "count": 1.6,
+        "colour": 0.6,
+        "shape": 0.4,
+        "size": 0.6,
+        "existence": 0.8,
+        "relation-horizontal": 2.6,
+        "relation-vertical": 2.4,
+        "description": 2.6,
+        "where": 2.0,
+        "instruction": 0.25,
+    },
+)

@@ -1,0 +1,43 @@
+"""Define every number that decides pocket-chat's vision weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipes.chat.mix import FINISHING, Mix
+from recipes.see.mix import LOCATING, VIEWING
+from recipes.training.loop import Stage
+from recipes.world.pictures import SIZE
+from recipes.world.scenes import GRID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Define sizes and training stages.
+
+    A picture is 64 pixels wide; a patch of the tower is a cell of the grid: 16 tokens.
+    """
+
+    seed: int = 40
+    patch: int = SIZE // GRID
+    width: int = 128
+    intermediate: int = 512
+    layers: int = 3
+    heads: int = 4
+    position_norm: float = (
+        1.6  # norm of the column and row vectors; a word embedding's is about 2.3
+    )
+    crowded_share: float = 0.6  # of the tower's pictures
+    text_mix: Mix = FINISHING  # of text-only conversations, which preserve the language model
+    prompt_weight: float = 0.1  # loss weight of tokens outside the assistant's replies
+    tower: Stage = Stage(steps=700, batch=48, matrix_lr=0.02, other_lr=3e-3, warmup=50, decay=0.6)
+    talk: Stage = Stage(steps=4000, batch=16, matrix_lr=6e-3, other_lr=1.8e-3, decay=0.8)
+    picture_share: float = 0.6  # of conversations
+    viewing_mixes: tuple[tuple[int, Mix], ...] = (
+        (0, VIEWING),
+        (640, LOCATING),
+    )  # of conversations about pictures: (first step, mix)
+
+    def viewing_mix(self, step: int) -> Mix:
+        """Return the mix of conversations about pictures in `step` of the second stage."""
+        return next(mix for start, mix in reversed(self.viewing_mixes) if start <= step)

@@ -1,0 +1,189 @@
+"""Train by a schedule: learning rates, updates, saved state, and the loop around them.
+
+Each recipe defines the model, its batches and its losses.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from recipes.training.errors import RecipeError
+from recipes.training.muon import Muon
+
+Batch = TypeVar("Batch")
+Report = TypeVar("Report")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Define the learning rate's course: warmup, constant, then linear decay to zero.
+
+    decay: share of `steps`. restarts: (step, factor); the course above ends at the first, and from
+    each the factor decays linearly to zero at the next.
+    """
+
+    steps: int
+    warmup: int = 100
+    decay: float = 0.2
+    restarts: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise RecipeError(f"steps={self.steps}: pass 1 or more with --steps", param="steps")
+
+    def factor(self, step: int) -> float:
+        """Return the factor on every learning rate at `step`, counted from 0."""
+        start, rate, decay = max(
+            ((s, rate, 1.0) for s, rate in self.restarts if s <= step), default=(0, 1.0, self.decay)
+        )
+        end = min((s for s, _ in self.restarts if step < s < self.steps), default=self.steps)
+        left = (end - step) / max(1.0, (end - start) * decay)
+        return rate * min(1.0, (step - start + 1) / self.warmup, left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Define one of several stages of a training.
+
+    matrix_lr: None trains all parameters with AdamW.
+    """
+
+    steps: int
+    batch: int
+    matrix_lr: float | None
+    other_lr: float
+    warmup: int = 100
+    decay: float = 0.4
+
+    def schedule(self, steps: int = 0) -> Schedule:
+        """Return its schedule, over `steps` if given."""
+        return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
+
+
+def optimizers(
+    model: nn.Module, *, matrix_lr: float | None, other_lr: float
+) -> list[torch.optim.Optimizer]:
+    """Return Muon for the layers' matrices, if they have a rate, and AdamW for the rest."""
+    adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
+    if matrix_lr is None:
+        return [adam(model.parameters())]
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for param in model.parameters():
+        (matrices if param.ndim == 2 and id(param) not in tables else others).append(param)
+    return [Muon(matrices, lr=matrix_lr, decay=0.05), adam(others)]
+
+
+class Training(ABC, Generic[Batch, Report]):
+    """Run a training: a module, its optimizers and the step, saved and restored together."""
+
+    saved_as = "model"  # key of the module in a saved state
+    half = False  # whether the optimizers compute in bfloat16
+    is_leader = True  # writes the log and the state, if several processes share a run
+
+    def __init__(
+        self, module: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float
+    ) -> None:
+        self.module, self.schedule, self.step = module, schedule, 0
+        self.optimizers = optimizers(module, matrix_lr=matrix_lr, other_lr=other_lr)
+        self.peaks = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
+        ]
+
+    @abstractmethod
+    def batches(self) -> Iterable[Batch]:
+        """Yield the batches from `step` to the end of the schedule."""
+
+    @abstractmethod
+    def train_step(self, batch: Batch) -> Report:
+        """Compute losses and gradients, and call `update`."""
+
+    @abstractmethod
+    def progress(self, reports: Sequence[Report], seconds: float) -> str:
+        """Format a log line about the last steps, which took `seconds`."""
+
+    def update(self, *, rate: float = 1.0) -> None:
+        """Apply the gradients at the schedule's rates times `rate`, and count the step."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        factor = self.schedule.factor(self.step) * rate
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * factor
+            with torch.autocast(
+                "cpu", torch.bfloat16, enabled=self.half
+            ):  # else Muon takes half of a step's time
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def run(self, state: Path, *, every: float = 120.0, log: int = 50) -> list[Report]:
+        """Train to the end of the schedule; stop after a step if a file `stop` is beside `state`.
+
+        The state is saved every `every` seconds, and however the run ends. Returns the steps'
+        reports.
+        """
+        reports: list[Report] = []
+        since = saved = time.monotonic()
+        try:
+            for batch in self.batches():
+                reports.append(self.train_step(batch))
+                now = time.monotonic()
+                if self.is_leader and self.step % log == 0:
+                    print(self.progress(reports[-log:], now - since), flush=True)
+                    since = now
+                if self.is_leader and now - saved > every:
+                    self.save_state(state)
+                    saved = now
+                if self.stopped(state.parent / "stop"):
+                    break
+        finally:
+            if self.is_leader:
+                self.save_state(state)
+        return reports
+
+    def stopped(self, stop: Path) -> bool:
+        """Return True if the run must end here."""
+        return stop.exists()
+
+    def save_state(self, path: Path) -> None:
+        """Save the step, the module and the optimizers atomically."""
+        state = {"step": self.step, self.saved_as: self.module.state_dict()}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+
+    def load_state(self, path: Path) -> None:
+        """Restore a saved state."""
+        state = torch.load(path, weights_only=True)
+        self.step = state["step"]
+        self.module.load_state_dict(state[self.saved_as])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+def exit_on_sigterm() -> None:
+    """Raise SystemExit on SIGTERM, so that a run saves its state."""
+
+    def interrupted(*_: object) -> None:
+        raise SystemExit(143)
+
+    signal.signal(signal.SIGTERM, interrupted)
+
+
+def make_readable(folder: Path) -> None:
+    """Make a checkpoint's files readable for all users, such as a container's."""
+    for path in folder.iterdir():
+        path.chmod(0o644)

@@ -1,0 +1,66 @@
+"""Implement Muon (Jordan et al., 2024): momentum with orthogonalized updates.
+
+Five Newton-Schulz steps approximate the nearest semi-orthogonal matrix. This version computes in
+float32 and batches matrices of equal shape, which suits a CPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from recipes.training.errors import RecipeError
+
+
+def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
+    """Map [B, m, n] to semi-orthogonal matrices near the polar factors.
+
+    Singular values are about 0.7 to 1.2.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = update.shape[1] > update.shape[2]
+    x = update.mT if tall else update
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Apply Nesterov momentum with orthogonalized updates; for two-dimensional parameters only."""
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters. Raises RecipeError for a parameter without gradient."""
+        for group in self.param_groups:
+            shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+            for param in group["params"]:
+                rows, columns = param.shape
+                shapes[rows, columns].append(param)
+            for (rows, columns), params in shapes.items():
+                update = orthogonalize(
+                    torch.stack([self._momentum(p, group["momentum"]) for p in params])
+                )
+                scale = group["lr"] * max(1.0, rows / columns) ** 0.5
+                for param, direction in zip(params, update, strict=True):
+                    param.mul_(1 - group["lr"] * group["decay"]).sub_(direction, alpha=scale)
+
+    def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
+        if param.grad is None:
+            raise RecipeError(
+                f"params: a matrix of shape {tuple(param.shape)} has no gradient; every parameter"
+                " must take part in the loss",
+                param="params",
+            )
+        buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
+        buffer.lerp_(param.grad, 1 - momentum)
+        return param.grad.lerp(buffer, momentum)
