@@ -44,7 +44,9 @@ class GgufFile:
         self._path, self._config = path, config
         self._layout = self._check(header)
         layers = config.num_hidden_layers
-        beyond = tuple(f"blk.{layer}." for layer in range(layers, header.get("block_count", layers)))
+        beyond = tuple(
+            f"blk.{layer}." for layer in range(layers, header.get("block_count", layers))
+        )
         self._tensors = header.tensors
         # Layers beyond the decoder's predict further tokens, which only speculation needs.
         self.left = {
