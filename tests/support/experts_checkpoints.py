@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers import (
+    DeepseekV3Config,
+    GptOssConfig,
+    GraniteMoeConfig,
+    MixtralConfig,
+    NemotronHConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from support.checkpoints import EOS, VOCAB, write_tokenizer
-from support.quantized_checkpoints import set_config
+from support.quantized_checkpoints import quantize, set_config, stands_for, words
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -34,6 +44,49 @@ GPT_OSS = GptOssConfig(
     num_local_experts=4,
     intermediate_size=128,
     rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+)
+MIXTRAL = MixtralConfig(**SIZES, num_local_experts=4, intermediate_size=128)
+QWEN2_MOE = Qwen2MoeConfig(
+    **{key: size for key, size in SIZES.items() if key != "head_dim"},
+    num_experts=4,
+    moe_intermediate_size=128,
+    shared_expert_intermediate_size=128,
+    intermediate_size=128,
+)
+GRANITE_MOE = GraniteMoeConfig(
+    **{key: size for key, size in SIZES.items() if key != "head_dim"},
+    num_local_experts=4,
+    intermediate_size=128,
+)
+DEEPSEEK = DeepseekV3Config(
+    **{**SIZES, "num_key_value_heads": 4, "head_dim": 32},
+    intermediate_size=128,
+    moe_intermediate_size=128,
+    n_routed_experts=4,
+    n_group=1,
+    topk_group=1,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    kv_lora_rank=32,
+    q_lora_rank=32,
+    qk_rope_head_dim=32,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+)
+NEMOTRON_H = NemotronHConfig(
+    **{**SIZES, "num_hidden_layers": 3},
+    hybrid_override_pattern="ME*",
+    n_routed_experts=4,
+    moe_intermediate_size=128,
+    moe_shared_expert_intermediate_size=128,
+    n_group=1,
+    topk_group=1,
+    mamba_num_heads=8,
+    expand=2,
+    mamba_head_dim=32,
+    ssm_state_size=16,
+    n_groups=2,
+    chunk_size=16,
 )
 
 
@@ -104,3 +157,100 @@ def mxfp4_experts(folder: Path) -> tuple[Path, Path]:
         return {f"{name}_blocks": blocks, f"{name}_scales": scales}, dense.contiguous()
 
     return _pair(folder, GPT_OSS, {"quant_method": "mxfp4"}, change)
+
+
+# ------------------------------------------------------------------- every method, every structure
+Packed = tuple[dict[str, Tensor], Tensor]  # tensors by the ends of their names, and what they are
+_MATRIX = re.compile(r".*(_proj|_linear|\.w[123])\.weight")
+GROUP = 32
+
+
+def _gptq(weight: Tensor) -> Packed:
+    groups = np.arange(weight.shape[1]) // GROUP
+    codes = quantize(weight, 4, groups, True)
+    steps, scales, zeros = codes
+    tensors = {
+        "qweight": words(steps, 4).T.contiguous(),
+        "qzeros": words(zeros.T - 1, 4),
+        "scales": torch.from_numpy(scales.T.astype(np.float16)),
+        "g_idx": torch.from_numpy(groups.astype(np.int32)),
+    }
+    return tensors, stands_for(codes, groups)
+
+
+def _awq(weight: Tensor) -> Packed:
+    groups = np.arange(weight.shape[1]) // GROUP
+    codes = quantize(weight, 4, groups, False)
+    steps, scales, zeros = codes
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {"qweight": words(steps.T, 4, order), "qzeros": words(zeros.T, 4, order)}
+    scale = torch.from_numpy(scales.T.astype(np.float16))
+    return tensors | {"scales": scale}, stands_for(codes, groups)
+
+
+def _float8(weight: Tensor) -> Packed:
+    blocks = [-(-size // 128) for size in weight.shape]
+    scale = torch.full(blocks, float(weight.abs().max()) / 448)
+    codes = (weight / scale[0, 0]).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scale}, codes.float() * scale[0, 0]
+
+
+def _int8(weight: Tensor) -> Packed:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    codes = (weight / scale).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scale}, codes.float() * scale
+
+
+def _packed4(weight: Tensor) -> Packed:
+    groups = np.arange(weight.shape[1]) // GROUP
+    codes = quantize(weight, 4, groups, True)
+    steps, scales, _ = codes
+    tensors = {
+        "weight_packed": words(steps, 4),
+        "weight_shape": torch.tensor(weight.shape),
+        "weight_scale": torch.from_numpy(scales.astype(np.float16)),
+    }
+    return tensors, stands_for(codes, groups)
+
+
+def _scheme(form: str, bits: int, target: str) -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "channel"}
+    weights |= {"strategy": "group", "group_size": GROUP} if form == "pack-quantized" else {}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": {"targets": [target], "weights": weights}},
+    }
+
+
+METHODS: dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]] = {
+    "gptq": (_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
+    "awq": (_awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}),
+    "fp8": (_float8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "int8": (_int8, _scheme("int-quantized", 8, "Linear")),
+    # By the names that the checkpoint has.
+    "int4": (_packed4, _scheme("pack-quantized", 4, r"re:.*(self_attn|block_sparse_moe).*")),
+}
+
+
+def quantized(folder: Path, config: Any, method: str) -> tuple[Path, Path]:
+    """Write a mixture as published, all matrices but routers and the head in codes of `method`.
+
+    One tensor of all experts becomes one of codes, one of scales.
+    """
+    pack, settings = METHODS[method]
+
+    def change(name: str, weight: Tensor) -> Packed | None:
+        if not _MATRIX.fullmatch(name):
+            return None
+        found = [pack(one) for one in (weight if weight.dim() == 3 else [weight])]
+        ends = found[0][0]
+        if weight.dim() == 3:
+            parts = {end: torch.stack([one[0][end] for one in found]) for end in ends}
+            dense = torch.stack([one[1] for one in found])
+        else:
+            parts, dense = found[0]
+        stem = name.removesuffix(".weight")
+        return {f"{stem}.{end}": part.contiguous() for end, part in parts.items()}, dense
+
+    return _pair(folder, config, settings, change)

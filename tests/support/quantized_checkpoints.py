@@ -151,27 +151,39 @@ def gptq(
     return make(folder, settings | {"checkpoint_format": version}, pack)
 
 
-def awq(folder: Path, *, group: int = 64) -> tuple[Path, Path]:
-    """Write AutoAWQ's gemm layout."""
+def awq(folder: Path, *, group: int = 64, version: str = "gemm") -> tuple[Path, Path]:
+    """Write AutoAWQ's gemm layout, or gemv, which packs along the inputs and pads groups."""
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         groups = np.arange(weight.shape[1]) // group
         codes = quantize(weight, 4, groups, False)
-        steps, scales, zeros = codes
-        order = (0, 2, 4, 6, 1, 3, 5, 7)
-        tensors = {"qweight": words(steps.T, 4, order), "qzeros": words(zeros.T, 4, order)}
-        return tensors | {"scales": torch.from_numpy(scales.T.astype(np.float16))}, stands_for(
-            codes, groups
-        )
+        return (_gemm if version == "gemm" else _gemv)(codes), stands_for(codes, groups)
 
     settings = {
         "quant_method": "awq",
         "bits": 4,
         "group_size": group,
         "zero_point": True,
-        "version": "gemm",
+        "version": version,
     }
     return make(folder, settings, pack, "qwen3")
+
+
+def _gemm(codes: Codes) -> dict[str, Tensor]:
+    steps, scales, zeros = codes
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {"qweight": words(steps.T, 4, order), "qzeros": words(zeros.T, 4, order)}
+    return tensors | {"scales": torch.from_numpy(scales.T.astype(np.float16))}
+
+
+def _gemv(codes: Codes) -> dict[str, Tensor]:
+    steps, scales, zeros = codes
+    padded = np.zeros((len(steps), 16), np.float16)
+    padded[:, : scales.shape[1]] = scales
+    wide = np.zeros((len(steps), 16), np.int64)
+    wide[:, : zeros.shape[1]] = zeros
+    tensors = {"qweight": words(steps, 4), "qzeros": words(wide, 4)}
+    return tensors | {"scales": torch.from_numpy(padded)}
 
 
 def compressed(

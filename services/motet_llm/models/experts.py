@@ -1,7 +1,8 @@
 """Compute a mixture's experts by packed matrices, one pair for each expert.
 
 Replaces modules that transformers' `use_experts_implementation` marks: their parameters are
-`gate_up_proj` and `down_proj`, each of all experts, and `_apply_gate` joins gate and up.
+`gate_up_proj` and `down_proj` (`up_proj` for experts without gate), each of all experts, and
+`_apply_gate` joins gate and up. `other_experts.py` reads those of other structure.
 
 Shapes: T tokens, E experts, k of them per token, H hidden size, I inner size.
 """
@@ -17,17 +18,21 @@ from torch import Tensor, nn
 from motet_kernels.linear.pack import pack_linear
 
 Product = Callable[[Tensor], Tensor]
-_PARAMETERS = ("gate_up_proj", "down_proj")
 
 
 def is_experts(module: nn.Module) -> bool:
     """Return True if a module's experts can be computed by packed matrices."""
     return (
-        getattr(module, "has_gate", False)
+        hasattr(module, "has_gate")
         and not getattr(module, "has_post_expert_norm", False)
         and hasattr(module, "_apply_gate")
-        and all(_is_stack(getattr(module, name, None)) for name in _PARAMETERS)
+        and all(_is_stack(getattr(module, name, None)) for name in parameters_of(module))
     )
+
+
+def parameters_of(experts: Any) -> tuple[str, str]:
+    """Return the names of the parameters that come first and last."""
+    return ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj")
 
 
 def _is_stack(parameter: Any) -> bool:
@@ -62,7 +67,7 @@ def mix(
 
 
 class PackedExperts(nn.Module):
-    """Compute experts by a `Linear` for each matrix."""
+    """Compute experts by a `Linear` for each matrix; `gate` is what is between them."""
 
     def __init__(self, gate: Product, gate_up: Sequence[nn.Module], down: Sequence[nn.Module]):
         super().__init__()
@@ -78,25 +83,27 @@ class PackedExperts(nn.Module):
 def pack_experts(experts: Any, form: str, device: torch.device) -> PackedExperts:
     """Return packed experts in a format of `pack_linear`; the originals' weights are freed."""
     packed: list[list[nn.Module]] = []
-    for name in _PARAMETERS:
+    for name in parameters_of(experts):
         stack, bias_EN = getattr(experts, name), getattr(experts, f"{name}_bias", None)
-        packed.append(
-            [
-                pack_linear(
-                    (weight.T if experts.is_transposed else weight).detach().contiguous(),
-                    None if bias_EN is None else bias_EN[number].detach(),
-                    form,
-                    device,
-                )
-                for number, weight in enumerate(stack)
-            ]
-        )
+        turned = stack.transpose(1, 2) if experts.is_transposed else stack
+        packed.append(pack_stack(turned, bias_EN, form, device))
     return PackedExperts(gate_of(experts), *packed)
 
 
+def pack_stack(
+    stack: Tensor, bias_EN: Tensor | None, form: str, device: torch.device
+) -> list[nn.Module]:
+    """Return a packed layer for each matrix `[outputs, inputs]` of a stack."""
+    biases = [None] * len(stack) if bias_EN is None else list(bias_EN.detach())
+    return [
+        pack_linear(matrix.detach().contiguous(), bias, form, device)
+        for matrix, bias in zip(stack, biases, strict=True)
+    ]
+
+
 def gate_of(experts: Any) -> Product:
-    """Return what joins gate and up, and free the weights of the module that it belongs to."""
+    """Return what is between both products, and free the weights of the module."""
     for name in [name for name, _ in experts.named_parameters(recurse=False)]:
         delattr(experts, name)
-    gate: Product = experts._apply_gate
+    gate: Product = experts._apply_gate if experts.has_gate else experts.act_fn
     return gate

@@ -26,8 +26,7 @@ from motet_llm.cache.kv_cache import CPU
 from motet_llm.weights import coded_linear as coded
 from motet_llm.weights.coded_experts import CodedExperts
 
-from . import fused_layers
-from .experts import is_experts, pack_experts
+from . import fused_layers, other_experts
 from .joined_linear import JoinedLinear, JoinedPart
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -64,8 +63,12 @@ def optimize(
             if isinstance(child, CodedExperts):
                 setattr(parent, name, child.packed(device, precise))
                 counts["packed"] += 1
-            elif weights != "float32" and not gpu.is_gpu(device) and is_experts(child):
-                setattr(parent, name, pack_experts(child, weights, device))
+            elif (
+                weights != "float32"
+                and not gpu.is_gpu(device)
+                and (experts := other_experts.pack(child, weights, device)) is not None
+            ):
+                setattr(parent, name, experts)
                 counts["packed"] += 1
             elif type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
                 setattr(parent, name, _pack([child], weights, device))

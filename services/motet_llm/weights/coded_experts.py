@@ -1,7 +1,7 @@
 """Hold the experts of a quantized checkpoint as codes until they are packed.
 
-Checkpoints store them expert by expert, as `experts.0.gate_proj` and so on, or all of a layer in
-one tensor.
+Checkpoints store them expert by expert, as `experts.0.gate_proj` (or Mixtral's `w1`) and so on, or
+all of a layer in one tensor, which mxfp4 and GGUF read whole and `TensorFiles` splits.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from transformers import PreTrainedModel
 
 from motet_kernels import gpu
 from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
-from motet_llm.models.experts import PackedExperts, gate_of, is_experts, mix
+from motet_llm.models.experts import PackedExperts, gate_of, is_experts, mix, parameters_of
 from motet_shared.errors import ConfigError
 
 from .coded_linear import CodedLinear
+
+# Modules of the first product and of the second, by expert: gate before up.
+_GATED = (
+    (("#.gate_proj", "#.up_proj"), "#.down_proj"),
+    (("#.w1", "#.w3"), "#.w2"),
+    (("gate_up_proj.#",), "down_proj.#"),
+)
+_UNGATED = ((("#.up_proj",), "#.down_proj"), (("up_proj.#",), "down_proj.#"))
 
 
 class Codes(Protocol):
@@ -32,13 +40,11 @@ class Codes(Protocol):
 class CodedExperts(nn.Module):
     """Compute experts with quantized matrices, replacing a module of which `is_experts` holds."""
 
-    gate_up_proj_bias: Tensor | None
-    down_proj_bias: Tensor | None
-
     def __init__(self, original: Any, gate_up: list[GroupWeights], down: list[GroupWeights]):
         super().__init__()
-        for name in ("gate_up_proj_bias", "down_proj_bias"):
-            self.register_parameter(name, getattr(original, name, None))
+        self._parameters_of = parameters_of(original)
+        for name in self._parameters_of:
+            self.register_parameter(f"{name}_bias", getattr(original, f"{name}_bias", None))
         self.gate_up, self.down, self.gate = gate_up, down, gate_of(original)
 
     def forward(self, hidden: Tensor, index_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
@@ -48,9 +54,10 @@ class CodedExperts(nn.Module):
         return mix(rows_TH, index_Tk, weights_Tk, self.gate, *products).view(hidden.shape)
 
     def _linears(self) -> tuple[list[CodedLinear], list[CodedLinear]]:
+        first, last = self._parameters_of
         return (
-            _with_biases("gate_up_proj", self.gate_up, self.gate_up_proj_bias),
-            _with_biases("down_proj", self.down, self.down_proj_bias),
+            _with_biases(first, self.gate_up, getattr(self, f"{first}_bias")),
+            _with_biases(last, self.down, getattr(self, f"{last}_bias")),
         )
 
     def packed(self, device: torch.device, precise: bool) -> PackedExperts:
@@ -79,14 +86,14 @@ def put_experts(model: PreTrainedModel, codes: Codes) -> None:
     """Replace experts that are quantized."""
     for name, module in [both for both in model.named_modules() if is_experts(both[1])]:
         experts: Any = module
-        if codes.has(f"{name}.gate_up_proj"):
+        if codes.has(f"{name}.{parameters_of(experts)[0]}"):
             read: Any = codes
             both = [
                 read.read_stack(f"{name}.{part}", *_shape(experts, part))
-                for part in ("gate_up_proj", "down_proj")
+                for part in parameters_of(experts)
             ]
-        elif codes.has(f"{name}.0.gate_proj"):
-            both = _one_by_one(codes, name, experts)
+        elif (parts := _parts(codes, name, experts)) is not None:
+            both = _one_by_one(codes, parts, experts)
         else:
             continue
         model.set_submodule(name, CodedExperts(experts, *both))
@@ -98,19 +105,45 @@ def _shape(experts: Any, part: str) -> tuple[int, int, int]:
     return (count, inputs, features) if experts.is_transposed else (count, features, inputs)
 
 
-def _one_by_one(codes: Codes, name: str, experts: Any) -> list[list[GroupWeights]]:
-    count, features, inputs = _shape(experts, "gate_up_proj")
-    gate_up, half = [], features // 2
+def _parts(codes: Codes, name: str, experts: Any) -> tuple[tuple[str, ...], str] | None:
+    """Return the modules of the first product and of the second, with `#` for an expert's number.
+
+    None if there are none. Of experts with a gate, gate comes before up.
+    """
+    layouts = _GATED if experts.has_gate else _UNGATED
+    for first, second in layouts:
+        modules = tuple(f"{name}.{part}" for part in first)
+        if codes.has(modules[0].replace("#", "0")):
+            return modules, f"{name}.{second}"
+    return None
+
+
+def _one_by_one(
+    codes: Codes, parts: tuple[tuple[str, ...], str], experts: Any
+) -> list[list[GroupWeights]]:
+    first, second = parts
+    _refuse_interleaved(first, experts)
+    count, features, inputs = _shape(experts, parameters_of(experts)[0])
+    gate_up = []
     for number in range(count):
-        parts = [
-            codes.read(f"{name}.{number}.{part}", half, inputs) for part in ("gate_proj", "up_proj")
-        ]
-        if not can_join(parts):
+        modules = [part.replace("#", str(number)) for part in first]
+        halves = [codes.read(module, features // len(first), inputs) for module in modules]
+        if not can_join(halves):
             raise ConfigError(
-                f"{name}.{number}: gate_proj and up_proj are quantized in different ways; "
-                "give the original weights"
+                f"{' and '.join(modules)} are quantized in different ways; give the original weights"
             )
-        gate_up.append(joined(parts))
+        gate_up.append(joined(halves) if len(halves) > 1 else halves[0])
     _, features, inputs = _shape(experts, "down_proj")
-    down = [codes.read(f"{name}.{number}.down_proj", features, inputs) for number in range(count)]
+    down = [
+        codes.read(second.replace("#", str(number)), features, inputs) for number in range(count)
+    ]
     return [gate_up, down]
+
+
+def _refuse_interleaved(first: tuple[str, ...], experts: Any) -> None:
+    """Raise ConfigError for experts whose gate and up alternate, which no such layout keeps."""
+    if len(first) > 1 and not experts.is_concatenated:
+        raise ConfigError(
+            f"{first[0]}: {type(experts).__name__} has the rows of gate and up in turns; "
+            "give its experts in mxfp4, or the original weights"
+        )

@@ -49,12 +49,12 @@ class CodedLinear(nn.Module):
 
 
 class CodedEmbedding(nn.Module):
-    """Look up rows of a quantized table; `table` also serves as a tied head."""
+    """Look up rows of a quantized table, times `scale`; `table` also serves as a tied head."""
 
-    def __init__(self, codes: GroupWeights, dtype: torch.dtype):
+    def __init__(self, codes: GroupWeights, dtype: torch.dtype, scale: float = 1.0):
         super().__init__()
         self.codes: GroupWeights | None = codes
-        self.table, self.dtype = pack_groups(codes, None, CPU), dtype
+        self.table, self.dtype, self.scale = pack_groups(codes, None, CPU), dtype, scale
 
     def pack(self, dtype: torch.dtype, device: torch.device, precise: bool) -> None:
         """Prepare to return rows of `dtype` on `device`."""
@@ -64,7 +64,10 @@ class CodedEmbedding(nn.Module):
         self.codes, self.dtype = None, dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table.read(ids).to(self.dtype)
+        rows: Tensor = self.table.read(ids).to(self.dtype)
+        if self.scale == 1:
+            return rows
+        return rows * torch.tensor(self.scale, dtype=self.dtype)  # rounded as the rows are
 
 
 def join(parent: nn.Module, names: tuple[str, ...], device: torch.device, precise: bool) -> int:

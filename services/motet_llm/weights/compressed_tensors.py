@@ -66,7 +66,9 @@ class Compressed:
 
         Raises ConfigError that names a tensor which is missing or misshapen.
         """
-        scheme = next((one for one in self._groups if one.is_for(module)), None)
+        scheme = next(
+            (one for one in self._groups if any(map(one.is_for, self._names(module)))), None
+        )
         if scheme is None:
             raise ConfigError(
                 f"{module} is quantized, but no entry of quantization_config.config_groups is for it"
@@ -76,6 +78,11 @@ class Compressed:
         if not packed and scheme.kind == "float":
             return self._float8(module, features, inputs, scheme)
         return self._integers(module, features, inputs, scheme, packed)
+
+    def _names(self, module: str) -> set[str]:
+        """Return the names of a module: the model's, and the one that the file has."""
+        tensors = [f"{module}.{end}" for end in ("weight_packed", "weight")]
+        return {module, *(self._files.stored_name(one).rpartition(".")[0] for one in tensors)}
 
     def _float8(self, module: str, features: int, inputs: int, scheme: _Scheme) -> GroupWeights:
         codes_NK = self._files.need(f"{module}.weight", (features, inputs), (FLOAT8,))

@@ -4,9 +4,9 @@
 
 | tensor | GPTQ | AWQ |
 |---|---|---|
-| `qweight`, int32 | `[K · bits / 32, N]`, along the inputs | `[K, N / 8]`, along N in AWQ's order |
-| `qzeros`, int32 | `[G, N · bits / 32]`, less one in version 1 | `[G, N / 8]` in the same order |
-| `scales`, float16 | `[G, N]` | `[G, N]` |
+| `qweight`, int32 | `[K · bits / 32, N]`, along the inputs | `[K, N / 8]`, along N in AWQ's order; gemv `[N, K / 8]` |
+| `qzeros`, int32 | `[G, N · bits / 32]`, less one in version 1 | `[G, N / 8]` as `qweight`; gemv `[N, ≥ G / 8]` |
+| `scales`, float16 | `[G, N]` | `[G, N]`; gemv `[N, 8 · width of qzeros]` |
 | `g_idx`, int32 | `[K]`: the group of each input, in any order with desc_act | |
 
 Shapes: N output features, K input features, G groups of them.
@@ -79,7 +79,7 @@ class Gptq:
 
 
 class Awq:
-    """Read AWQ's matrices: four bits, in the layout that AutoAWQ calls gemm."""
+    """Read AWQ's matrices: four bits, in the layouts that AutoAWQ calls gemm and gemv."""
 
     def __init__(self, settings: dict[str, Any], files: TensorFiles):
         self._files = files
@@ -90,13 +90,14 @@ class Awq:
             raise ConfigError(
                 f"quantization_config.bits={bits!r}: 4 is read; give such a checkpoint"
             )
-        if str(version).lower() != "gemm":
+        if str(version).lower() not in ("gemm", "gemv"):
             raise ConfigError(
-                f"quantization_config.version={version!r}: gemm is read; give such a checkpoint"
+                f"quantization_config.version={version!r}: gemm and gemv are read; give such a checkpoint"
             )
+        self._by_output = str(version).lower() == "gemv"
         if not settings.get("zero_point", True):
             raise ConfigError(
-                "quantization_config.zero_point=false: AWQ's gemm layout has zero points; set it to true"
+                "quantization_config.zero_point=false: AWQ's layouts have zero points; set it to true"
             )
         _check_group(self._group)
 
@@ -107,11 +108,23 @@ class Awq:
         """Return the weights of a module; see `Gptq.read`."""
         group = inputs if self._group == -1 else self._group
         groups = -(-inputs // group)
+        if self._by_output:
+            return self._read_by_output(module, features, inputs, group)
         packed = self._files.need(f"{module}.qweight", (inputs, features // 8), _INT32)
         zeros = self._files.need(f"{module}.qzeros", (groups, features // 8), _INT32)
         scale_GN = self._files.need(f"{module}.scales", (groups, features), _SCALES)
         steps_KN, zero_GN = (unpack_columns(part, 4, AWQ_ORDER) for part in (packed, zeros))
         return of_steps(module, steps_KN.T, scale_GN.T, zero_GN.T, 4, group)
+
+    def _read_by_output(self, module: str, features: int, inputs: int, group: int) -> GroupWeights:
+        """Return the weights of layout gemv, whose rows of scales and zero points are padded."""
+        groups = -(-inputs // group)
+        packed = self._files.need(f"{module}.qweight", (features, inputs // 8), _INT32)
+        words = max(-(-groups // 8), (self._files.shape(f"{module}.qzeros") or (0, 0))[-1])
+        zeros = self._files.need(f"{module}.qzeros", (features, words), _INT32)
+        scale_NG = self._files.need(f"{module}.scales", (features, words * 8), _SCALES)
+        steps_NK, zero_NG = unpack_columns(packed, 4), unpack_columns(zeros, 4)[:, :groups]
+        return of_steps(module, steps_NK, scale_NG[:, :groups].contiguous(), zero_NG, 4, group)
 
 
 def _check_group(group: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.linear.linear import Linear
 from motet_shared.errors import ConfigError
@@ -26,6 +27,7 @@ from .compressed_tensors import Compressed
 from .float8_blocks import Float8Blocks
 from .gptq import Awq, Gptq
 from .mxfp4 import Mxfp4
+from .published_names import renaming
 from .tensor_files import TensorFiles
 
 METHODS: dict[str, Any] = {
@@ -36,6 +38,8 @@ METHODS: dict[str, Any] = {
     "bitsandbytes": BitsAndBytes,
     "mxfp4": Mxfp4,
 }
+
+_ABSORBED = ".kv_b_proj"  # DeepSeek's and others' latent attention (attention/latent.py)
 
 
 class Plain(Protocol):
@@ -89,7 +93,7 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
 
     Raises ConfigError that names every tensor which is missing, left over or misshapen.
     """
-    codes, plain = _open(folder, config)
+    codes, plain = _open(folder, config, found.__name__)
     settings = config.__dict__.pop(
         "quantization_config", None
     )  # transformers would import a library for it
@@ -100,10 +104,10 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
         config.quantization_config = settings
     tied = bool(getattr(config, "tie_word_embeddings", False))
     put_experts(model, codes)
-    _put_codes(model, codes, dtype, tied)
+    done = _put_codes(model, codes, dtype, tied)
     _drop_unused(model, plain)
     faults = [
-        *_put_plain(model, plain, dtype, tied),
+        *_put_plain(model, plain, dtype, tied, done),
         *(f"unknown {name}" for name in sorted(plain.left)),
     ]
     if faults:
@@ -119,14 +123,14 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
     return model.eval().requires_grad_(False)
 
 
-def _open(folder: Path, config: PreTrainedConfig) -> tuple[Codes, Plain]:
+def _open(folder: Path, config: PreTrainedConfig, class_name: str) -> tuple[Codes, Plain]:
     path = gguf_path(folder)
     if path is not None:
         from .gguf.file import GgufFile
 
         opened = GgufFile(path, config)
         return opened, opened
-    files = TensorFiles(folder)
+    files = TensorFiles(folder, renaming(config.model_type, class_name))
     settings = settings_of(config) or {}
     codes: Codes = METHODS[settings["quant_method"]](settings, files)
     return codes, files
@@ -153,14 +157,24 @@ def _without_memory() -> Iterator[None]:
         module_class.register_parameter = register
 
 
-def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: bool) -> None:
-    """Replace linear layers and the embedding table that are quantized."""
+def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: bool) -> set[str]:
+    """Replace linear layers and the embedding table that are quantized.
+
+    Returns the weights that are dequantized instead: those which latent attention absorbs.
+    """
+    done = set()
     linears = [
-        (name, module) for name, module in model.named_modules() if type(module) is nn.Linear
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, Conv1D)
     ]
     for name, linear in linears:
         if codes.has(name):
-            weights = codes.read(name, linear.out_features, linear.in_features)
+            weights = codes.read(name, *_sizes(linear))
+            if name.endswith(_ABSORBED):
+                _set(model, f"{name}.weight", weights.dense().to(dtype))
+                done.add(f"{name}.weight")
+                continue
             bias = (
                 None if linear.bias is None else torch.empty(0)
             )  # filled with the unquantized tensors
@@ -169,15 +183,39 @@ def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: b
     name = next(name for name, module in model.named_modules() if module is table)
     if isinstance(table, nn.Embedding) and codes.has(name):
         rows = codes.read(name, table.num_embeddings, table.embedding_dim)
-        model.set_input_embeddings(CodedEmbedding(rows, dtype))
+        model.set_input_embeddings(CodedEmbedding(rows, dtype, _scale_of(table)))
         if tied:
             model.set_output_embeddings(CodedLinear(name, rows, None))
+    return done
+
+
+def _scale_of(table: nn.Embedding) -> float:
+    """Return what a family multiplies its embeddings by. Raises ConfigError for other changes."""
+    if type(table) is nn.Embedding:
+        return 1.0
+    scale: Any = getattr(table, "embed_scale", None)
+    if scale is None:
+        raise ConfigError(
+            f"{type(table).__name__}: a quantized table of this kind is not read; "
+            "give the original weights"
+        )
+    return float(scale)
+
+
+def _sizes(linear: Any) -> tuple[int, int]:
+    """Return a layer's output and input features."""
+    if isinstance(linear, Conv1D):  # GPT-2's, with its matrix turned
+        return linear.nf, linear.nx
+    return linear.out_features, linear.in_features
 
 
 def _put_plain(
-    model: PreTrainedModel, plain: Plain, dtype: torch.dtype, tied: bool
+    model: PreTrainedModel, plain: Plain, dtype: torch.dtype, tied: bool, done: set[str]
 ) -> Iterator[str]:
-    """Fill all other parameters and the biases; yield what is missing or misshapen."""
+    """Fill all other parameters, but those in `done`, and the biases.
+
+    Yields what is missing or misshapen.
+    """
     for name, module in model.named_modules():
         if isinstance(module, CodedLinear) and module.bias is not None:
             bias = plain.take(f"{name}.bias")
@@ -189,6 +227,8 @@ def _put_plain(
     if tied and isinstance(head, nn.Linear) and isinstance(table, nn.Embedding):
         head.weight = table.weight
     for name, parameter in list(model.named_parameters()):
+        if name in done:
+            continue
         tensor = plain.take(name)
         if tensor is None:
             yield f"missing {name}"
@@ -207,8 +247,9 @@ def _put_plain(
 
 def _put_buffers(model: nn.Module, plain: Plain) -> Iterator[str]:
     """Fill buffers that the checkpoint has, such as biases of routers."""
+    persistent = model.state_dict().keys()
     for name, buffer in model.named_buffers():
-        tensor = plain.take(name) if name in plain.left else None
+        tensor = plain.take(name) if name in persistent else None
         if tensor is None:
             continue
         if tensor.shape != buffer.shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from motet_llm.models.experts import PackedExperts, pack_experts
 from motet_shared.errors import ConfigError
 from support import experts_checkpoints as made
-from support.quantized_checkpoints import PROMPT, answer, engine_of
+from support.quantized_checkpoints import PROMPT, answer, engine_of, set_config
 
 
 def check(coded: Path, dense: Path, bound: float, **settings: str) -> list[PackedExperts]:
@@ -39,6 +40,61 @@ def test_float8_in_blocks(tmp_path: Path) -> None:
     experts = check(*made.float8_experts(tmp_path), 1e-3)
     assert len(experts) == 2
     assert formats(experts) == {"float8:128"}
+
+
+STRUCTURES = [
+    ("mixtral", made.MIXTRAL, "gptq", "int4:32"),
+    ("mixtral", made.MIXTRAL, "int4", "int4:32"),
+    ("qwen2_moe", made.QWEN2_MOE, "awq", "int4:32"),
+    ("deepseek_v3", made.DEEPSEEK, "fp8", "float8:128"),
+    ("granitemoe", made.GRANITE_MOE, "fp8", "float8:128"),
+    ("granitemoe", made.GRANITE_MOE, "int8", "int8:128"),
+    ("granitemoe", made.GRANITE_MOE, "gptq", "int4:32"),
+    ("nemotron_h", made.NEMOTRON_H, "gptq", "int4:32"),
+]
+
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize(
+    ("name", "config", "method", "form"), STRUCTURES, ids=[f"{s[0]}, {s[2]}" for s in STRUCTURES]
+)
+def test_published_structures(
+    name: str, config: object, method: str, form: str, tmp_path: Path
+) -> None:
+    coded, dense = made.quantized(tmp_path, config, method)
+    experts = check(coded, dense, 1e-3, code_inputs="int16")
+    assert experts
+    assert formats(experts) == {form}
+
+
+def test_a_tensor_of_all_experts_as_transformers_saves_it(tmp_path: Path) -> None:
+    coded, dense = made.quantized(tmp_path, made.GRANITE_MOE, "fp8")
+    path = coded / "model.safetensors"
+    stem = r"block_sparse_moe\.(input|output)_linear\.weight"
+    names = {"input": "experts.gate_up_proj", "output": "experts.down_proj"}
+    tensors = {
+        re.sub(stem, lambda match: f"block_sparse_moe.{names[match[1]]}", name): tensor
+        for name, tensor in load_file(path).items()
+    }
+    assert "model.layers.0.block_sparse_moe.experts.gate_up_proj_scale_inv" in tensors
+    save_file(tensors, path, {"format": "pt"})
+    assert formats(check(coded, dense, 1e-3)) == {"float8:128"}
+
+
+def test_gate_and_up_in_turns_are_not_joined(tmp_path: Path) -> None:
+    """gpt-oss by expert: its rows would have to alternate."""
+    folder = made.plain(tmp_path, made.GPT_OSS)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.experts"
+    both = tensors.pop(f"{name}.gate_up_proj")[0].T.contiguous().view(2, -1, 128)
+    for part, half in zip(("gate_proj", "up_proj"), both, strict=True):
+        codes, _ = made.METHODS["fp8"][0](half)
+        tensors |= {f"{name}.0.{part}.{end}": code for end, code in codes.items()}
+    save_file(tensors, path, {"format": "pt"})
+    set_config(folder, quantization_config=made.METHODS["fp8"][1])
+    with pytest.raises(ConfigError, match="in turns"):
+        engine_of(folder)
 
 
 @pytest.mark.parametrize(("inputs", "bound"), [("int8", 0.06), ("int16", 1e-3)])

@@ -32,6 +32,7 @@ MADE: dict[str, tuple[Callable[[Path], tuple[Path, Path]], str]] = {
         "int8:128",
     ),
     "awq": (lambda at: made.awq(at), "int4:64"),
+    "awq, gemv": (lambda at: made.awq(at, version="gemv"), "int4:64"),
     "packed int4": (lambda at: made.compressed(at, "pack-quantized", group=32), "int4:32"),
     "packed int4, zero points": (
         lambda at: made.compressed(at, "pack-quantized", group=128, symmetric=False),

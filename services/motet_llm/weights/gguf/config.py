@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 
 from motet_shared.errors import ConfigError
 
@@ -25,6 +26,7 @@ _SPECIAL = {
     "eos_token_id": "eos_token_id",
     "pad_token_id": "padding_token_id",
 }
+_NOT_EVERYWHERE = {"intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps"}
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -37,19 +39,31 @@ def config_of(header: Header) -> dict[str, Any]:
     rope = {**_rope(header, config), **config.pop("rope", {})}
     if architecture.rotates and "rope_parameters" not in config:
         config["rope_parameters"] = rope
-    return {key: value for key, value in config.items() if value is not None}
+    return _in_its_words(config)
+
+
+def _in_its_words(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields by the names that the config class has for them, without unknown sizes."""
+    found: Any = CONFIG_MAPPING[config["model_type"]]
+    own, known = found.attribute_map, set(found.__dataclass_fields__)
+    return {
+        own.get(key, key): value
+        for key, value in config.items()
+        if value is not None and (key not in _NOT_EVERYWHERE or own.get(key, key) in known)
+    }
 
 
 def _common(header: Header) -> dict[str, Any]:
     """Return what all decoders of transformers call by the same names."""
-    heads, hidden = header.need("attention.head_count"), header.need("embedding_length")
+    header.need("attention.head_count")
+    heads = _number(header, "attention.head_count")
     specials = {key: header.fields.get(f"tokenizer.ggml.{name}") for key, name in _SPECIAL.items()}
     return {
         **specials,
         "dtype": _dtype(header),
         "vocab_size": _vocabulary(header),
-        "hidden_size": hidden,
-        "intermediate_size": header.get("feed_forward_length"),
+        "hidden_size": header.need("embedding_length"),
+        "intermediate_size": _number(header, "feed_forward_length"),
         "num_hidden_layers": header.need("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": header.get("attention.head_count_kv", heads),
@@ -58,6 +72,20 @@ def _common(header: Header) -> dict[str, Any]:
         "rms_norm_eps": header.get("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
+
+
+def _number(header: Header, key: str) -> Any:
+    """Return a value that all layers share, if the file states it.
+
+    Raises ConfigError if it lists one per layer.
+    """
+    value = header.get(key)
+    if isinstance(value, list):
+        raise ConfigError(
+            f"{header.path.name}: {header.architecture}.{key} differs between layers, which "
+            "transformers has no class for; give a file of another model"
+        )
+    return value
 
 
 def _vocabulary(header: Header) -> int:
