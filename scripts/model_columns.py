@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from motet_llm.weights import checkpoint
-from motet_llm.weights.gguf.file import ARCHITECTURES as GGUF_TYPES
+from motet_llm.weights.gguf.layout import LAYOUTS as GGUF_TYPES
 from motet_llm.weights.quantized_checkpoint import METHODS
 from motet_shared.errors import ConfigError
 from support import families
