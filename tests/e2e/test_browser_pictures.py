@@ -11,7 +11,7 @@ from email import message_from_bytes
 from email.policy import HTTP
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -339,6 +339,8 @@ def _parts(headers: dict[str, str], body: bytes | None) -> dict[str, bytes]:
     head = f"content-type: {headers['content-type']}\r\n\r\n".encode()
     form = message_from_bytes(head + (body or b""), policy=HTTP)
     return {
-        str(part.get_param("name", header="content-disposition")): part.get_payload(decode=True)
+        str(part.get_param("name", header="content-disposition")): cast(
+            bytes, part.get_payload(decode=True)
+        )
         for part in form.iter_parts()
     }
