@@ -80,6 +80,7 @@ ITEMS: list[Struct] = [
     wire.PromptScores(1, [wire.ScoredToken(15496, -0.5, 1)]),
     wire.PromptPiece(0, [1, 15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),
+    wire.TargetText("Hello", [15496], target="second"),
     wire.TokenIds([1, 15496]),
     wire.Blob(SOUND),
     wire.Chunk(b"\x1f\x8b"),

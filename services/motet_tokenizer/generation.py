@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from motet_shared.errors import (
@@ -27,6 +28,8 @@ from motet_shared.messages import (
     PromptPiece,
     PromptScores,
     Resume,
+    TargetText,
+    Text,
     TextLogprob,
     TokenLogprob,
     Tokens,
@@ -280,7 +283,6 @@ class Generation:
         piece = self._text.feed(ids)
         if not self._request.output:
             piece.prompt_tokens = len(self._request.prompt)
-        piece.target, self._served_by = self._served_by, ""
         self._request.output += piece.ids
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:
@@ -293,7 +295,12 @@ class Generation:
             ]
             # Of a scored prompt, decode sends the stop token's, too, which is no part of the text.
             piece.logprobs += map(self._text_logprob, logprobs[len(ids) :])
-        await self._call.send(piece)
+        await self._call.send(self._named(piece) if self._served_by else piece)
+
+    def _named(self, piece: Text) -> TargetText:
+        """Return a piece with the target that generates from here on."""
+        name, self._served_by = self._served_by, ""
+        return TargetText(**structs.asdict(piece), target=name)
 
     async def _forward_scores(self, parts: PromptParts, bodies: list[Body]) -> list[Body]:
         """Send the parts of the prompt that are complete; return the other items."""

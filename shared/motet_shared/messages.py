@@ -621,7 +621,15 @@ class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     logprobs: list[TextLogprob] | None = None
     prompt_tokens: int = 0  # of the request; sent once, with the first text of a stream
     reasoning: str = ""  # text of the model's reasoning, which precedes `text`
-    target: str = ""  # target that generates from here on, by `ModelCard.target`
+
+
+class TargetText(Text, array_like=True, omit_defaults=True, gc=False, tag="X", kw_only=True):
+    """Text from another target than the text before it.
+
+    `target` generates from here on, by `ModelCard.target`.
+    """
+
+    target: str
 
 
 class TokenIds(Struct, array_like=True, omit_defaults=True, gc=False, tag="T"):
@@ -818,6 +826,7 @@ Body = (
     Tokens
     | PromptScores
     | PromptPiece
+    | TargetText
     | Text
     | TokenIds
     | Blob
@@ -1093,8 +1102,8 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 
 # Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
-    Chat: (Text, PromptPiece),
-    Complete: (Text, PromptPiece),
+    Chat: (Text, TargetText, PromptPiece),
+    Complete: (Text, TargetText, PromptPiece),
     Tokenize: (TokenIds,),
     Detokenize: (Text,),
     Generate: (Tokens, PromptScores),

@@ -22,7 +22,7 @@ from typing import cast
 import msgspec
 
 from motet_pipelines.failover import Failover, StreamMoves
-from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, Text
+from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, TargetText, Text
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
@@ -129,7 +129,7 @@ def _note(batch: list[Text | PromptPiece], ids: list[int], targets: list[str]) -
         if isinstance(item, PromptPiece):
             continue
         ids += item.ids
-        if item.target and item.target not in targets[-1:]:
+        if isinstance(item, TargetText) and item.target not in targets[-1:]:
             targets.append(item.target)
         length += received_length(item)
     return length

@@ -42,8 +42,8 @@ class Options(Strict):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     mirostat: Any = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
     tfs_z: Any = None
     typical_p: Any = None
     penalize_newline: Any = None

@@ -116,7 +116,7 @@ class ShowBody(Strict):
 
     model: ModelName | None = None
     name: ModelName | None = None
-    verbose: bool | None = None
+    verbose: Any = None
 
 
 class PullBody(Strict):

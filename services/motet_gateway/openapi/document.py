@@ -22,6 +22,7 @@ from motet_shared import __version__
 from . import answers as answers
 from .forms import Schema
 
+_WITHOUT_VERSION = ("/rerank", "/score")  # paths that exist below /v1 too
 _REF = "#/components/schemas/{name}"
 JSON, FORM = "application/json", "multipart/form-data"
 _TEXT: Schema = {"type": "string"}
@@ -138,8 +139,11 @@ def _narrow(schema: Schema) -> None:
 
 
 def _name(route: Route) -> str:
+    """Return a name of the operation: its method and path, without the usual `/v1`."""
     path = documented_path(route).replace("{", "").replace("}", "")
     words = [word for word in path.split("/") if word not in ("", "v1")]
+    if path in _WITHOUT_VERSION:
+        words.append("unversioned")
     return "_".join([route.method.lower(), *(word.replace(".", "_") for word in words)])
 
 

@@ -159,7 +159,7 @@ def test_held_out_retrieval_is_measured(trained: Path) -> None:
 
 def test_perfect_embeddings_score_one(monkeypatch: pytest.MonkeyPatch) -> None:
     triplets = [Triplet("world", f"a{n}", f"b{n}", f"c{n}") for n in range(5)]
-    monkeypatch.setattr("embed_evaluate.held_out", lambda kind, count: triplets[:count])
+    monkeypatch.setattr("recipes.embed.evaluate.held_out", lambda kind, count: triplets[:count])
 
     class Perfect:
         def vectors(self, texts: list[str]) -> torch.Tensor:

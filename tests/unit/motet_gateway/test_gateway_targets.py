@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motet_shared.messages import Text
+from motet_shared.messages import TargetText, Text
 from motet_shared.testing import settle
 from support.fake_services import FakeDecode
 from support.gateway_client import world
@@ -18,7 +18,10 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(request: object) -> list[Text]:
-    return [Text("one ", [1], target="first"), Text("two", [2], target="second")]
+    return [
+        TargetText("one ", [1], target="first"),
+        TargetText("two", [2], target="second"),
+    ]
 
 
 @pytest.mark.usefixtures("chain")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from motet_shared.errors import Overloaded, Unavailable, UnsupportedParameter
+from motet_shared.messages import TargetText
 from motet_shared.testing import die
 from support.refusals import refuses
 from support.tiny_tokenizers import write_folder
@@ -27,7 +28,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
 
 
 def targets(answer: Answer) -> list[str]:
-    return [item.target for item in answer.items if item.target]
+    return [item.target for item in answer.items if isinstance(item, TargetText)]
 
 
 async def test_the_first_target_serves_while_it_can(stage: Stage) -> None:
