@@ -131,11 +131,16 @@ async function open(id) {
 
 function enter(next) {
   conversation = next;
-  for (const store of [sessionStorage, localStorage]) store.setItem(CURRENT, next.id);
+  remember(next);
   if (next.settings.model !== undefined) applySnapshot(next.settings);
   $("stats").textContent = next.isEmpty ? enterHint() : "";
   render();
   watch();
+}
+
+// Makes it the conversation that a reload opens.
+function remember({ id }) {
+  for (const store of [sessionStorage, localStorage]) store.setItem(CURRENT, id);
 }
 
 // Ends what runs, and saves it.
@@ -185,7 +190,10 @@ function watch() {
 
 async function save(changed) {
   if (changed.isEmpty || changed.erased) return;
-  if (changed === conversation) changed.settings = snapshot();
+  if (changed === conversation) {
+    changed.settings = snapshot();
+    remember(changed); // the first one of a visit was not entered
+  }
   await write(changed);
   await list.refresh(conversation.id);
 }
