@@ -16,7 +16,7 @@ import pytest
 
 from fuzz.campaign import campaign
 from fuzz.whole_stack import ROLES, WholeStack, whole_stack
-from motet_shared.wire.discovery import HEARTBEAT_EVERY
+from motet_shared.wire.discovery import EXPIRES_AFTER, HEARTBEAT_EVERY
 
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # a million take their time: --log-cli-level=INFO shows how far it is
@@ -47,8 +47,9 @@ async def test_fuzzed_frames_on_every_subject_change_nothing(
             gc.collect()
             sizes.append(psutil.Process().memory_info().rss)
             log.info("%d frames, %d MB", number + ROUND, sizes[-1] >> 20)
-        # A forged heartbeat describes an instance until its own next one.
-        await asyncio.sleep(2 * HEARTBEAT_EVERY)
+        # A forged heartbeat describes an instance until its own next one, or one that does not exist
+        # until it expires.
+        await asyncio.sleep(EXPIRES_AFTER + 2 * HEARTBEAT_EVERY)
         assert await stack.answers() == before
         await stack.idle()
         assert spoken >= listened, "every subject had its share"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModel
@@ -33,7 +34,7 @@ def vectors(encoder: Encoder) -> torch.Tensor:
     found: dict[tuple[object, int], torch.Tensor] = {}
     while engine.has_work:
         for output in engine.step():
-            rows = torch.from_numpy(output.vectors)
+            rows = torch.from_numpy(np.concatenate(output.vectors))
             found |= {
                 (output.key, place): row for place, row in zip(output.places, rows, strict=True)
             }

@@ -17,6 +17,7 @@ WARN = (
 )
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("installed_first", [True, False])
 @pytest.mark.parametrize(("level", "told"), [("info", False), ("debug", True)])
 def test_their_warnings_are_told_to_those_who_debug(
