@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -29,8 +30,8 @@ async def test_a_conversation_goes_on_after_the_gateway_was_restarted(stack: Mot
         await expect(page.get_by_role("alert")).to_contain_text("broke")
         kept = await answers.all_inner_texts()
         assert len(kept[1]) >= 30
-        wait()
-        stack.wait_until_all_ready()
+        await asyncio.to_thread(wait)
+        await asyncio.to_thread(stack.wait_until_all_ready)
         await page.reload()
         await expect(answers).to_have_count(2)
         assert [text.strip() for text in await answers.all_inner_texts()] == [
@@ -55,8 +56,8 @@ async def test_a_reply_goes_on_after_the_tokenizer_was_killed(stack: MotetStack)
         await expect(answer).to_have_text(re.compile(".{30}", re.DOTALL))
         wait = stack.kill("tokenizer")
         seen = len(await answer.inner_text())
-        wait()
-        stack.wait_until_all_ready()
+        await asyncio.to_thread(wait)
+        await asyncio.to_thread(stack.wait_until_all_ready)
         await eventually(
             page,
             "document.querySelectorAll('article.assistant > .text')[1].innerText.length > SEEN"
