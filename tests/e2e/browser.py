@@ -43,6 +43,7 @@ _TAPS = """
   };
   const power = (ear) => {
     const samples = new Float32Array(ear.fftSize);
+    if (ear.context.state === "closed") return 0; // it keeps what was heard last
     ear.getFloatTimeDomainData(samples);
     return Math.sqrt(samples.reduce((sum, x) => sum + x * x, 0) / samples.length);
   };
