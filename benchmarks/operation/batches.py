@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -20,13 +19,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.stack.stack import Stack, environment
+from benchmarks.stack.stack import Stack, nats_stack
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
-from benchmarks.support.measures import Target, table, targets_table
+from benchmarks.support.measures import AloneAndBeside, Target, table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER, ROOT
 from motet_shared.quantiles import quantile
-from motet_shared.testing import NatsServer, free_port
 
 RESULTS = RESULTS_FOLDER / "batches.json"
 LIMIT = 1.1  # p95 of the time between tokens beside a batch over that alone
@@ -54,55 +52,27 @@ QUICK = Plan(rounds=1, requests=1, streams=1, output=8, batch_words=10, batch_ou
 
 
 @dataclass
-class Findings:
+class Findings(AloneAndBeside):
     """Hold seconds between tokens and to the first token, by round, and answered lines."""
 
-    alone: list[list[float]] = field(default_factory=list)
-    beside: list[list[float]] = field(default_factory=list)
     first_alone: list[float] = field(default_factory=list)
     first_beside: list[float] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)  # answered per round beside the streams
     lines_alone: int = 0  # answered per second without other requests
 
-    @property
-    def p95(self) -> tuple[float, float]:
-        """Return p95 of the seconds between tokens alone, and beside a batch."""
-        alone, beside = (
-            quantile([gap for gaps in rounds for gap in gaps], 0.95)
-            for rounds in (self.alone, self.beside)
-        )
-        return alone, beside
-
-    @property
-    def ratios(self) -> list[float]:
-        """Return the ratio of the two p95 by round."""
-        pairs = zip(self.alone, self.beside, strict=True)
-        return [quantile(beside, 0.95) / quantile(alone, 0.95) for alone, beside in pairs]
-
 
 @contextlib.asynccontextmanager
 async def stack_with_store(plan: Plan) -> AsyncIterator[Stack]:
     """Yield a ready stack whose gateway can run batches."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer(store=Path(name) / "jetstream") as nats:
-            known = {
-                "MOTET_NATS_URL": nats.url,
-                "MOTET_NATS_CREDENTIALS": str(nats.credentials),
-                "MOTET_LOG_LEVEL": "warning",
-                "OMP_NUM_THREADS": str(plan.threads),
-            }
-            stack = Stack(Path(name), free_port(), environment(**known))
-            model = str(ROOT / "models" / MODEL)
-            services = {
-                "motet_llm": ("decode", ["--model", model, "--threads", str(plan.threads)]),
-                "motet_tokenizer": ("tokenizer", ["--model", model]),
-                "motet_gateway": ("gateway", ["--port", str(stack.port)]),
-            }
-            try:
-                await stack.serve(services)
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack(store=True, OMP_NUM_THREADS=str(plan.threads)) as (stack, _):
+        model = str(ROOT / "models" / MODEL)
+        services = {
+            "motet_llm": ("decode", ["--model", model, "--threads", str(plan.threads)]),
+            "motet_tokenizer": ("tokenizer", ["--model", model]),
+            "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+        }
+        await stack.serve(services)
+        yield stack
 
 
 def body_of(text: str, tokens: int, **fields: Any) -> dict[str, Any]:

@@ -22,9 +22,8 @@ from typing import Any
 from benchmarks.stack.stack import START_SECONDS, STOP_SECONDS, Stack, environment, nats_stack
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
-from benchmarks.support.measures import Target, table, targets_table
+from benchmarks.support.measures import AloneAndBeside, Target, table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER, ROOT
-from motet_shared.quantiles import quantile
 from motet_shared.tenants import digest, new_key
 
 RESULTS = RESULTS_FOLDER / "tenants.json"
@@ -64,30 +63,13 @@ QUICK = Plan(
 
 
 @dataclass
-class Findings:
+class Findings(AloneAndBeside):
     """Hold the quiet tenant's seconds to first token, by round.
 
     flooded: completed replies of the other tenant, by round.
     """
 
-    alone: list[list[float]] = field(default_factory=list)
-    beside: list[list[float]] = field(default_factory=list)
     flooded: list[int] = field(default_factory=list)  # completed replies of the flood, by round
-
-    @property
-    def p95(self) -> tuple[float, float]:
-        """Return p95 of all requests alone, and of all during the flood."""
-        alone, beside = (
-            quantile([t for times in rounds for t in times], 0.95)
-            for rounds in (self.alone, self.beside)
-        )
-        return alone, beside
-
-    @property
-    def ratios(self) -> list[float]:
-        """Return the ratio of the two p95 by round."""
-        pairs = zip(self.alone, self.beside, strict=True)
-        return [quantile(beside, 0.95) / quantile(alone, 0.95) for alone, beside in pairs]
 
 
 # ---------------------------------------------------------------------------------------------------------- the stack

@@ -178,13 +178,13 @@ def _remove(file: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
+async def nats_stack(*, store: bool = False, **env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
     """Yield a stack with a NATS server and no services.
 
-    env: additional variables of the processes.
+    store: the server has JetStream. env: additional variables of the processes.
     """
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
+        async with NatsServer(store=Path(name) / "jetstream" if store else None) as nats:
             known = {
                 "MOTET_NATS_URL": nats.url,
                 "MOTET_NATS_CREDENTIALS": str(nats.credentials),

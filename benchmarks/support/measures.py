@@ -113,6 +113,29 @@ class Ratio:
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
+@dataclass
+class AloneAndBeside:
+    """Hold latencies in seconds by round: alone, and beside other work."""
+
+    alone: list[list[float]] = field(default_factory=list)
+    beside: list[list[float]] = field(default_factory=list)
+
+    @property
+    def p95(self) -> tuple[float, float]:
+        """Return p95 of all rounds together, alone and beside."""
+        alone, beside = (
+            quantile([one for times in rounds for one in times], 0.95)
+            for rounds in (self.alone, self.beside)
+        )
+        return alone, beside
+
+    @property
+    def ratios(self) -> list[float]:
+        """Return the ratio of the two p95 by round."""
+        pairs = zip(self.alone, self.beside, strict=True)
+        return [quantile(beside, 0.95) / quantile(alone, 0.95) for alone, beside in pairs]
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; the first two columns are left-aligned, the others right-aligned."""
     cells = [

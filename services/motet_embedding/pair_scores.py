@@ -31,7 +31,28 @@ _TOLERANCE = 1e-3
 _YES, _NO = "yes", "no"
 
 
-class CrossEncoder:
+class _PairScorer:
+    """Score pairs: the activation of one logit each, which subclasses compute."""
+
+    backbone: Backbone
+    _activation: nn.Module
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen when the model was loaded."""
+        return self.backbone.describe()
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[Text]) -> Tensor:
+        """Return `[B, 1]` float32: the score of each pair."""
+        scores: Tensor = self._activation(self._logits(texts))
+        return scores
+
+    def _logits(self, texts: Sequence[Text]) -> Tensor:
+        """Return `[B, 1]` float32: the logit of each pair."""
+        raise NotImplementedError
+
+
+class CrossEncoder(_PairScorer):
     """Score pairs by the head of a model for sequence classification.
 
     The head computes each pair alone from the hidden states of the backbone, which are computed for
@@ -63,16 +84,6 @@ class CrossEncoder:
         with torch.inference_mode():
             return cls(load_model(kind, folder.transformer, config.dtype, device), folder, config)
 
-    def describe(self) -> dict[str, str]:
-        """Return what was chosen when the model was loaded."""
-        return self.backbone.describe()
-
-    @torch.inference_mode()
-    def encode(self, texts: Sequence[Text]) -> Tensor:
-        """Return `[B, 1]` float32: the score of each pair."""
-        scores: Tensor = self._activation(self._logits(texts))
-        return scores
-
     def _logits(self, texts: Sequence[Text]) -> Tensor:
         hidden = self.backbone.hidden(texts)
         return torch.cat([self._head(*one) for one in zip(hidden, texts, strict=True)]).float()
@@ -101,7 +112,7 @@ class _GivenStates(nn.Module):
         )
 
 
-class TokenScorer:
+class TokenScorer(_PairScorer):
     """Score pairs by the logits of two tokens after a prompt: the probability of the first."""
 
     def __init__(
@@ -129,16 +140,6 @@ class TokenScorer:
         with torch.inference_mode():
             model = load_model(AutoModelForCausalLM, folder.transformer, config.dtype, device)
             return cls(model, ids, folder, config)
-
-    def describe(self) -> dict[str, str]:
-        """Return what was chosen when the model was loaded."""
-        return self.backbone.describe()
-
-    @torch.inference_mode()
-    def encode(self, texts: Sequence[Text]) -> Tensor:
-        """Return `[B, 1]` float32: the score of each pair."""
-        scores: Tensor = self._activation(self._logits(texts))
-        return scores
 
     def _logits(self, texts: Sequence[Text]) -> Tensor:
         last_BD = torch.stack([hidden[-1] for hidden in self.backbone.hidden(texts)]).float()

@@ -12,7 +12,7 @@ from msgspec import Struct
 from motet_gateway.files.store import new_id
 from motet_gateway.http.problems import NotFound
 from motet_gateway.storage.documents import Documents
-from motet_shared.errors import Unavailable
+from motet_gateway.storage.records import missing, read_record
 
 SCHEMA = 1  # version of what is stored; increase it with a change that older versions cannot read
 MOST = 10_000  # batches of a tenant
@@ -127,16 +127,12 @@ class BatchStore:
 
     async def get(self, owner: str, batch_id: str) -> Batch:
         """Return a batch. Raises NotFound if this tenant has none of that id."""
-        message = f"batch {batch_id[:80]!r} does not exist; it may have expired"
+        what = f"batch {batch_id[:80]!r}"
         if not _ID.fullmatch(batch_id):
-            raise NotFound(message)
-        try:
-            batch = _batch(await self.documents.get(owner, f"batches.{batch_id}"))
-        except NotFound:
-            raise NotFound(message) from None
-        if batch.version > SCHEMA:
-            newer = f"batch {batch_id!r} was stored by a newer version of the server"
-            raise Unavailable(f"{newer} ({batch.version}, this one reads {SCHEMA})")
+            raise missing(what)
+        batch = await read_record(
+            self.documents, owner, f"batches.{batch_id}", _batch, what=what, schema=SCHEMA
+        )
         if batch.status not in OVER:
             at = await self.cancelled_at(owner, batch_id)
             if at is not None:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from motet_gateway.http.problems import NotFound, QuotaExceeded
 from motet_gateway.storage.documents import SMALL, Documents
 from motet_gateway.storage.quota import Stored
-from motet_shared.errors import Unavailable
+from motet_gateway.storage.records import missing, read_record
 
 SCHEMA = 1  # version of what is stored; increase it with a change that older versions cannot read
 PART = SMALL  # bytes of a part
@@ -114,19 +114,15 @@ class FileStore:
     # ---------------------------------------------------------------------------------- reading
     async def get(self, owner: str, file_id: str) -> StoredFile:
         """Return the record of a file. Raises NotFound if this tenant has none of that id."""
-        message = f"file {file_id[:80]!r} does not exist; it may have expired"
+        what = f"file {file_id[:80]!r}"
         if not _ID.fullmatch(file_id):
-            raise NotFound(message)
-        try:
-            file = _record(await self.documents.get(owner, f"files.{file_id}"))
-        except NotFound:
-            raise NotFound(message) from None
-        if file.version > SCHEMA:
-            newer = f"file {file_id!r} was stored by a newer version of the server"
-            raise Unavailable(f"{newer} ({file.version}, this one reads {SCHEMA})")
+            raise missing(what)
+        file = await read_record(
+            self.documents, owner, f"files.{file_id}", _record, what=what, schema=SCHEMA
+        )
         if file.expires_at <= time.time():
             await self.delete(owner, file)
-            raise NotFound(message)
+            raise missing(what)
         return file
 
     async def read(

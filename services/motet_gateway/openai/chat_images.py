@@ -173,12 +173,21 @@ def _decoded(url: str, param: str, most: int, example: str) -> bytes:
         raise BadRequest(
             f"`{param}`: {shown!r} is not a supported data URI; send {example}", param=param
         )
-    if (len(url) - head.end()) * 3 // 4 > most + 2:
+    return _file(url[head.end() :], param, most, "--max-image", example)
+
+
+def _file(text: str, param: str, most: int, flag: str, example: str) -> bytes:
+    """Return the file that is sent as base64.
+
+    Raises PayloadTooLarge above `most` bytes, which `flag` sets, and BadRequest for what is empty
+    or no base64.
+    """
+    if len(text) * 3 // 4 > most + 2:
         raise PayloadTooLarge(
-            f"`{param}`: the file has more than {most} bytes (--max-image)", param=param
+            f"`{param}`: the file has more than {most} bytes ({flag})", param=param
         )
     try:
-        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
+        data = base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise BadRequest(
             f"`{param}`: invalid base64 ({error}); encode the file again", param=param
@@ -193,23 +202,8 @@ async def read_recording(source: Recording, config: GatewayConfig) -> bytes:
 
     Raises BadRequest for data that is empty or no base64, PayloadTooLarge for a large file.
     """
-    if len(source.audio.data) <= _INLINE:
-        return _decoded_recording(source, config.max_upload)
-    return await asyncio.to_thread(_decoded_recording, source, config.max_upload)
-
-
-def _decoded_recording(source: Recording, most: int) -> bytes:
-    text, param = source.audio.data, f"{source.param}.data"
-    if len(text) * 3 // 4 > most + 2:
-        raise PayloadTooLarge(
-            f"`{param}`: the file has more than {most} bytes (--max-upload)", param=param
-        )
-    try:
-        data = base64.b64decode(text.encode("ascii"), validate=True)
-    except (binascii.Error, UnicodeEncodeError) as error:
-        raise BadRequest(
-            f"`{param}`: invalid base64 ({error}); encode the file again", param=param
-        ) from None
-    if not data:
-        raise BadRequest(f"`{param}`: the file is empty; send a {source.audio.format}", param=param)
-    return data
+    text, example = source.audio.data, f"a {source.audio.format}"
+    given = (text, f"{source.param}.data", config.max_upload, "--max-upload", example)
+    if len(text) <= _INLINE:
+        return _file(*given)
+    return await asyncio.to_thread(_file, *given)

@@ -22,7 +22,6 @@ from motet_shared import __version__
 from . import answers as answers
 from .forms import Schema
 
-_WITHOUT_VERSION = ("/rerank", "/score")  # paths that exist below /v1 too
 _REF = "#/components/schemas/{name}"
 JSON, FORM = "application/json", "multipart/form-data"
 _TEXT: Schema = {"type": "string"}
@@ -64,10 +63,12 @@ def document(routes: Iterable[Route]) -> Schema:
     """Return the OpenAPI 3.1 document of all routes that have a summary."""
     structs = _Structs()
     paths: Schema = {}
-    for route in routes:
-        if route.summary:
-            methods = paths.setdefault(documented_path(route), {})
-            methods[route.method.lower()] = structs.operation(route)
+    described = [route for route in routes if route.summary]
+    known = {documented_path(route) for route in described}
+    for route in described:
+        path = documented_path(route)
+        made = structs.operation(route) | {"operationId": _name(route, f"/v1{path}" in known)}
+        paths.setdefault(path, {})[route.method.lower()] = made
     return {
         "openapi": "3.1.0",
         "info": {"title": "Motet", "version": __version__, "description": _ABOUT},
@@ -86,7 +87,7 @@ class _Structs:
         self._found: list[Any] = []
 
     def operation(self, route: Route) -> Schema:
-        made: Schema = {"summary": route.summary, "tags": [route.tag], "operationId": _name(route)}
+        made: Schema = {"summary": route.summary, "tags": [route.tag]}
         if parameters := _parameters(route):
             made["parameters"] = parameters
         if route.body is not None:
@@ -138,11 +139,14 @@ def _narrow(schema: Schema) -> None:
             field["enum"] = [None, *NO_EFFECT[name]]
 
 
-def _name(route: Route) -> str:
-    """Return a name of the operation: its method and path, without the usual `/v1`."""
+def _name(route: Route, has_twin: bool) -> str:
+    """Return a name of the operation: its method and path, without the usual `/v1`.
+
+    has_twin: the same path exists below `/v1`, too.
+    """
     path = documented_path(route).replace("{", "").replace("}", "")
     words = [word for word in path.split("/") if word not in ("", "v1")]
-    if path in _WITHOUT_VERSION:
+    if has_twin:
         words.append("unversioned")
     return "_".join([route.method.lower(), *(word.replace(".", "_") for word in words)])
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from motet_gateway.batches.store import Status
+
 from .answers import Count, Unix
 
 FileId = Annotated[str, Meta(pattern="^file-[0-9a-f]{24}$")]
@@ -69,16 +71,7 @@ class Batch(Struct):
     errors: LineErrors | None
     input_file_id: str
     completion_window: str
-    status: Literal[
-        "validating",
-        "failed",
-        "in_progress",
-        "finalizing",
-        "completed",
-        "expired",
-        "cancelling",
-        "cancelled",
-    ]
+    status: Status
     output_file_id: FileId | None
     error_file_id: FileId | None
     created_at: Unix

@@ -18,6 +18,7 @@ from msgspec import Struct
 from motet_gateway.http.problems import NotFound
 from motet_gateway.storage.documents import Documents
 from motet_gateway.storage.quota import Stored
+from motet_gateway.storage.records import read_record
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Text
 
@@ -61,17 +62,12 @@ def job_of(owner: str, response_id: str) -> str:
     return f"{owner}.{response_id}"
 
 
-class _Version(Struct):
-    version: int = SCHEMA
-
-
 class Log(Struct, array_like=True):
     """A part of what a running response has said so far."""
 
     texts: list[Text]
 
 
-_version = msgspec.json.Decoder(_Version).decode
 _record = msgspec.json.Decoder(StoredResponse).decode
 _log = msgspec.msgpack.Decoder(Log).decode
 
@@ -92,15 +88,10 @@ class ResponseStore:
         """Return a response. Raises NotFound if this tenant has none of that id."""
         if not _ID.fullmatch(response_id):
             raise NotFound(f"response {response_id[:80]!r} does not exist")
-        try:
-            data = await self.documents.get(owner, response_id)
-        except NotFound:
-            message = f"response {response_id!r} does not exist; it may have expired"
-            raise NotFound(message) from None
-        if (version := _version(data).version) > SCHEMA:
-            message = f"response {response_id!r} was stored by a newer version of the server"
-            raise Unavailable(f"{message} ({version}, this one reads {SCHEMA})")
-        return _record(data)
+        what = f"response {response_id!r}"
+        return await read_record(
+            self.documents, owner, response_id, _record, what=what, schema=SCHEMA
+        )
 
     async def create(self, owner: str, record: StoredResponse, items: list[Any]) -> None:
         """Store a new response with its input items."""
