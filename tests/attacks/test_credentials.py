@@ -26,6 +26,7 @@ from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NATS_CONF, NatsServer
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.transport import NatsTransport
+from support.stream_server import listening
 
 TLS_CONF = NATS_CONF.with_name("nats-tls.conf")
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"  # two hosts
@@ -255,11 +256,9 @@ async def test_no_password_is_said_to_a_server_without_tls(ours: Path) -> None:
             b'INFO {"server_id":"x","version":"2.12.0","max_payload":1024,"auth_required":true}\r\n'
         )
         heard.extend(await reader.read(65536))
-        writer.close()
 
-    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with listener:
-        url = f"nats://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with listening(greet) as port:
+        url = f"nats://127.0.0.1:{port}"
         given: dict[str, Any] = files(ours, FIRST)
         config = ProcessConfig(
             nats_url=url, nats_password="p-of-the-gateway", metrics_port=-1, **given

@@ -11,8 +11,10 @@ from motet_shared.errors import MotetError
 from motet_shared.messages import (
     Chat,
     Complete,
+    Detokenize,
     ModelCard,
     Text,
+    TokenIds,
     Tokenize,
     ToolCallDelta,
     Usage,
@@ -85,10 +87,17 @@ class FakeTokenizer(Actor):
 
     @operation(Tokenize)
     async def tokenize(self, call: Call, request: Tokenize) -> None:
-        """Count a token per word of a chat's messages."""
-        assert isinstance(request.prompt, Chat)
-        texts = [str(message["content"]) for message in request.prompt.messages]
-        call.finish("stop", Usage(prompt_tokens=len(" ".join(texts).split())))
+        """Give a token per word of a prompt: its number in the prompt."""
+        words = _words(request.prompt)
+        if not request.count_only:
+            await call.send(TokenIds(list(range(len(words))), words if request.pieces else []))
+        call.finish("stop", Usage(prompt_tokens=len(words)))
+
+    @operation(Detokenize)
+    async def detokenize(self, call: Call, request: Detokenize) -> None:
+        """Give the token ids as decimal numbers."""
+        await call.send(Text(" ".join(map(str, request.ids)), request.ids))
+        call.finish("stop")
 
     async def _answer(self, call: Call, request: Chat | Complete) -> None:
         self.requests.append(request)
@@ -112,6 +121,15 @@ class FakeTokenizer(Actor):
             self.sent += 1
             if self.pace:
                 await asyncio.sleep(self.pace)
+
+
+def _words(prompt: Chat | Complete) -> list[str]:
+    """Return the words of a prompt; a prompt of token ids has one for each."""
+    if isinstance(prompt, Chat):
+        return " ".join(str(message.get("content")) for message in prompt.messages).split()
+    return (
+        prompt.prompt.split() if isinstance(prompt.prompt, str) else list(map(str, prompt.prompt))
+    )
 
 
 def _after(items: list[Text], known: int) -> list[Text]:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from motet_shared.messages import Chat, ModelCard, Text
 from motet_shared.testing import settle
 from support.gateway_client import World, world
 from support.refusals import refuses
+from support.stream_server import listening
 
 WHERE = "messages[0].content[0].image_url"
 VIDEO = "messages[0].content[0].video_url"
@@ -236,38 +237,21 @@ async def test_images_elsewhere_than_in_the_users_messages(here: World) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- by URL
-Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
 async def web(*answers: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that gives one answer after the other; its address, and what it was asked."""
     left, heard = list(answers), []
-    tasks: list[asyncio.Task[None]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.append(task)
-        try:
-            heard.append(await reader.readuntil(b"\r\n\r\n"))
-            await asyncio.sleep(pause)
-            writer.write(left.pop(0))
-            await writer.drain()
-        finally:
-            writer.close()
-            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        await asyncio.sleep(pause)
+        writer.write(left.pop(0))
+        await writer.drain()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(
-            *tasks, return_exceptions=True
-        )  # no connection outlives the loop of its test
+    async with listening(answer) as port:
+        yield f"http://127.0.0.1:{port}", heard
 
 
 def found(body: bytes) -> bytes:

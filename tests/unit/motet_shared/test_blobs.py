@@ -28,6 +28,7 @@ from motet_shared.blobs.store import BlobStore, sweep
 from motet_shared.blobs.tcp import BlobClient, Get
 from motet_shared.errors import BlobError, Overloaded
 from motet_shared.messages import BlobRef
+from support.stream_server import listening
 
 MB = 1 << 20
 ROOT = Path(__file__).parents[3]
@@ -697,17 +698,6 @@ async def test_a_lease_that_ends_during_a_transfer_frees_its_bytes_afterwards(
     assert owner.stats()["bytes_used"] == 0
 
 
-async def fake_server(reply: bytes) -> tuple[asyncio.Server, str]:
-    async def answer(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await stream.read(100)
-        writer.write(reply)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
 OK_8 = msgspec.msgpack.encode(["k", 8])
 
 
@@ -729,14 +719,15 @@ OK_8 = msgspec.msgpack.encode(["k", 8])
 async def test_a_truncated_or_malformed_transfer_is_a_typed_error(
     reader: BlobStore, reply: bytes, named: str | None
 ) -> None:
-    server, address = await fake_server(reply)
-    try:
-        ref = BlobRef("tcp", address, "0-" + "a" * 32, 8)
+    async def answer(stream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await stream.read(100)
+        writer.write(reply)
+        await writer.drain()
+
+    async with listening(answer) as port:
+        ref = BlobRef("tcp", f"127.0.0.1:{port}", "0-" + "a" * 32, 8)
         with pytest.raises(BlobError, match=named):
             await reader.get(ref)
-    finally:
-        server.close()
-        await server.wait_closed()
 
 
 async def test_a_silent_owner_is_given_up() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from asyncio import StreamReader, StreamWriter
 
 from motet_shared.wire.transport import NatsTransport
+from support.stream_server import listening
 
 _INFO = (
     b'INFO {"server_id":"x","version":"2.12.0","proto":1,"headers":true,"max_payload":1048576}\r\n'
@@ -28,14 +28,12 @@ class RecordingServer:
                 writer.write(b"PONG\r\n")
             else:
                 self._received.append(line.strip())
-        writer.close()
 
 
 async def test_a_flush_covers_a_subscription() -> None:
     """What subscribes and flushes receives what is published from then on."""
     recording = RecordingServer()
-    async with await asyncio.start_server(recording.serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(recording.serve) as port:
         transport = await NatsTransport.connect(
             f"nats://127.0.0.1:{port}", name="test", inbox_prefix="_INBOX"
         )
