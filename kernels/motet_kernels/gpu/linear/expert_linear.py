@@ -139,7 +139,7 @@ class _Zeros:
     codes: str
     group: int
     scales: torch.dtype
-    levels: None = None
+    levels: Tensor | None = None
     shift_ENG: Tensor | None = None
     bias_EN: Tensor | None = None
     in_features: int = 4096
