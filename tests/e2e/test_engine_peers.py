@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 from collections.abc import Generator, Iterator
@@ -229,7 +230,8 @@ REFUSED = {("llama.cpp", "`regex`"), ("llama.cpp", "`grammar` in Lark's syntax")
 def test_grammars(stack: MotetStack, runs: EngineRuns, engine: str, kind: str) -> None:
     needs(engine)
     fields, want = GRAMMARS[kind]
-    answer = ask(stack, engine, max_tokens=60, **fields)
+    # Enough for the whitespace that a schema lets a model write.
+    answer = ask(stack, engine, max_tokens=400, **fields)
     if (engine, kind) in REFUSED:
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
@@ -287,14 +289,14 @@ def words_of(stack: MotetStack, ids: list[int]) -> str:
     answer = httpx.post(
         f"{stack.url}/detokenize", json={"model": MODEL, "tokens": ids}, trust_env=False, timeout=60
     )
-    return str(answer.json()["prompt"])
+    return re.sub(r"<\|\w+\|>", "", answer.json()["prompt"])  # special tokens are no text
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
     """A spoken question is heard, answered by the engine, and the answer spoken."""
     needs(engine)
-    asked = {"input": QUESTION, "response_format": "pcm", "seed": 1}
+    asked = {"model": "pocket-tts", "input": QUESTION, "response_format": "pcm", "seed": 1}
     async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         answer = await client.post(f"{stack.url}/v1/audio/speech", json=asked)
         assert answer.status_code == 200, answer.text
@@ -395,7 +397,7 @@ def test_a_reply_goes_on_at_another_host_of_the_same_engine(
     reply = Moving(stack, target="vllm")
     reply.at_tokens(10)
     dead = reply.kill("vllm")
-    assert serving(stack, "vllm") != dead
+    until(lambda: serving(stack, "vllm") != dead, "the reply runs at the other host")
     reply.finish(undisturbed)
     assert reply.path == ["vllm"]
     runs.note("`kill -9` in mid-stream: goes on at another host", "vllm", "yes")
