@@ -410,8 +410,14 @@ class Up:
         began: float | None = process_began()
         while True:
             self._unready.clear()
+
+            def progress(seconds: float, health: Health) -> None:
+                self._show_progress(seconds, health)
+                if health.chat:
+                    later.set()
+
             seconds = await wait_until_ready(
-                host, port, self._show_progress, tls=self._options.stack.access.tls is not None
+                host, port, progress, tls=self._options.stack.access.tls is not None
             )
             self._log.progress("")
             later.set()
@@ -432,9 +438,11 @@ class Up:
     def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
         """Start services; return the event that starts those which wait until chat is ready.
 
-        The event is set after `_CHAT_FIRST` seconds in any case.
+        The event is set after `_CHAT_FIRST` seconds in any case, and at once if nothing chats.
         """
         later = asyncio.Event()
+        if not any(spec.role == "decode" for spec in services):
+            later.set()
         for spec in services:
             self._supervisor.add(spec, gate=None if starts_at_once(spec, len(services)) else later)
         asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
