@@ -64,7 +64,7 @@ PARTS: dict[str, list[Step]] = {
             Step(
                 name=f"benchmark {name} --quick",
                 argv=("benchmarks/run.py", name, "--quick"),
-                seconds=1000,
+                seconds=700,
             )
             for name in ("llm", "engine_wire", "images", "voice")
         ),
