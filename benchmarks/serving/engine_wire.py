@@ -74,7 +74,8 @@ class Findings:
     @property
     def ratios(self) -> list[float]:
         """Return the stack's rate as a share of vLLM's, by pair."""
-        return [ours / theirs for ours, theirs in zip(*map(self.rates.get, NAMES), strict=True)]  # type: ignore[arg-type]
+        pairs = zip(self.rates["motet"], self.rates["vllm"], strict=True)
+        return [ours / theirs for ours, theirs in pairs]
 
     @property
     def added(self) -> list[float]:
@@ -139,7 +140,8 @@ def variables(plan: Plan) -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def both_servers(plan: Plan, python: str, folder: Path) -> AsyncIterator[dict[str, Server]]:
     """Yield the two servers, ready: a stack with an engine host, and vLLM's own."""
-    async with nats_stack(**variables(plan)) as (stack, _):
+    async with nats_stack() as (stack, _):
+        stack.env |= variables(plan)
         stack.env.pop("OMP_NUM_THREADS", None)
         port = free_port()
         await _start_vllm(stack, python, folder, port, arguments(plan))

@@ -297,11 +297,11 @@ async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -
     """A spoken question is heard, answered by the engine, and the answer spoken."""
     needs(engine)
     asked = {"model": "pocket-tts", "input": QUESTION, "response_format": "pcm", "seed": 1}
-    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
-        answer = await client.post(f"{stack.url}/v1/audio/speech", json=asked)
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
+        answer = await http.post(f"{stack.url}/v1/audio/speech", json=asked)
         assert answer.status_code == 200, answer.text
     url = stack.url.replace("http", "ws", 1) + f"/v1/realtime?model={MODEL}"
-    audio = {"input": {"turn_detection": None, "transcription": {}}}
+    audio: dict[str, Any] = {"input": {"turn_detection": None, "transcription": {}}}
     async with talking(
         url, {"motet-target": engine}, output_modalities=["audio"], audio=audio
     ) as client:

@@ -27,7 +27,9 @@ def pinned(http: Exchange, directory: Directory, requests: Sequence[R]) -> list[
     if not requests:
         return []
     name = target_of(http.scope, directory, requests[0].model)
-    return [msgspec.structs.replace(one, target=name) for one in requests] if name else [*requests]
+    if not name:
+        return list(requests)
+    return [msgspec.structs.replace(request, target=name) for request in requests]
 
 
 def target_of(scope: Scope, directory: Directory, model: str) -> str:
