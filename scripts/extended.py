@@ -59,7 +59,7 @@ def marked(part: str, seconds: int) -> Step:
 
 PARTS: dict[str, list[Step]] = {
     "peers": [
-        marked("peers", 1500),
+        marked("peers", 800),
         *(
             Step(
                 name=f"benchmark {name} --quick",
