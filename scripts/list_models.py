@@ -47,7 +47,7 @@ a model is named and downloaded.
 Each is *exact*: on a tiny model of the class with random float32 weights, greedy tokens equal those of
 `transformers.generate` and log-probabilities differ by at most 1e-4, whether prompts are chunked, preempted, moved
 or read from the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`, `test_llm_composites.py`,
-`tests/unit/motet_vision/test_vlm_engine.py`). Sequences may be as long as the checkpoint's context, also with rotary
+`tests/unit/motet_encoder/test_vlm_engine.py`). Sequences may be as long as the checkpoint's context, also with rotary
 embeddings that scale with the length of a sequence (`longrope`, dynamic NTK), YaRN, Llama 4's chunks and the
 temperatures of its layers without positions.
 
@@ -57,10 +57,10 @@ temperatures of its layers without positions.
   [techniques.md](techniques.md#checkpoints-that-are-quantized-already) has the details.
 * **Tools, reasoning**: the formats that published checkpoints of the type write, which are detected from the chat
   template; [dialects.md](dialects.md) describes them. Without a format `tools` are refused.
-* **Pictures, sound**: *yes*: a vision instance encodes them, found from transformers' own processor and
-  `get_image_features` (`services/motet_vision/processed.py`) or by a module there. Prompts and greedy tokens with one,
+* **Pictures, sound**: *yes*: an encoder instance encodes them, found from transformers' own processor and
+  `get_image_features` (`services/motet_encoder/processed.py`) or by a module there. Prompts and greedy tokens with one,
   several and none equal those of transformers' processor and `generate`
-  (`tests/unit/motet_vision/test_vlm_families.py`, `test_hearing_families.py`, `test_vision_video.py`). *as text*:
+  (`tests/unit/motet_encoder/test_vlm_families.py`, `test_hearing_families.py`, `test_encoder_video.py`). *as text*:
   the checkpoint is served without its towers (encoders of pictures, video or sound), and its language model must give
   the logits of the whole class when it is loaded.
 
