@@ -59,12 +59,12 @@ def marked(part: str, seconds: int) -> Step:
 
 PARTS: dict[str, list[Step]] = {
     "peers": [
-        marked("peers", 600),
+        marked("peers", 1500),
         *(
             Step(
                 name=f"benchmark {name} --quick",
                 argv=("benchmarks/run.py", name, "--quick"),
-                seconds=1000,
+                seconds=700,
             )
             for name in ("llm", "images", "voice")
         ),
