@@ -36,7 +36,7 @@ from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
-from motet_cli.supervision.supervisor import Supervisor
+from motet_cli.supervision.supervisor import EXIT_CONFIG, Slot, Supervisor
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
 from motet_planner.config import DEFAULT_ROLES
@@ -252,7 +252,10 @@ def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Run until Ctrl-C or SIGTERM. Exit code: 0 all processes ended, 1 some were killed."""
+    """Run until Ctrl-C or SIGTERM, or until no language model can be served.
+
+    Exit code: 0 all processes ended, 1 some were killed, 78 the settings of all models are wrong.
+    """
     options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
@@ -325,6 +328,8 @@ class Up:
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
+        self._refused = asyncio.Event()
+        self._llms: list[Slot] = []  # those that start with the stack, until it is ready
         self._reported = 0.0
 
     @property
@@ -338,7 +343,8 @@ class Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
+        waits = (self._start(), self._stop.wait(), self._refused.wait())
+        tasks = [asyncio.create_task(one) for one in waits]
         try:
             async with AsyncExitStack() as exits:
                 await self._serve_orders(exits)
@@ -352,6 +358,8 @@ class Up:
             clean = await self._end()
             if self._nursery is not None:
                 await self._nursery.close()
+        if self._refused.is_set():
+            return EXIT_CONFIG
         return 0 if clean else 1
 
     async def _serve_orders(self, exits: AsyncExitStack) -> None:
@@ -457,6 +465,7 @@ class Up:
                 host, port, progress, tls=self._options.stack.access.tls is not None
             )
             self._log.progress("")
+            self._llms = []
             later.set()
             if seconds > 0:
                 self._log.note(
@@ -481,7 +490,10 @@ class Up:
         if not any(spec.role == "decode" for spec in services):
             later.set()
         for spec in services:
-            self._supervisor.add(spec, gate=None if starts_at_once(spec, len(services)) else later)
+            gate = None if starts_at_once(spec, len(services)) else later
+            slot = self._supervisor.add(spec, gate=gate)
+            if spec.role == "decode":
+                self._llms.append(slot)
         asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
         return later
 
@@ -530,6 +542,10 @@ class Up:
 
     def _on_change(self) -> None:
         self._unready.set()
+        if self._llms and all(slot.refused for slot in self._llms):
+            self._llms = []
+            self._log.note("no language model can be served: correct the settings above", "error")
+            self._refused.set()
         if self._options.state_file is not None:
             _write_state(self._options.state_file, self._state())
 
