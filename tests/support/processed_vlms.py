@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from motet_vision.processors import processor_class, without_videos
+from motet_encoder.processors import processor_class, without_videos
 from support import composites
 from support.checkpoints import VOCAB, write_tokenizer
 

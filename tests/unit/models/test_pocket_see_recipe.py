@@ -14,12 +14,12 @@ pytest.importorskip("transformers")
 
 from PIL import Image  # noqa: E402
 
+from motet_encoder.checkpoint import load_family  # noqa: E402
 from motet_llm.config import EngineConfig  # noqa: E402
 from motet_llm.engine.engine import Engine  # noqa: E402
 from motet_llm.models.image_embeddings import ImageEmbedding  # noqa: E402
 from motet_shared.messages import Sampling  # noqa: E402
 from motet_tokenizer.encoding.vocabulary import Vocabulary  # noqa: E402
-from motet_vision.checkpoint import load_family  # noqa: E402
 from recipes.chat import evaluate  # noqa: E402
 from recipes.chat.data import scene_conversation  # noqa: E402
 from recipes.chat.recipe import Phase  # noqa: E402

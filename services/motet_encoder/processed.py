@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 
 from motet_shared.errors import UnsupportedParameter
 
-from .families import Prepared, VisionFamily, downloaded
+from .families import EncoderFamily, Prepared, downloaded
 from .video import Video
 
 _PATCH = 14  # pixels of a side, where the config of a tower names none
 
 
-class Processed(VisionFamily):
+class Processed(EncoderFamily):
     """Encode with a `ProcessorMixin` of transformers.
 
     Pictures larger than `max_pixels` are scaled down before the processor sees them.

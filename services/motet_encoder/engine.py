@@ -1,4 +1,4 @@
-"""Run the vision engine: pictures in, embeddings out, batched within a budget of patches.
+"""Run the encoder engine: pictures in, embeddings out, batched within a budget of patches.
 
 It uses no threads and no network.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from motet_shared.errors import BadRequest, InternalError, MotetError
 
-from .families import Prepared, VisionFamily
+from .families import EncoderFamily, Prepared
 
 Key = Hashable
 
@@ -31,7 +31,7 @@ class Engine:
     `add` and `cancel` are called between steps.
     """
 
-    def __init__(self, family: VisionFamily, max_patches: int):
+    def __init__(self, family: EncoderFamily, max_patches: int):
         self.family = family
         self._max_patches = max_patches
         self._waiting: dict[Key, Prepared] = {}

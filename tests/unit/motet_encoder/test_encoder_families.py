@@ -15,10 +15,10 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
+from motet_encoder.checkpoint import load_family
+from motet_encoder.engine import Engine
+from motet_encoder.families import EncoderFamily
 from motet_shared.errors import ConfigError
-from motet_vision.checkpoint import load_family
-from motet_vision.engine import Engine
-from motet_vision.families import VisionFamily
 from support.refusals import refuses
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 
@@ -37,7 +37,7 @@ PROCESSORS: dict[str, Any] = {
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, VisionFamily]:
+) -> tuple[str, Path, EncoderFamily]:
     folder = tiny_vlm(request.param, tmp_path_factory.mktemp(request.param))
     return request.param, folder, load_family(folder, torch.float32)
 
@@ -72,7 +72,7 @@ def theirs(
 
 @torch.inference_mode()
 def test_pictures_of_any_size_are_encoded_as_by_transformers(
-    made: tuple[str, Path, VisionFamily],
+    made: tuple[str, Path, EncoderFamily],
 ) -> None:
     name, folder, family = made
     model = reference(folder)
@@ -94,7 +94,7 @@ def test_pictures_of_any_size_are_encoded_as_by_transformers(
         assert torch.allclose(found[key].result, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_alike_pictures_are_encoded_together(made: tuple[str, Path, VisionFamily]) -> None:
+def test_alike_pictures_are_encoded_together(made: tuple[str, Path, EncoderFamily]) -> None:
     _, _, family = made
     engine = Engine(family, max_patches=10_000)
     for key in range(3):
@@ -104,7 +104,7 @@ def test_alike_pictures_are_encoded_together(made: tuple[str, Path, VisionFamily
     assert not engine.has_work
 
 
-def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, VisionFamily]) -> None:
+def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, EncoderFamily]) -> None:
     _, _, family = made
     prepared = [family.prepare(picture(key), 0) for key in range(3)]
     engine = Engine(family, max_patches=prepared[0].patches * 2)
@@ -115,7 +115,7 @@ def test_the_budget_of_patches_parts_batches(made: tuple[str, Path, VisionFamily
     assert not engine.has_work
 
 
-def test_one_that_fails_spoils_no_other(made: tuple[str, Path, VisionFamily]) -> None:
+def test_one_that_fails_spoils_no_other(made: tuple[str, Path, EncoderFamily]) -> None:
     _, _, family = made
     good, bad = (family.prepare(picture(key), 0) for key in (1, 2))
     name = "pixel_values"
@@ -131,7 +131,7 @@ def test_one_that_fails_spoils_no_other(made: tuple[str, Path, VisionFamily]) ->
     assert "NaN" in str(outputs["nan"].result)
 
 
-def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, VisionFamily]) -> None:
+def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, EncoderFamily]) -> None:
     name, folder, family = made
     large = family.prepare(picture(1, 130, 100), 0)
     small = family.prepare(picture(1, 130, 100), 33 * 33)

@@ -18,13 +18,13 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
+from motet_encoder.checkpoint import load_family
+from motet_encoder.video import Video, open_video
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Sampling
-from motet_vision.checkpoint import load_family
-from motet_vision.video import Video, open_video
 from support import processed_vlms
 from support.refusals import refuses
 from support.videos import HEIGHT, RATE, WIDTH, random_video
@@ -135,13 +135,13 @@ def test_qwen_sees_a_video_as_transformers_does(name: str, frames: int, tmp_path
     else:
         folder = tiny_vlm(name, tmp_path)
     model: Any = reference(folder)
-    vision_model = load_family(folder, torch.float32)
+    family = load_family(folder, torch.float32)
     shown = open_video(random_video(frames), **{**LIMITS, "count": 5})
-    prepared = vision_model.prepare_video(shown, 0)
+    prepared = family.prepare_video(shown, 0)
     values, grid = patches(shown.frames)
     torch.testing.assert_close(prepared.inputs["pixel_values"], values, atol=1e-5, rtol=1e-5)
     assert prepared.inputs["image_grid_thw"].tolist() == grid.tolist()
-    (embeddings,) = vision_model.encode([prepared])
+    (embeddings,) = family.encode([prepared])
     seen = model.model.get_video_features(values, grid)
     deeper = getattr(seen, "deepstack_features", None) or ()
     layers = [torch.cat([*layer]) for layer in (seen.pooler_output, *deeper)]
@@ -218,19 +218,19 @@ def video_ids(name: str, folder: Path, grid: torch.Tensor, shown: Video) -> list
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llava_siglip", "smolvlm"])
 def test_others_see_its_frames_as_pictures(name: str, tmp_path: Path) -> None:
-    vision_model = load_family(tiny_vlm(name, tmp_path), torch.float32)
+    family = load_family(tiny_vlm(name, tmp_path), torch.float32)
     frames = [picture(number) for number in range(3)]
-    together = vision_model.prepare_video(Video(frames, 2.0), 0)
-    apart = [vision_model.prepare(frame, 0) for frame in frames]
+    together = family.prepare_video(Video(frames, 2.0), 0)
+    apart = [family.prepare(frame, 0) for frame in frames]
     assert together.ids == [token for one in apart for token in one.ids]
-    beside, (first,) = vision_model.encode([together, apart[1]]), vision_model.encode([apart[0]])
-    wanted = torch.cat([first, *(vision_model.encode([one])[0] for one in apart[1:])], dim=1)
+    beside, (first,) = family.encode([together, apart[1]]), family.encode([apart[0]])
+    wanted = torch.cat([first, *(family.encode([one])[0] for one in apart[1:])], dim=1)
     torch.testing.assert_close(beside[0], wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(beside[1], vision_model.encode([apart[1]])[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(beside[1], family.encode([apart[1]])[0], atol=1e-4, rtol=1e-4)
 
 
 def test_who_reads_no_videos_says_so(tmp_path: Path) -> None:
     processed_vlms.write("glm4v", tmp_path)
-    vision_model = load_family(tmp_path, torch.float32)
+    family = load_family(tmp_path, torch.float32)
     with refuses(UnsupportedParameter, None):
-        vision_model.prepare_video(Video([picture(0), picture(1)], 2.0), 0)
+        family.prepare_video(Video([picture(0), picture(1)], 2.0), 0)

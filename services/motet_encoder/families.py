@@ -52,8 +52,8 @@ class Prepared:
     parts: int = 1
 
 
-class VisionFamily(ABC):
-    """Encode pictures with the vision half of one checkpoint."""
+class EncoderFamily(ABC):
+    """Encode pictures or sound with the towers of one checkpoint."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         self.model: Any = model
@@ -130,7 +130,7 @@ def downloaded(found: list[Tensor]) -> list[Tensor]:
     )
 
 
-class FixedResolution(VisionFamily):
+class FixedResolution(EncoderFamily):
     """Encode LLaVA's pictures, all scaled to the one resolution of the tower.
 
     `max_pixels` is ignored. If the processor crops a square from the middle (CLIP), the rest is not

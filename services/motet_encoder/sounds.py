@@ -24,14 +24,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from motet_shared.errors import UnsupportedParameter
 
-from .families import Prepared, VisionFamily, downloaded
+from .families import EncoderFamily, Prepared, downloaded
 
 # Families whose processor drops what is longer than the tower's window.
 _TRUNCATING = {"qwen2_audio", "qwen2_5_omni_thinker"}
 _FRAMES_PER_PATCH = 2  # convolutions halve the frames of a spectrum before attention
 
 
-class Sounds(VisionFamily):
+class Sounds(EncoderFamily):
     """Encode recordings with a `ProcessorMixin` of transformers."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):

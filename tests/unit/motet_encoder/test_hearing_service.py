@@ -1,4 +1,4 @@
-"""Chats with recordings through vision, tokenizer and decode: exact, cached by content, and refused."""
+"""Chats with recordings through encoder, tokenizer and decode: exact, cached by content, and refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def expected(folder: Path, model: Any, count: int) -> list[set[int]]:
 async def test_recordings_are_heard_cached_and_refused(tmp_path: Path) -> None:
     model = processed_vlms.write_family(NAME, hearing.FAMILIES[NAME], tmp_path)
     async with stage(tmp_path) as made:
-        vision = await made.vision(max_sound=2.0)
+        encoder = await made.encoder(max_sound=2.0)
         await made.decode()
         tokenizer = await made.tokenizer()
         assert tokenizer.models()[0].audio
@@ -79,7 +79,7 @@ async def test_recordings_are_heard_cached_and_refused(tmp_path: Path) -> None:
         assert (usage.audio_tokens, usage.image_tokens) == (25 + 15, 0)
         again = await made.ask(TWO, [heard(made, data) for data in files()])
         assert again.ids == reply.ids
-        assert vision.stats()["cache_hits"] == 2
+        assert encoder.stats()["cache_hits"] == 2
         for data in (b"no sound at all", encoded(recording(0, 3.0), *EXACT["wav"])):
             with refuses(BadRequest, "sound"):
                 await made.see(heard(made, data))
@@ -92,7 +92,7 @@ async def test_recordings_are_heard_cached_and_refused(tmp_path: Path) -> None:
 async def test_a_model_that_only_sees_refuses_sound(tmp_path: Path) -> None:
     processed_vlms.write("internvl", tmp_path)
     async with stage(tmp_path) as made:
-        await made.vision()
+        await made.encoder()
         with refuses(UnsupportedParameter, "sound"):
             await made.see(heard(made, files()[0]))
 

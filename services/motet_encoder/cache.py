@@ -54,7 +54,7 @@ class EmbeddingCache:
             nbytes = embeddings.nbytes
             if nbytes > self._store.capacity:
                 raise PayloadTooLarge(
-                    f"image: its {embeddings.shape[1]} tokens take {nbytes} bytes, the vision service holds "
+                    f"image: its {embeddings.shape[1]} tokens take {nbytes} bytes, the encoder service holds "
                     f"{self._store.capacity} (--cache-memory); give a lower `max_pixels`",
                     param="max_pixels",
                 )

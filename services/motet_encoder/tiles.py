@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .families import Prepared, VisionFamily
+from .families import EncoderFamily, Prepared
 
 
-class Tiles(VisionFamily):
+class Tiles(EncoderFamily):
     """Encode with equally many tokens per tile; `max_pixels` bounds tiles, down to the whole."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):

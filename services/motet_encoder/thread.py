@@ -1,4 +1,4 @@
-"""Run the vision engine on its thread, and submit pictures to it as coroutines."""
+"""Run the encoder engine on its thread, and submit pictures to it as coroutines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .families import Prepared
 
 
 class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
-    """Run the vision engine; its outputs are encoded pictures."""
+    """Run the encoder engine; its outputs are encoded pictures."""
 
-    name = "motet-vision"
+    name = "motet-encoder"
 
     def submit(self, key: Key, picture: Prepared) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as an error output."""
@@ -31,7 +31,7 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         return self.engine.step()
 
 
-class VisionEncoder:
+class MediaEncoder:
     """Encode pictures from one event loop.
 
     `on_crash` is called there with the error of the engine's thread.

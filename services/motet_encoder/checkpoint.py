@@ -1,4 +1,4 @@
-"""Load the vision half of a checkpoint: image processor, tower and projector; no language model.
+"""Load the towers of a checkpoint: processor, tower and projector; no language model.
 
 The model is transformers' own, with a config whose language model has no layers and a vocabulary of
 one word, so tensors of the language model are not read. Safetensors only, no code from the folder.
@@ -31,7 +31,7 @@ from motet_models.checkpoints import check_checkpoint
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, accepts_audio
 from motet_shared.errors import ConfigError
 
-from .families import FixedResolution, VisionFamily
+from .families import EncoderFamily, FixedResolution
 from .native import NativeResolution
 from .packed import pack
 from .pixtral import Pixtral
@@ -54,7 +54,7 @@ _LOAD_ERRORS = (
 )
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # Families whose code does more than their processor, or needs less; `Processed` is for all others.
-_FAMILIES: dict[str, type[VisionFamily]] = {
+_FAMILIES: dict[str, type[EncoderFamily]] = {
     "idefics3": Tiles,
     "llava": FixedResolution,
     "mistral3": Pixtral,
@@ -81,7 +81,7 @@ def load_family(
     dtype: torch.dtype | None,
     weights: str = "exact",
     device: torch.device | None = None,
-) -> VisionFamily:
+) -> EncoderFamily:
     """Load everything that turns a picture into embeddings.
 
     dtype: of weights and activations; None: float32, on a GPU the checkpoint's. weights: one of
@@ -114,11 +114,11 @@ def load_family(
     tower = getattr(config, "audio_config" if hears else "vision_config", None)
     own = config.dtype or getattr(tower, "dtype", None) or config.get_text_config().dtype
     dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
-    vision_model = _load_vision_model(folder, config, dtype).to(device)
-    pack(vision_model, weights)
+    towers = _load_towers(folder, config, dtype).to(device)
+    pack(towers, weights)
     if gpu.is_gpu(device) and not hears:
-        use_packed_attention(vision_model)
-    return (family or (Sounds if hears else Processed))(vision_model, processor, tokenizer)
+        use_packed_attention(towers)
+    return (family or (Sounds if hears else Processed))(towers, processor, tokenizer)
 
 
 def _read(folder: Path, what: str, read: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -129,9 +129,7 @@ def _read(folder: Path, what: str, read: Callable[..., Any], *args: Any, **optio
         raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error
 
 
-def _load_vision_model(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype
-) -> PreTrainedModel:
+def _load_towers(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     model_class: Any = MODEL_MAPPING[type(config)]
     members = {
         "_keys_to_ignore_on_load_unexpected": [_LANGUAGE_TENSORS],
@@ -165,8 +163,8 @@ def _load_vision_model(
             f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         )
         raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {summary}")
-    vision_model: PreTrainedModel = model.eval().requires_grad_(False)
-    return vision_model
+    towers: PreTrainedModel = model.eval().requires_grad_(False)
+    return towers
 
 
 def _without_language_layers(config: PreTrainedConfig) -> PreTrainedConfig:

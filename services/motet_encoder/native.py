@@ -18,14 +18,14 @@ from transformers.vision_utils import (
 from motet_kernels.spans import upload
 from motet_shared.errors import UnsupportedParameter
 
-from .families import Prepared, VisionFamily
+from .families import EncoderFamily, Prepared
 from .processors import processor_class
 from .video import Video
 
 _TEMPORAL_PATCH = 2  # frames that a patch of a video spans
 
 
-class NativeResolution(VisionFamily):
+class NativeResolution(EncoderFamily):
     """Encode with a token per square of merged patches; Qwen3-VL adds deeper layers."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):

@@ -26,11 +26,11 @@ from motet_kernels.spans import Spans
 NAME = "motet_flash_rows"
 
 
-def use_packed_attention(vision_model: PreTrainedModel) -> None:
-    """Make the tower of a vision model use `packed_attention`."""
+def use_packed_attention(towers: PreTrainedModel) -> None:
+    """Make the tower of a model use `packed_attention`."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
-    vision_model.config.vision_config._attn_implementation = NAME
+    towers.config.vision_config._attn_implementation = NAME
 
 
 def attend(

@@ -26,21 +26,21 @@ def test_every_model_that_sees_has_eyes(tmp_path: Path) -> None:
         folder(tmp_path / "two", model_type="qwen3_vl", image_token_id=7),
     )
     specs = Stack(models=models, nats_url="nats://127.0.0.1:1").services()
-    vision_model = [spec for spec in specs if spec.role == "vision"]
-    assert [(spec.name, spec.model) for spec in vision_model] == [
-        ("vision-1", "one"),
-        ("vision-2", "two"),
+    encoder = [spec for spec in specs if spec.role == "encoder"]
+    assert [(spec.name, spec.model) for spec in encoder] == [
+        ("encoder-1", "one"),
+        ("encoder-2", "two"),
     ]
     assert all(
-        "motet_vision" in spec.argv and str(tmp_path / str(spec.model)) in spec.argv
-        for spec in vision_model
+        "motet_encoder" in spec.argv and str(tmp_path / str(spec.model)) in spec.argv
+        for spec in encoder
     )
     assert sum(spec.role == "decode" for spec in specs) == 3
 
 
 def test_a_stack_without_such_models_has_none(tmp_path: Path) -> None:
     specs = Stack(models=(folder(tmp_path / "m", model_type="llama"),), nats_url="").services()
-    assert not [spec for spec in specs if spec.role == "vision"]
+    assert not [spec for spec in specs if spec.role == "encoder"]
 
 
 def test_what_hears() -> None:

@@ -1,4 +1,4 @@
-"""Define the settings of the vision process."""
+"""Define the settings of the encoder process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WEIGHTS = ("exact", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionConfig(ProcessConfig):
+class EncoderConfig(ProcessConfig):
     """Encode pictures and sound with the towers of a checkpoint whose language model decode serves."""
 
     model: str = setting("folder of the checkpoint: of a family that docs/models.md lists")

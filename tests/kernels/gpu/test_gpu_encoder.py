@@ -1,4 +1,4 @@
-"""The vision service's engine on a GPU, or in the interpreter: embeddings as on the CPU, attention in one launch."""
+"""The encoder service's engine on a GPU, or in the interpreter: embeddings as on the CPU, attention in one launch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 import transformers
 
-from motet_vision.checkpoint import load_family
-from motet_vision.engine import Engine
-from motet_vision.families import Prepared, VisionFamily
-from motet_vision.tower_attention import attend
-from motet_vision.video import Video
+from motet_encoder.checkpoint import load_family
+from motet_encoder.engine import Engine
+from motet_encoder.families import EncoderFamily, Prepared
+from motet_encoder.tower_attention import attend
+from motet_encoder.video import Video
 from support.triton_modes import calls_of, without_triton
 from support.vlm_checkpoints import FAMILIES, picture, tiny_vlm
 
@@ -31,16 +31,16 @@ SETTINGS: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 
 def load(
     folder: Path, device: torch.device, weights: str = "exact", dtype: torch.dtype | None = None
-) -> VisionFamily:
+) -> EncoderFamily:
     return load_family(folder, dtype, weights, device)
 
 
-def prepared(family: VisionFamily) -> list[Prepared]:
+def prepared(family: EncoderFamily) -> list[Prepared]:
     """Pictures in one step."""
     return [family.prepare(picture(1, *size), 0) for size in SIZES]
 
 
-def embeddings(family: VisionFamily, pictures: list[Prepared]) -> list[torch.Tensor]:
+def embeddings(family: EncoderFamily, pictures: list[Prepared]) -> list[torch.Tensor]:
     engine = Engine(family, max_patches=10_000)
     for key, one in enumerate(pictures):
         engine.add(key, one)

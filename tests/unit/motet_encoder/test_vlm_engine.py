@@ -16,13 +16,13 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, PreTrainedModel
 
+from motet_encoder.checkpoint import load_family
+from motet_encoder.families import EncoderFamily
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
-from motet_vision.checkpoint import load_family
-from motet_vision.families import VisionFamily
 from support.refusals import refuses
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 
@@ -50,14 +50,13 @@ class World:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.reference: PreTrainedModel = reference(folder)
-        self.vision_model: VisionFamily = load_family(folder, torch.float32)
+        self.family: EncoderFamily = load_family(folder, torch.float32)
         prepared = [
-            self.vision_model.prepare(picture(number, *size), 0)
-            for number, size in enumerate(SIZES)
+            self.family.prepare(picture(number, *size), 0) for number, size in enumerate(SIZES)
         ]
         self.ids = [one.ids for one in prepared]
         self.image_embeddings = [
-            ImageEmbedding(self.vision_model.encode([one])[0], f"picture {number}", one.grid)
+            ImageEmbedding(self.family.encode([one])[0], f"picture {number}", one.grid)
             for number, one in enumerate(prepared)
         ]
 
@@ -97,7 +96,7 @@ class World:
         while made < len(talk.ids):
             prompt = torch.tensor([talk.prompt + talk.ids[:made]])
             axes = (
-                {"mm_token_type_ids": (prompt == self.vision_model.placeholder).int()}
+                {"mm_token_type_ids": (prompt == self.family.placeholder).int()}
                 if self.image_embeddings[0].grid
                 else {}
             )
@@ -185,7 +184,7 @@ def test_prefix_hits_know_pictures_apart(world: World) -> None:
         world.assert_greedy(talk)
     assert same.cached == len(same.prompt) - 1
     # Marks that stand before the first placeholder are the same in both.
-    marks = world.ids[1].index(world.vision_model.placeholder)
+    marks = world.ids[1].index(world.family.placeholder)
     assert other.cached <= len(text) + marks
     assert other.ids != first.ids or not other_size
     longer = world.talk(text, 0, " and after. And what about ", 1, "?")
@@ -212,7 +211,7 @@ def test_moved_with_output(world: World) -> None:
 def test_what_does_not_fit_is_refused(world: World) -> None:
     engine = world.engine()
     sampling = Sampling(max_tokens=1)
-    whole, placeholder = world.image_embeddings[0], world.vision_model.placeholder
+    whole, placeholder = world.image_embeddings[0], world.family.placeholder
     with refuses(BadRequest, "prompt"):
         engine.add(0, [1, placeholder, 2], sampling)
     with refuses(BadRequest, "prompt"):

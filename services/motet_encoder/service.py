@@ -1,4 +1,4 @@
-"""Serve the vision actor, role `vision`: a picture, video or sound in, embeddings out, by blob.
+"""Serve the encoder actor, role `encoder`: a picture, video or sound in, embeddings out, by blob.
 
 Files are fetched as blobs and prepared on threads; the engine encodes what is ready, many pictures
 at a time. Embeddings are cached by the content of the file: a cached picture is neither fetched nor
@@ -35,11 +35,11 @@ from motet_shared.wire.call import Call
 
 from .cache import EmbeddingCache
 from .checkpoint import load_family
-from .config import VisionConfig
+from .config import EncoderConfig
 from .engine import Engine
-from .families import Prepared, VisionFamily
+from .families import EncoderFamily, Prepared
 from .shared_work import SharedWork
-from .thread import VisionEncoder
+from .thread import MediaEncoder
 from .video import open_video
 
 log = logging.getLogger(__name__)
@@ -47,13 +47,13 @@ log = logging.getLogger(__name__)
 _PREPARING_THREADS = 2  # threads; bounded by the memory of the decoded pictures that they hold
 
 
-class Vision(Actor):
-    """Serve the vision encoder of one model."""
+class Encoder(Actor):
+    """Serve the towers of one model."""
 
-    role = "vision"
-    config: VisionConfig
+    role = "encoder"
+    config: EncoderConfig
 
-    def __init__(self, config: VisionConfig, bus: Bus):
+    def __init__(self, config: EncoderConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self._store = BlobStore.of(config, bus.instance, config.cache_memory)
@@ -63,7 +63,7 @@ class Vision(Actor):
         # Videos and sound have threads of their own, as they take longer than pictures.
         self._video_threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="video")
         self._prepare_slots = asyncio.Semaphore(config.max_prepared)
-        self._encoder: VisionEncoder | None = None
+        self._encoder: MediaEncoder | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -75,7 +75,7 @@ class Vision(Actor):
         family = await asyncio.to_thread(load_family, folder, dtype, self.config.weights, device)
         await asyncio.to_thread(family.warm_up)
         await self._store.start()
-        self._encoder = VisionEncoder(Engine(family, self.config.max_patches), self.crash)
+        self._encoder = MediaEncoder(Engine(family, self.config.max_patches), self.crash)
         created = int((folder / "config.json").stat().st_mtime)
         self._card = ModelCard(name=self.config.model_name, context=0, created=created)
         self.bus.monitor.duties.append(self._encoder.thread.watch(self.config.step_timeout))
@@ -89,7 +89,7 @@ class Vision(Actor):
         await self._store.close()
 
     @property
-    def encoder(self) -> VisionEncoder:
+    def encoder(self) -> MediaEncoder:
         """Return the encoder. Raises RuntimeError before `warm` has loaded the model."""
         if self._encoder is None:
             raise RuntimeError("the model is not loaded yet")
@@ -152,7 +152,7 @@ class Vision(Actor):
             raise RuntimeError("no call is active, but a picture is being encoded")
 
 
-def _check(image: Image, config: VisionConfig) -> None:
+def _check(image: Image, config: EncoderConfig) -> None:
     if image.file.nbytes > config.max_file:
         message = f"{image.param or 'image'}: the file has {image.file.nbytes} bytes"
         message += f"; at most {config.max_file} are read"
@@ -167,7 +167,7 @@ def _digest(data: memoryview | None) -> str:
     return hashlib.blake2b(data or b"", digest_size=16).hexdigest()
 
 
-def _prepare(family: VisionFamily, data: bytes, image: Image, config: VisionConfig) -> Prepared:
+def _prepare(family: EncoderFamily, data: bytes, image: Image, config: EncoderConfig) -> Prepared:
     param = image.param or "image"
     if image.is_video:
         return _prepare_video(family, data, image, config)
@@ -185,7 +185,9 @@ def _prepare(family: VisionFamily, data: bytes, image: Image, config: VisionConf
         ) from error
 
 
-def _prepare_sound(family: VisionFamily, data: bytes, param: str, config: VisionConfig) -> Prepared:
+def _prepare_sound(
+    family: EncoderFamily, data: bytes, param: str, config: EncoderConfig
+) -> Prepared:
     """Decode a recording in a child process. Errors name `param`."""
     try:
         return family.prepare_sound(read_audio(data, config.max_sound), RATE)
@@ -200,7 +202,7 @@ def _prepare_sound(family: VisionFamily, data: bytes, param: str, config: Vision
 
 
 def _prepare_video(
-    family: VisionFamily, data: bytes, image: Image, config: VisionConfig
+    family: EncoderFamily, data: bytes, image: Image, config: EncoderConfig
 ) -> Prepared:
     param = image.param or "video"
     limits = {"max_pixels": config.max_picture, "max_length": config.max_video}
