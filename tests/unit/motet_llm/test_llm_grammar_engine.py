@@ -173,7 +173,7 @@ def test_whatever_the_schema_a_reply_that_ends_satisfies_it(
     if finish == "stop":
         document = json.loads(tokenizer.decode(ids))
         assert jsonschema_rs.is_valid(schema, document), (schema, document)
-    else:  # white space between many brackets
+    else:  # a number, a string or a list of some length
         assert len(ids) == 200
         assert grammar.start(ids)
 
