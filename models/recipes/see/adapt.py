@@ -36,6 +36,8 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
+STAGES = ("tower", "edges", "gaze", "words", "talk")
+
 
 class LessonBatch(NamedTuple):
     """Hold pictures `[B, 3, H, W]`, the same scenes drawn plainly, and the kind of each cell."""
@@ -59,7 +61,7 @@ def lesson_batch(recipe: Adaptation, stage: Stage, step: int) -> LessonBatch:
     return LessonBatch(
         pixels([*(one.picture for one in styled), *pictures]),
         pixels([*(one.plain for one in styled), *pictures]),
-        torch.from_numpy(np.stack([one.kinds for one in (*styled, *kept)])),
+        torch.from_numpy(np.stack([*(one.kinds for one in styled), *(one.kinds for one in kept)])),
     )
 
 
@@ -180,14 +182,14 @@ class LessonStream(Stream):
         tokenizer: PreTrainedTokenizerFast,
         placeholder: int,
     ) -> None:
-        self.adaptation, self.stage = recipe, stage
+        self.adaptation, self.stage, self.lessons = recipe, stage, recipe.lessons
         super().__init__(Recipe(seed=recipe.seed, talk=stage), tokenizer, placeholder)
 
     def row(self, index: int) -> Row:
         """Return conversation `index`."""
         recipe, place = self.adaptation, index % self.stage.batch
         index += self.stage.first
-        for kind, count in recipe.lessons.items():
+        for kind, count in self.lessons.items():
             if place < count:
                 return self._lesson(kind, index)
             place -= count
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-see-adapt/state.pt"))
     parser.add_argument("--resume", action="store_true", help="continue from the states")
-    parser.add_argument("--stage", choices=("tower", "edges", "words", "talk"), default="tower")
+    parser.add_argument("--stage", choices=STAGES, default="tower")
     parser.add_argument("--teacher", type=Path, help="of the tower; --model otherwise")
     parser.add_argument("--eyes", type=Path, help="a checkpoint to take the eyes from")
     parser.add_argument("--steps", type=int, default=0, help="of the stage; 0 uses the recipe's")
@@ -250,7 +252,8 @@ def main() -> None:
         teacher = load(recipe, args.teacher) if args.teacher else model
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
-        model.vision.requires_grad_(args.stage == "talk")
+        model.vision.requires_grad_(args.stage != "words")
+        model.llava.model.language_model.requires_grad_(args.stage != "gaze")
         stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
         trainer = TalkTrainer(stage, model, steps=args.steps, stream=stream)
     run_stage(trainer, args.state.with_name(f"{args.stage}.pt"), resume=args.resume, log=10)

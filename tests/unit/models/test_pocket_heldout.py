@@ -17,7 +17,7 @@ RECIPES = Path(__file__).parents[3] / "models" / "recipes"
 
 def imported(path: Path) -> set[str]:
     """Return the modules that a file imports."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
