@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Hashable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -105,7 +106,8 @@ def endings(folder: Path, count: int, temperature: float) -> dict[int, str]:
     vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
     spelling = Spelling.load(str(folder), vocab, stops)
     tokenizer = _tokenizer(folder)
-    states, written = {}, {number: [] for number in range(count)}
+    states: dict[int, Grammar] = {}
+    written: dict[Hashable, list[int]] = {number: [] for number in range(count)}
     sampling = Sampling(max_tokens=MAX_TOKENS, temperature=temperature, seed=1)
     for number in range(count):
         question, wanted = schema(number)
@@ -123,7 +125,7 @@ def endings(folder: Path, count: int, temperature: float) -> dict[int, str]:
             written[output.key].extend(output.ids)
     return {
         number: tokenizer.decode(ids)
-        for number, ids in written.items()
+        for number, ids in ((one, written[one]) for one in range(count))
         if not states[number].start([one for one in ids if one not in stops]).may_end
     }
 

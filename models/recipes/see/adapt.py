@@ -36,7 +36,7 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "edges", "gaze", "words", "talk")
+STAGES = ("tower", "edges", "words", "talk")
 
 
 class LessonBatch(NamedTuple):
@@ -182,14 +182,14 @@ class LessonStream(Stream):
         tokenizer: PreTrainedTokenizerFast,
         placeholder: int,
     ) -> None:
-        self.adaptation, self.stage, self.lessons = recipe, stage, recipe.lessons
+        self.adaptation, self.stage = recipe, stage
         super().__init__(Recipe(seed=recipe.seed, talk=stage), tokenizer, placeholder)
 
     def row(self, index: int) -> Row:
         """Return conversation `index`."""
         recipe, place = self.adaptation, index % self.stage.batch
         index += self.stage.first
-        for kind, count in self.lessons.items():
+        for kind, count in recipe.lessons.items():
             if place < count:
                 return self._lesson(kind, index)
             place -= count
@@ -253,7 +253,6 @@ def main() -> None:
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
         model.vision.requires_grad_(args.stage != "words")
-        model.llava.model.language_model.requires_grad_(args.stage != "gaze")
         stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
         trainer = TalkTrainer(stage, model, steps=args.steps, stream=stream)
     run_stage(trainer, args.state.with_name(f"{args.stage}.pt"), resume=args.resume, log=10)

@@ -65,15 +65,6 @@ class Adaptation:
                 decay=0.9,
                 first=1_000_000,
             ),
-            "gaze": Stage(
-                steps=120,
-                batch=16,
-                matrix_lr=2e-3,
-                other_lr=3e-4,
-                warmup=10,
-                decay=0.9,
-                first=2_000_000,
-            ),
             "words": Stage(
                 steps=400, batch=20, matrix_lr=3e-3, other_lr=9e-4, warmup=30, decay=0.5
             ),
@@ -91,5 +82,4 @@ class Adaptation:
     lessons: dict[str, int] = field(
         default_factory=lambda: {"styled": 6, "own": 3, "calls": 3, "json": 2}
     )  # conversations of a step; the others are in words alone
-    gaze_lessons: dict[str, int] = field(default_factory=lambda: {"styled": 8, "own": 8})
     text_mix: Mix = FINISHING

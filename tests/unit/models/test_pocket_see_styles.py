@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,12 +15,15 @@ pytest.importorskip("transformers")
 from recipes.chat.calls import calling_conversation  # noqa: E402
 from recipes.chat.mix import FINISHING  # noqa: E402
 from recipes.chat.objects import object_conversation  # noqa: E402
+from recipes.see.adapt import LessonStream, TowerAdapter, lesson_batch, load  # noqa: E402
 from recipes.see.data import KINDS, is_held_out_scene  # noqa: E402
 from recipes.see.mix import SEEING  # noqa: E402
 from recipes.see.recipe import Adaptation  # noqa: E402
 from recipes.see.styled import lesson, styled_conversation, styled_scene  # noqa: E402
+from recipes.see.train import Model  # noqa: E402
 from recipes.training.errors import RecipeError  # noqa: E402
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.training.loop import Stage  # noqa: E402
 from recipes.world.pictures import SIZE  # noqa: E402
 from recipes.world.scenes import GRID, SHAPES, Thing  # noqa: E402
 from recipes.world.styles import (  # noqa: E402
@@ -114,3 +118,38 @@ def test_replies_in_json_are_short() -> None:
         assert reply["role"] == "assistant"
         json.loads(reply["content"])
         assert len(reply["content"]) < 600
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.set_num_threads(1)
+    return load(Adaptation(), Path("models/pocket-chat"))
+
+
+def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model) -> None:
+    recipe = Adaptation()
+    stage = recipe.stages["words"]
+    stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
+    rows = [stream.row(index) for index in range(stage.batch)]
+    pictured = recipe.lessons["styled"] + recipe.lessons["own"]
+    assert [bool(row.pictures) for row in rows] == [n < pictured for n in range(stage.batch)]
+    reply = rows[pictured + recipe.lessons["calls"]]
+    opening = len(model.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
+    first = reply.weights.index(1.0)
+    assert reply.weights[first - 1] == 0.0
+    assert model.tokenizer.decode(reply.ids[first - 1 - opening : first - 1]).endswith(
+        "assistant\n"
+    )
+
+
+@pytest.mark.long
+def test_the_tower_learns_from_the_frozen_one(model: Model) -> None:
+    recipe = Adaptation(reference_pictures=100)
+    stage = Stage(steps=6, batch=12, matrix_lr=4e-3, other_lr=6e-4, warmup=1)
+    trainer = TowerAdapter(recipe, model, stage, teacher=model)
+    before = {name: one.clone() for name, one in trainer.teacher.model.named_parameters()}
+    same = lesson_batch(recipe, stage, 0)
+    reports = [trainer.train_step(same) for _ in range(stage.steps)]
+    assert reports[-1].distance < 0.8 * reports[0].distance
+    after = dict(trainer.teacher.model.named_parameters())
+    assert all(torch.equal(after[name], one) for name, one in before.items())
