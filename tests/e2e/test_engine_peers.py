@@ -96,7 +96,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     (folder / "motet.toml").write_text(text)
     options = ("--config", str(folder / "motet.toml"), "--vad", "0")
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
-    with MotetStack(folder, *options, env=env) as stack:
+    with MotetStack(folder, *options, env=env, start_seconds=START) as stack:
         for engine in pythons():
             wait_for(stack, engine)
         yield stack
