@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from motet_diffusion.config import EngineConfig
+from motet_kernels.runtime.device import find_device
 from motet_models.checkpoints import check_checkpoint
 from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
@@ -48,7 +49,7 @@ def load(config: EngineConfig) -> Any:
         cause = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {cause}") from None
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(config.device)
+    return pipeline.to(find_device(config.device, ConfigError))
 
 
 def missing_parts(folder: Path) -> dict[str, None]:

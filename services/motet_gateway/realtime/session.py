@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -24,6 +24,7 @@ from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
 from motet_gateway.http.socket import Socket
 from motet_gateway.openai.hints import Ignored
+from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
@@ -74,6 +75,7 @@ class Session:
         kind: Kind = "realtime",
         prepared: PreparedSession | None = None,
     ):
+        """Begin a session. Raises BadRequest for a target that its model does not have."""
         self.service = service
         self.caller = caller
         self.channel = Channel(socket, service.config.session_memory)
@@ -83,6 +85,8 @@ class Session:
         self.id = new_id("sess")
         if prepared is not None:
             self.settings, self.id = prepared.settings, prepared.session_id
+        if target := target_of(socket.scope, service.bus.directory, model):
+            self.settings = replace(self.settings, target=target)
         self._received = 0  # client events that were handled or refused
         self._received_ms = 0.0  # of audio, committed or not
         self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)
