@@ -13,6 +13,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
 from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
@@ -36,4 +37,4 @@ def processor_class(config: PreTrainedConfig) -> Any:
     if kind not in PROCESSOR_MAPPING:
         return None
     found: Any = PROCESSOR_MAPPING[kind]
-    return without_videos(found)
+    return without_videos(found, MODALITY_TO_AUTOPROCESSOR_MAPPING)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
-def without_videos(found: Any) -> Any:
-    """Return a subclass of a processor that is loaded without its part for videos."""
+def without_videos(found: Any, loaders: Any) -> Any:
+    """Return a subclass of a processor that is loaded without its part for videos.
+
+    loaders: transformers' classes that load the parts, by name.
+    """
 
     def parts(_: Any, /, folder: Any, processor_dict: Any = None, **options: Any) -> list[Any]:
         options.pop("subfolder", None)
-        return [_part(name, folder, options) for name in found.get_attributes()]
+        return [_part(name, folder, options, loaders) for name in found.get_attributes()]
 
     def check(self: Any, name: str, part: Any) -> Any:
         return None if part is None else found.check_argument_for_proper_class(self, name, part)
@@ -23,9 +26,7 @@ def without_videos(found: Any) -> Any:
     return type(found.__name__, (found,), members)
 
 
-def _part(name: str, folder: Any, options: dict[str, Any]) -> Any:
+def _part(name: str, folder: Any, options: dict[str, Any], loaders: Any) -> Any:
     if "video" in name:
         return None
-    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
-
-    return MODALITY_TO_AUTOPROCESSOR_MAPPING[name].from_pretrained(folder, **options)
+    return loaders[name].from_pretrained(folder, **options)

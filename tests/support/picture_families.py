@@ -263,8 +263,9 @@ def _save_processor(processor: Any, folder: Path, **_: Any) -> None:
 def qwen_image_edit() -> Any:
     """Write Qwen-Image's editing, whose VAE halves five times: it reads images of 1024x1024."""
     from transformers import Qwen2VLProcessor
+    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
-    processor = without_videos(Qwen2VLProcessor)(
+    processor = without_videos(Qwen2VLProcessor, MODALITY_TO_AUTOPROCESSOR_MAPPING)(
         image_processor=Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56),
         tokenizer=_tokenizer_with_pictures(),
     )

@@ -67,6 +67,7 @@ def processors(folder: Path) -> dict[str, Any]:
     Qwen-Image's editing has one. diffusers would load them whole, which needs torchvision.
     """
     import transformers
+    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
     found = {}
     for name, kind in json.loads((folder / "model_index.json").read_text()).items():
@@ -74,7 +75,7 @@ def processors(folder: Path) -> dict[str, Any]:
             continue
         whole = getattr(transformers, str(kind[1]), None)
         if inspect.isclass(whole) and issubclass(whole, transformers.ProcessorMixin):
-            found[name] = without_videos(whole).from_pretrained(
+            found[name] = without_videos(whole, MODALITY_TO_AUTOPROCESSOR_MAPPING).from_pretrained(
                 folder / name, local_files_only=True, trust_remote_code=False
             )
     return found
