@@ -17,7 +17,8 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
-from motet_vision.processors import processor_class, without_videos
+from motet_models.processors import without_videos
+from motet_vision.processors import processor_class
 from support import composites
 from support.checkpoints import VOCAB, write_tokenizer
 
