@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
+from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
 
 
@@ -36,28 +37,4 @@ def processor_class(config: PreTrainedConfig) -> Any:
     if kind not in PROCESSOR_MAPPING:
         return None
     found: Any = PROCESSOR_MAPPING[kind]
-    return without_videos(found)
-
-
-def without_videos(found: Any) -> Any:
-    """Return a subclass of a processor that is loaded without its part for videos."""
-
-    def parts(_: Any, /, folder: Any, processor_dict: Any = None, **options: Any) -> list[Any]:
-        options.pop("subfolder", None)
-        return [_part(name, folder, options) for name in found.get_attributes()]
-
-    def check(self: Any, name: str, part: Any) -> Any:
-        return None if part is None else found.check_argument_for_proper_class(self, name, part)
-
-    members = {
-        "_get_arguments_from_pretrained": classmethod(parts),
-        "check_argument_for_proper_class": check,
-        "__module__": found.__module__,
-    }
-    return type(found.__name__, (found,), members)
-
-
-def _part(name: str, folder: Any, options: dict[str, Any]) -> Any:
-    if "video" in name:
-        return None
-    return MODALITY_TO_AUTOPROCESSOR_MAPPING[name].from_pretrained(folder, **options)
+    return without_videos(found, MODALITY_TO_AUTOPROCESSOR_MAPPING)
