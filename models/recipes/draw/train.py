@@ -347,6 +347,7 @@ def train(
     """Train all stages, each with its own state beside `state`; complete ones are only loaded."""
     model = Model(recipe)
     for stage in STAGES:
+        model.requires_grad_(True)  # optimizers take no frozen parameters
         trainer = Trainer(recipe, model, stage, steps=steps.get(stage, 0))
         model.requires_grad_(False)
         trainer.module.requires_grad_(True)

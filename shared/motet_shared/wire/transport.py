@@ -104,6 +104,11 @@ def check_payload(subject: str, size: int, limit: int) -> None:
         )
 
 
+def _is_denied(error: Exception) -> bool:
+    """Return True if the server has refused the user or the password."""
+    return isinstance(error, nats.errors.Error) and "authorization violation" in str(error).lower()
+
+
 class NatsUnreachable(ConfigError):
     """Report that no NATS server took the connection; it may be one that has not started yet."""
 
@@ -116,7 +121,7 @@ class NatsTransport:
     max_payload: int
     errors: dict[str, int] = field(default_factory=dict)
     # set while the first connection is awaited
-    _untrusted: asyncio.Future[ssl.SSLError] | None = None
+    _refused: asyncio.Future[Exception] | None = None
 
     @classmethod
     async def connect(
@@ -134,7 +139,8 @@ class NatsTransport:
 
         A callable `password` is called anew for each connection. With `tls`, TLS starts with the
         first byte, so that a server or a path without TLS never receives the password. Raises
-        NatsUnreachable if the connection fails.
+        ConfigError if the server refuses the password or the certificates are not trusted, which
+        retries cannot fix; NatsUnreachable if no server answers.
         """
         transport = cls(Client(), 0)
         options: dict[str, Any] = {"user": user, "password": password} if password else {}
@@ -159,7 +165,8 @@ class NatsTransport:
             await transport._connected_within(asyncio.ensure_future(connecting), connect_timeout)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await transport.client.close()
-            raise NatsUnreachable(
+            refused = isinstance(error, ssl.SSLError) or _is_denied(error)
+            raise (ConfigError if refused else NatsUnreachable)(
                 f"nats_url: cannot connect to {url} as {user or 'anonymous'}: {type(error).__name__} {error}; "
                 "is nats-server running there, and are the password and the certificates right?"
             ) from error
@@ -169,21 +176,21 @@ class NatsTransport:
     async def _connected_within(self, connecting: asyncio.Future[None], timeout: float) -> None:
         """Wait for the first connection.
 
-        Raises TimeoutError, or the first TLS error, since retries cannot fix that.
+        Raises TimeoutError, or the first error that retries cannot fix.
         """
-        untrusted = self._untrusted = asyncio.get_running_loop().create_future()
+        refused = self._refused = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait(
-                (connecting, untrusted), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                (connecting, refused), timeout=timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if connecting.done():
                 connecting.result()
                 return
-            if untrusted.done():
-                raise untrusted.result()
+            if refused.done():
+                raise refused.result()
             raise TimeoutError
         finally:
-            self._untrusted = None
+            self._refused = None
             for _ in range(50):  # nats-py sometimes swallows a cancellation
                 if connecting.done():
                     break
@@ -268,11 +275,11 @@ class NatsTransport:
         name = type(error).__name__
         self.errors[name] = self.errors.get(name, 0) + 1
         if (
-            isinstance(error, ssl.SSLError)
-            and self._untrusted is not None
-            and not self._untrusted.done()
+            (isinstance(error, ssl.SSLError) or _is_denied(error))
+            and self._refused is not None
+            and not self._refused.done()
         ):
-            self._untrusted.set_result(error)
+            self._refused.set_result(error)
         if isinstance(error, (nats.errors.Error, OSError)):
             # A permission error surfaces only here: nats-py's publish has long returned.
             log.warning("nats: %s %s", name, error)

@@ -44,7 +44,7 @@ def test_the_cache_takes_what_the_rest_leaves_of_the_share(
     half = Engine(EngineConfig(model=str(folder), max_running=512, memory_share=0.5))
     saved = whole.runner.kv.nbytes - half.runner.kv.nbytes
     assert abs(saved - 12 * MIB) <= whole.runner.kv.layout.block_bytes
-    assert {"memory", "weights", "kv_cache"} == whole.runner.capacity().keys()
+    assert {"memory", "weights", "packed", "kv_cache"} == whole.runner.capacity().keys()
 
 
 def test_memory_in_bytes_takes_precedence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
