@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings(
     "ignore:deprecated:DeprecationWarning"
 )  # what the client says of translations
+@pytest.mark.long
 async def test_the_official_client(folder: Path) -> None:
     """Every format and every way to ask, against one stack."""
     async with serving(folder) as service, service.client() as client:

@@ -57,6 +57,7 @@ async def serving(folder: Path, count: int = 1, *argv: str) -> AsyncIterator[Ser
             yield Service(gateway, processes)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # a process that imports torch
 async def test_the_official_client_gets_its_vectors(folder: Path) -> None:
     texts = [ids(length, length) for length in (5, 40, 3)]

@@ -142,6 +142,7 @@ def test_numbers_of_workers_are_compared(
     assert all(run["first"] and not run["failed"] for run in runs)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_sessions_stay_open_and_send_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

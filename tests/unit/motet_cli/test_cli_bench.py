@@ -302,6 +302,7 @@ def test_ctrl_c_reports_the_figures_so_far(
     assert "TPOT" in shown
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("name", ["run.png", "run.svg"])
 def test_plots_are_written(server: Scripted, tmp_path: Path, name: str) -> None:
     bench(server, tmp_path, "--requests", "4", "--ttft", "1s", "--plot", str(tmp_path / name))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 SUITE = """
 import asyncio
@@ -36,6 +38,7 @@ def test_is_not_lost(): pass
 """
 
 
+@pytest.mark.long
 def test_a_test_that_hangs_ends_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
