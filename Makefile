@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long extended tiers check bench compile-gpu setup clean
+.PHONY: help run test test-long extended tiers check bench gpu compile-gpu setup clean
 
 help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
@@ -20,6 +20,7 @@ help:
 	@echo "make tiers  print the tier of each test, or with ARGS=--summary their numbers by file"
 	@echo "make check  lint, format, types and structure"
 	@echo "make bench  measure the plumbing"
+	@echo "make gpu    test and measure a GPU, in parts of at most 8 minutes; the same as PART=gpu"
 	@echo "make compile-gpu  compile them in all configurations for GPUs that need not be here"
 	@echo "make setup  only install, for development"
 	@echo "make clean  remove what the others made, the virtual environment included"
@@ -58,6 +59,9 @@ check:
 bench:
 	@scripts/setup dev
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+gpu:
+	@$(MAKE) --no-print-directory extended PART=gpu
 
 compile-gpu:
 	@scripts/setup dev

@@ -59,14 +59,14 @@ def marked(part: str, seconds: int) -> Step:
 
 PARTS: dict[str, list[Step]] = {
     "peers": [
-        marked("peers", 600),
+        marked("peers", 800),
         *(
             Step(
                 name=f"benchmark {name} --quick",
                 argv=("benchmarks/run.py", name, "--quick"),
-                seconds=1000,
+                seconds=700,
             )
-            for name in ("llm", "images", "voice")
+            for name in ("llm", "engine_wire", "images", "voice")
         ),
     ],
     "conformance": [

@@ -25,7 +25,11 @@ def table(document: dict[str, Any]) -> str:
     """Return the table of features by engine, in Markdown."""
     versions, features = document["versions"], document["features"]
     heads = [f"{name} {versions[name]}" if name in versions else name for name in ENGINES]
-    lines = [f"Run on {document['date']} by `make extended PART=peers`:", ""]
+    lines = [
+        f"Run on {document['date']} by `make extended PART=peers`, on {document['processor']}, commit"
+        f" {document['commit'][:12]}:",
+        "",
+    ]
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for feature, outcomes in features.items():
         cells = [outcomes.get(name, "not run") for name in ENGINES]

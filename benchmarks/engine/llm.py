@@ -1,4 +1,4 @@
-"""Compare our engine with transformers and llama.cpp: the same random weights, threads and prompts.
+"""Compare our engine with transformers, llama.cpp and vLLM: the same weights, threads and prompts.
 
 `python benchmarks/run.py llm --help`. The tables go to standard output, the numbers to
 `results/llm.json`.
@@ -229,7 +229,7 @@ def run(plan: Plan, cache: Path, output: Path) -> Findings:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(
-        "Our engine beside transformers and llama.cpp.",
+        "Our engine beside transformers, llama.cpp and vLLM.",
         "a tiny model and short runs",
         RESULTS,
         prog="llm",

@@ -14,11 +14,22 @@ from motet_models.capacity import KV_FORMATS, KvFormat
 from motet_models.weight_formats import WEIGHT_FORMATS, WeightFormat
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
+VLLM_PYTHON = "MOTET_VLLM_PYTHON"
 # Of llama.cpp's formats: blocks of 32 numbers with one float16 scale.
 GGUF_FORMATS = {
     "BF16": WEIGHT_FORMATS["bfloat16"],
     "Q8_0": WeightFormat(name="Q8_0", bits=8, group=32, group_bytes=2),
     "Q4_0": WeightFormat(name="Q4_0", bits=4, group=32, group_bytes=2),
+}
+
+
+# What a worker imports, and what is said where it is missing.
+_NEEDS = {
+    "engine.llama_worker": (
+        ("gguf", "llama_cpp", "numpy"),
+        f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON}",
+    ),
+    "engine.vllm_worker": (("vllm",), f"vllm is not installed for {VLLM_PYTHON}"),
 }
 
 
@@ -62,20 +73,27 @@ def peers(transformers_dtype: str) -> list[Peer]:
         )
         for kind, form in GGUF_FORMATS.items()
     ]
-    return ours + theirs + llama
+    vllm = Peer(
+        name=f"vllm {transformers_dtype}",
+        format=WEIGHT_FORMATS[transformers_dtype],
+        kv=KV_FORMATS[transformers_dtype],
+        module="engine.vllm_worker",
+        python=os.environ.get(VLLM_PYTHON) or sys.executable,
+        task={"format": transformers_dtype},
+    )
+    return [*ours, *theirs, *llama, vllm]
 
 
 def absent(peer: Peer, device: str = "cpu") -> str:
     """Return why a peer cannot run; empty if it can."""
-    if peer.module != "engine.llama_worker":
+    if peer.module not in _NEEDS:
         return ""
     if device != "cpu":
         return "it is compared on CPUs"
-    if has_modules(peer.python, "gguf", "llama_cpp", "numpy"):
+    modules, packages = _NEEDS[peer.module]
+    if has_modules(peer.python, *modules):
         return ""
-    return (
-        f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"
-    )
+    return f"{packages} (see benchmarks/README.md)"
 
 
 def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:

@@ -83,13 +83,17 @@ class Stack:
             await self.spawn(role, module_command(module, f"{role}-bench", *args))
         await self.until_ready("/health/ready")
 
-    async def until_ready(self, path: str, word: str = "") -> None:
+    async def until_ready(
+        self, path: str, word: str = "", *, port: int = 0, seconds: float = START_SECONDS
+    ) -> None:
         """Wait until the HTTP server answers 200 with `word` in its text.
 
-        Raises RuntimeError with the logs if a process ends or the time is up.
+        port: of a server other than the gateway. Raises RuntimeError with the logs if a process ends or the time is up.
         """
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=2.0) as http:
-            for _ in range(int(START_SECONDS / 0.1)):
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port or self.port}", timeout=2.0
+        ) as http:
+            for _ in range(int(seconds / 0.1)):
                 if any(process.returncode is not None for process in self._processes.values()):
                     break
                 with contextlib.suppress(httpx.HTTPError):

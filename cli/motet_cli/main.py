@@ -45,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def up_arguments(flags: Sequence[str]) -> argparse.Namespace:
+    """Return the command line of `motet up` with these flags, and with motet.toml."""
+    argv = ["up", *flags]
+    return _with_stack_file(parser().parse_args(argv), argv)
+
+
 def _with_stack_file(args: argparse.Namespace, argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line of `motet up` with motet.toml. Raises ConfigError for a wrong file."""
     from motet_cli.stack_file.arguments import flag_defaults, read_given
@@ -186,11 +192,22 @@ def _add_up(
         " (default: auto)",
     )
     up.add_argument(
+        "--device",
+        metavar="[ROLE=]DEVICE",
+        action="append",
+        default=[],
+        help="where models compute: cpu; cuda (any GPU, one per process while there are enough); auto"
+        " (a GPU if there is one); some GPUs, such as cuda:0,cuda:1; repeatable for roles, such as"
+        " asr=cpu (default: MOTET_DEVICE or cpu)",
+    )
+    share = os.environ.get("MOTET_MEMORY_SHARE")
+    up.add_argument(
         "--memory-share",
-        metavar="SHARE",
-        type=float,
-        default=os.environ.get("MOTET_MEMORY_SHARE") or "0.85",
-        help="share of the free memory for weights, caches and steps of language models (default: 0.85)",
+        metavar="[ROLE=]SHARE",
+        action="append",
+        default=[share] if share else [],
+        help="share of the free memory, of the machine and of each GPU, that models may use"
+        " (default: 0.85); repeatable for what a role has of a GPU, such as decode=0.6",
     )
     up.add_argument(
         "--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)"
@@ -868,6 +885,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plan.add_argument(
         "model",
         metavar="MODEL",
+        nargs="?",
         help="checkpoint folder (config.json is enough), a local model's name, or org/name on a hub",
     )
     plan.add_argument(
@@ -886,6 +904,18 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     where.add_argument(
         "--cpu", action="store_true", help="upper bounds of tokens/s on this machine's processor"
+    )
+    plan.add_argument(
+        "--stack",
+        metavar="FLAG",
+        nargs=argparse.REMAINDER,
+        help="show on which devices `motet up FLAG …` places its processes, and their memory; last",
+    )
+    plan.add_argument(
+        "--gpus",
+        metavar="N",
+        type=int,
+        help="place --stack on so many GPUs of --gpu (default: on those of this machine)",
     )
     weights = ("auto", "float32", "bf16", "bfloat16", "int8", "int4", "float8")
     plan.add_argument(

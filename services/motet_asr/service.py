@@ -21,7 +21,7 @@ from motet_asr.transcription.audio_memory import AudioMemory
 from motet_asr.transcription.live import LiveTranscription
 from motet_asr.transcription.transcription import FinalWindow, Transcription
 from motet_asr.transcription.windows import mark_by_level, mark_spans
-from motet_kernels.runtime import native
+from motet_kernels.runtime.device import readings
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
     Listen,
@@ -165,7 +165,7 @@ class Asr(Actor):
             "queued": waiting,
             "batch": stats["batch_size"],
             "seconds": stats["audio_seconds"],
-            **native.fallback(),
+            **readings(),
         }
 
     def models(self) -> list[ModelCard]:

@@ -84,7 +84,9 @@ class DiffusionConfig(ProcessConfig):
     dtype: str = setting(
         "data type of weights and activations: float32, bfloat16 or float16", default="float32"
     )
-    device: str = setting("device that computes: cpu, cuda, …", default="cpu")
+    device: str = setting(
+        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
     threads: int = setting("CPU threads for computation; 0: torch's default", default=0, min=0)
     steps: int = setting(
         "default number of denoising steps; 0: the model's default", default=0, min=0

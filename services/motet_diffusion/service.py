@@ -14,7 +14,7 @@ from PIL.Image import Image
 from motet_diffusion.engine.engine import Engine
 from motet_diffusion.engine.request import Event, Key, Lora, PictureRequest
 from motet_diffusion.engine.thread import EngineThread
-from motet_kernels.runtime import native
+from motet_kernels.runtime.device import readings
 from motet_media.pictures import open_mask, open_picture
 from motet_media.pool import decoding
 from motet_shared.blobs.store import BlobStore
@@ -162,7 +162,7 @@ class Diffusion(Actor):
         stats = self._thread.stats()
         waiting = stats["waiting"] + stats["commands"]
         numbers = {"running": stats["running"], "queued": waiting, "pictures": stats["pictures"]}
-        return numbers | native.fallback()
+        return numbers | readings()
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from motet_kernels.runtime import native
+from motet_kernels.runtime.device import readings
 from motet_shared.messages import ModelCard
 from motet_shared.process.actor import Actor
 from motet_shared.wire.bus import Bus
@@ -59,7 +59,7 @@ class TextActor(Actor):
         return {
             "queued": stats["waiting"] + stats["commands"],
             "tokens": stats["tokens"],
-            **native.fallback(),
+            **readings(),
         }
 
     def models(self) -> list[ModelCard]:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Grammar
@@ -73,11 +74,16 @@ def _as_tokens(text: str, ids: Mapping[str, int]) -> str:
     return " ".join(named) if len(named) == 1 else f"({' '.join(named)})"
 
 
-def _schema(grammar: Grammar) -> str:
+def schema_of(grammar: Grammar) -> dict[str, Any]:
+    """Return the schema of a grammar of the kind `json_schema`. Raises ValueError."""
     schema = json.loads(grammar.text)
     if not isinstance(schema, dict):
         raise ValueError("is no JSON schema, which is an object")
-    return f"start: {json_rule(schema)}"
+    return schema
+
+
+def _schema(grammar: Grammar) -> str:
+    return f"start: {json_rule(schema_of(grammar))}"
 
 
 def _regex(grammar: Grammar) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, ModelCard, Tokens, Usage
 from motet_shared.process.actor import Actor, operation
+from motet_shared.process.vitals import count_gpus
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
@@ -113,7 +114,11 @@ class EngineHost(Actor):
 
     def load(self) -> dict[str, float]:
         """Return what was measured here; what the engine reports itself takes precedence."""
-        return self._pace.load() | self._engine.load()
+        return self._pace.load() | self._gpus_held() | self._engine.load()
+
+    def _gpus_held(self) -> dict[str, float]:
+        """Return the number of GPUs of an engine that this host has started; none of a server."""
+        return {} if self.config.engine_url else {"gpus_held": float(count_gpus())}
 
     def stats(self) -> dict[str, Any]:
         breaker = {"breaker_open": self._breaker.is_open, "breaker_opened": self._breaker.opened}

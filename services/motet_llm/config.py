@@ -90,6 +90,11 @@ class EngineSettings:
         "and kv_memory also holds one layer of context tokens",
         default=False,
     )
+    packed_cache: Bytes = setting(
+        "disk space for the packed weights of all models, so that each is packed once; 0: none",
+        default=32 << 30,
+        min=0,
+    )
     cache_folder: str = setting(
         "folder of disk_cache (default: the place for temporary files)", default=""
     )

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from motet_kernels.runtime import native
+from motet_kernels.runtime.device import readings
 from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.messages import ModelCard, Speak
 from motet_shared.process.actor import Actor, operation
@@ -99,7 +99,7 @@ class Tts(Actor):
             "queued": stats["waiting"],
             "seconds": stats["speech_seconds"],
         }
-        return numbers | native.fallback()
+        return numbers | readings()
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from motet_kernels.runtime import native
-from motet_kernels.runtime.device import find_device
+from motet_kernels.runtime.device import find_device, readings
 from motet_media.pictures import open_picture
 from motet_media.pool import decoding
 from motet_media.sound_file import RATE, read_audio
@@ -132,7 +131,7 @@ class Vision(Actor):
     def load(self) -> dict[str, float]:
         if self._encoder is None:
             return {}
-        return {"queued": self._encoder.thread.stats()["waiting"], **native.fallback()}
+        return {"queued": self._encoder.thread.stats()["waiting"], **readings()}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -8,6 +8,7 @@ from .engine import cache_too_small, prefill_blocks_decode
 from .finding import Finding
 from .fleet import hot_instance, too_few_decode
 from .front import gateway_bound, slow_client, tokenizer_bound
+from .gpus import gpu_unused
 from .kernels import kernels_fallback
 from .machine import cpu_short
 from .window import ObservationWindow
@@ -18,6 +19,7 @@ Rule = Callable[[ObservationWindow], list[Finding]]
 
 RULES: tuple[Rule, ...] = (
     cpu_short,
+    gpu_unused,
     kernels_fallback,
     cache_too_small,
     prefill_blocks_decode,
@@ -31,6 +33,7 @@ RULES: tuple[Rule, ...] = (
 NAMES = (
     "cpu_neighbour",
     "cpu_full",
+    "gpu_unused",
     "kernels_fallback",
     "cache_too_small",
     "prefill_blocks_decode",

@@ -66,6 +66,7 @@ async def resampled(page: Page, samples: Any, rate: int) -> Any:
     return np.array(await page.evaluate(script, [samples.tolist(), rate, 128]))
 
 
+@pytest.mark.long(after=2)
 @pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100, 48000, 96000])
 async def test_the_rate_of_any_microphone_is_converted(page: Page, rate: int) -> None:
     """A tone stays the tone that it was; what 24 kHz cannot hold does not come back as another one."""

@@ -267,6 +267,7 @@ async def test_a_stream_tells_how_far_its_model_is_loaded(chat: Chat) -> None:
     assert told == ["one", "loading 40 %, about 3 s", "Hi"]
 
 
+@pytest.mark.long
 async def test_edges_of_the_stack_move_while_a_reply_streams(chat: Chat) -> None:
     page, live = chat.page, chat.page.locator(".flow .edge.live")
     chat.tokenizer.reply = lambda request: words("word " * 2000)
@@ -304,6 +305,7 @@ async def test_files_of_an_unsent_message_survive_a_reload(chat: Chat) -> None:
     attached = page.get_by_role("button", name="kept.txt, remove")
     await page.locator("#attachment-file").set_input_files([file])  # type: ignore[arg-type]
     await expect(attached).to_be_visible()
+    await expect(page.locator("#attachments")).to_have_attribute("aria-busy", "false")
     await page.reload()
     await expect(attached).to_be_visible()
     await expect(page.locator("#model")).to_be_enabled()
@@ -316,6 +318,7 @@ async def test_files_of_an_unsent_message_survive_a_reload(chat: Chat) -> None:
     await expect(attached).to_have_count(0)
 
 
+@pytest.mark.long
 async def test_an_edit_is_sent_or_left_with_buttons(chat: Chat) -> None:
     page = chat.page
     await chat.ask("One.")
@@ -331,6 +334,7 @@ async def test_an_edit_is_sent_or_left_with_buttons(chat: Chat) -> None:
     await expect(chat.replies).to_have_text(["You said: Three."])
 
 
+@pytest.mark.long
 async def test_enter_starts_a_new_line_on_a_touch_screen(chat: Chat) -> None:
     page = chat.page
     session = await page.context.new_cdp_session(page)
@@ -368,6 +372,7 @@ async def test_the_first_view_shows_what_each_model_can_do(chat: Chat) -> None:
     await expect(lightbox).to_be_hidden()
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_phone_shows_all_of_it(chat: Chat, scheme: Any) -> None:
     page, size = chat.page, chat.page.viewport_size

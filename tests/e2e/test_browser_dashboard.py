@@ -87,6 +87,7 @@ async def test_a_waterfall_opens_by_keyboard(stack: MotetStack) -> None:
         await expect(waterfall).to_be_hidden()
 
 
+@pytest.mark.long(after=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_all_is_named_and_can_be_read(stack: MotetStack, scheme: str) -> None:
     async with at_the_stack(stack, color_scheme=scheme) as page:
@@ -100,6 +101,7 @@ async def test_all_is_named_and_can_be_read(stack: MotetStack, scheme: str) -> N
         assert await faults(page) == []
 
 
+@pytest.mark.long
 async def test_a_phone_is_wide_enough(stack: MotetStack) -> None:
     async with at_the_stack(stack, viewport=PHONE) as page:
         await page.get_by_role("button", name="pocket-chat").first.click()
@@ -108,6 +110,7 @@ async def test_a_phone_is_wide_enough(stack: MotetStack) -> None:
         assert await faults(page) == []
 
 
+@pytest.mark.long
 async def test_colours_follow_the_system_until_they_are_chosen(stack: MotetStack) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     async with browsing(stack.url, color_scheme="dark") as page:
@@ -122,6 +125,7 @@ async def test_colours_follow_the_system_until_they_are_chosen(stack: MotetStack
         assert re.fullmatch(r"rgb\(.*\)", await page.evaluate(line))  # what a canvas can paint with
 
 
+@pytest.mark.long
 async def test_the_keyboard_reaches_everything(stack: MotetStack) -> None:
     async with browsing(stack.url) as page:
         await expect(page.get_by_placeholder("Message")).to_be_focused()
@@ -178,6 +182,7 @@ async def test_with_keys_the_page_asks_for_one() -> None:
         await expect(page.get_by_role("button", name="Pause", pressed=True)).to_be_visible()
 
 
+@pytest.mark.long
 async def test_instances_are_seen_as_they_leave() -> None:
     async with at_a_keyed_gateway() as (page, bus):
         await give_key(page)

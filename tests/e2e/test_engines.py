@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from e2e.stack import MotetStack
+from motet_shared.process.actor import EXIT_CONFIG
 from support.picture_files import encoded, pattern
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -100,3 +102,18 @@ def test_the_engine_that_served_is_named(front: MotetStack) -> None:
         timeout=60,
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "motet-target")
+
+
+def test_a_wrong_setting_of_the_only_model_ends_the_stack(
+    stack: MotetStack, tmp_path: Path
+) -> None:
+    """Its host refuses to start, which another start would not change."""
+    engine = ("--engine", "openai", "--engine-url", f"{stack.url}/v1", "--engine-model", "nothing")
+    wrong = MotetStack(tmp_path, "--llm", "pocket-chat", *engine, *TEXT_ONLY)
+    wrong.start()
+    try:
+        assert wrong.process.wait(120) == EXIT_CONFIG
+    finally:
+        wrong.stop()
+    assert wrong.log().count("engine_model='nothing'") == 2  # as the host says it, and at its end
+    assert not wrong.leftovers()

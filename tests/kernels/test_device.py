@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from motet_kernels.runtime import device as device_module
 from motet_kernels.runtime.device import (
     Download,
     check_float16,
@@ -13,6 +16,7 @@ from motet_kernels.runtime.device import (
     dtype_name,
     find_device,
     find_dtype,
+    readings,
     upload_all,
 )
 from motet_kernels.runtime.errors import KernelError
@@ -38,6 +42,48 @@ def test_a_gpu_that_is_not_there_is_named() -> None:
         find_device(f"cuda:{found}", Refused)
     with refuses(KernelError, "device"):
         find_device(f"cuda:{found}")
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have torch count one GPU of 1,000 bytes; return the shares that its allocator is given."""
+    shares: list[float] = []
+    uuid = "aaaaaaaa-bbbb-0000-0000-000000000000"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid), raising=True
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share)
+    )
+    monkeypatch.setattr(device_module, "_used", [])
+    device_module._identity.cache_clear()
+    return shares
+
+
+def test_a_process_allocates_no_more_than_its_part(
+    one_gpu: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_device("cuda")
+    assert one_gpu == []
+    monkeypatch.setenv("MOTET_GPU_MEMORY", "250")
+    assert find_device("cuda:0") == GPU
+    monkeypatch.setenv("MOTET_GPU_MEMORY", "5000")
+    find_device("cuda")
+    assert one_gpu == [0.25, 1.0]
+    for wrong in ("much", "0", "-1"):
+        monkeypatch.setenv("MOTET_GPU_MEMORY", wrong)
+        with pytest.raises(Refused, match=r"^MOTET_GPU_MEMORY="):
+            find_device("cuda", Refused)
+
+
+def test_processes_on_one_gpu_tell_the_same_number(one_gpu: list[float]) -> None:
+    find_device("cpu")
+    assert "gpu" not in readings()
+    find_device("cuda")
+    assert readings()["gpu"] == float(0xAAAAAAAABBBB)
+    device_module._identity.cache_clear()
 
 
 def test_the_cpu_is_there() -> None:

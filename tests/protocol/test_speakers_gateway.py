@@ -160,6 +160,7 @@ async def ask(client: openai.AsyncOpenAI, sound: bytes, **options: Any) -> Any:
     )
 
 
+@pytest.mark.long
 async def test_the_official_client_is_told_who_says_what(talk: Dialogue) -> None:
     async with stage() as service, service.client() as client:
         whole = await ask(client, talk.wav)

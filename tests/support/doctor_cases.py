@@ -105,6 +105,12 @@ CASES: dict[str, tuple[list[list[Heartbeat]], Layer]] = {
         healthy(tokenizer=instance("tokenizer-1", cpu=0.9, loop_cpu=0.9, machine_cpu=1.5)),
         Layer.L5,
     ),
+    "gpu_unused": (
+        healthy(
+            gateway=instance("gateway-1", gpus=2.0), decode=instance("decode-1", gpus=1.0, gpu=7.0)
+        ),
+        Layer.L0,
+    ),
     "kernels_fallback": (healthy(decode=instance("decode-1", kernels_on_torch=1.0)), Layer.L1),
     "slow_client": (healthy(gateway=instance("gateway-1", unread_replies=2.0)), Layer.L6),
     "cpu_neighbour": (

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "extended" / "results" / "engines.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "extended" / "results" / "engines.json"
+
+
+def _extended() -> Any:
+    """Return the module of scripts/extended.py, which names processor and commit."""
+    spec = importlib.util.spec_from_file_location("extended", ROOT / "scripts" / "extended.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
 
 
 class EngineRuns:
@@ -29,8 +44,11 @@ class EngineRuns:
         if not self._features:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        extended = _extended()
         document = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "processor": extended.processor(),
+            "commit": extended.commit(),
             "versions": self.versions,
             "features": self._features,
         }

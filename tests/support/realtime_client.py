@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,9 +75,13 @@ class Client:
 
 
 @asynccontextmanager
-async def talking(url: str, **session: Any) -> AsyncIterator[Client]:
-    """Open a session, with these settings if given."""
-    async with websockets.connect(url, proxy=None, max_size=None) as socket:
+async def talking(
+    url: str, headers: Mapping[str, str] | None = None, **session: Any
+) -> AsyncIterator[Client]:
+    """Open a session, with these settings if given. headers: of the request that opens it."""
+    async with websockets.connect(
+        url, proxy=None, max_size=None, additional_headers=headers
+    ) as socket:
         client = Client(socket)
         await client.until("session.created")
         if session:

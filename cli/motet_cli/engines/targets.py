@@ -72,6 +72,12 @@ def _target(where: str, table: TargetTable, rank: int, flags: Flags) -> Target:
         )
     engine = engine_options(table.engine, _fields(table), f"{where}.{{}}", "_")
     settings = dict(table.settings)
+    if "device" in settings:
+        raise ConfigError(
+            f"motet.toml: {where}.settings.device={settings['device']!r}: targets are placed as"
+            " their model; give models.NAME.device",
+            param=f"{where}.settings.device",
+        )
     if table.keep_warm:
         if engine is None:
             raise ConfigError(

@@ -56,6 +56,10 @@ GPU_OVERHEAD = 1536 << 20
 
 
 def run(args: Namespace) -> int:
+    if args.stack is not None:
+        return _plan_stack(args)
+    if args.model is None:
+        raise ConfigError("MODEL: is not given; give one, or --stack", param="MODEL")
     folder = find_config(args.model)
     config = read_config(folder)
     shape = model_shape(config, folder)
@@ -185,6 +189,28 @@ def _plan_for_traffic(args: Namespace, shape: ModelShape, checkpoint: Checkpoint
     return plan_traffic.run(
         args, shape, _settings(args, checkpoint, on_gpu=not args.cpu), find_processor
     )
+
+
+def _plan_stack(args: Namespace) -> int:
+    from motet_cli.planning import stack_plan  # it imports all of `motet up`
+
+    for option in ("model", "traffic", "memory"):
+        if getattr(args, option) is not None:
+            name = "MODEL" if option == "model" else f"--{option}"
+            raise ConfigError(
+                f"{name}: excludes --stack, behind which are the flags of `motet up`; give only one",
+                param=name,
+            )
+
+    def tokens_of(folder: Path, memory: int, on_gpu: bool) -> int:
+        config = read_config(folder)
+        checkpoint = Checkpoint(config, next(folder.glob("*.gguf"), None))
+        shape = model_shape(config, folder)
+        settings = _settings(args, checkpoint, on_gpu=on_gpu)
+        found = plan(shape, settings, memory, min(shape.context or 4096, 4096))
+        return found.kv // found.per_token if found.per_token else 0
+
+    return stack_plan.run(args, tokens_of)
 
 
 def _default_memory(processor: Processor | None) -> int:

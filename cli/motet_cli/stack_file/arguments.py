@@ -30,6 +30,10 @@ def read_given(given: str | None) -> StackFile:
 def flag_defaults(file: StackFile) -> dict[str, Any]:
     """Return the settings of a file as defaults of the flags of `motet up`."""
     settings = {one.name: getattr(file.settings, one.name) for one in fields(file.settings)}
+    # Flags that may be repeated: those of the command line come behind.
+    for name in ("device", "memory_share"):
+        value = settings[name]
+        settings[name] = [str(value)] if isinstance(value, (str, float)) else value
     return {name: value for name, value in settings.items() if value is not None}
 
 

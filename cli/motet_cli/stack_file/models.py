@@ -19,6 +19,8 @@ from motet_shared.errors import ConfigError
 _BESIDES_WEIGHTS = 0.25  # share of the weights
 _LEAST_BESIDES = 512 * 2**20  # bytes
 
+_DEVICE = "device"
+
 SERVICE_OF = {  # role of the service that serves a role of the file
     "llm": "decode",
     "asr": "asr",
@@ -35,7 +37,8 @@ class DeclaredModel:
     """Describe a model of motet.toml.
 
     role: of its service. memory: bytes that it may use; given: it is a bound of the user.
-    settings: flags of its processes. targets: engines of a language model, in order.
+    settings: flags of its processes. targets: engines of a language model, in order. device: where
+    it computes, as --device; "": as its role.
     """
 
     folder: ModelFolder
@@ -48,6 +51,7 @@ class DeclaredModel:
     chat_template: str | None
     settings: tuple[str, ...]
     targets: tuple[Target, ...] = (Target(),)
+    device: str = ""
 
     @property
     def name(self) -> str:
@@ -84,6 +88,7 @@ def _declared(file: StackFile, name: str, table: ModelTable) -> DeclaredModel:
         chat_template=_template(where, table.chat_template),
         settings=tuple(flags(table.settings)),
         targets=targets,
+        device=device_of(table),
     )
 
 
@@ -142,10 +147,20 @@ def _template(where: str, given: str | None) -> str | None:
     return str(path.resolve())
 
 
+def device_of(table: ModelTable | RoleTable) -> str:
+    """Return the device of a table, which may also be among its settings; "" without one."""
+    return table.device or str(table.settings.get(_DEVICE, ""))
+
+
 def flags(settings: Mapping[str, Setting]) -> list[str]:
-    """Return settings as flags of a process; a list repeats its flag."""
+    """Return settings as flags of a process; a list repeats its flag.
+
+    The device is none of them: processes are told theirs where they are placed.
+    """
     found = []
     for name, value in settings.items():
+        if name == _DEVICE:
+            continue
         for one in value if isinstance(value, list) else [value]:
             text = str(one).lower() if isinstance(one, bool) else str(one)
             found.append(f"--{name.replace('_', '-')}={text}")

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 Setting = str | int | float | bool | list[str]
 Role = Literal["llm", "asr", "tts", "embed", "rank", "draw", "speakers"]
 Engine = Literal["motet", "vllm", "llama.cpp", "openai"]
@@ -39,7 +40,8 @@ class UpSettings(Table, frozen=True):
     prefill: Natural | None = None
     speculate: str | None = None
     generation_config: str | None = None
-    memory_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    device: str | list[str] | None = None
+    memory_share: Share | None = None
     tokenizer: Positive | None = None
     vad: Natural | None = None
     asr: str | None = None
@@ -80,8 +82,14 @@ class OnDemandTable(Table, frozen=True):
 
 
 class RoleTable(Table, frozen=True):
-    """[roles.NAME]: settings of all processes of a role, as their flags (`--help` lists them)."""
+    """[roles.NAME]: settings of all processes of a role, as their flags (`--help` lists them).
 
+    device: where they compute, as --device. memory_share: share of each GPU's memory that those of
+    the role have together on it.
+    """
+
+    device: str | None = None
+    memory_share: Share | None = None
     settings: dict[str, Setting] = {}
 
 
@@ -120,6 +128,7 @@ class ModelTable(EngineTable, frozen=True):
     keep_alive: as in [on_demand], of this model; "forever": others may still need its memory.
     memory: bytes that it may use; by default of the size of its weights.
     instances: decode processes of a language model.
+    device: where it computes, as --device.
     engine: the program that computes a language model.
     targets: several engines of a language model, of which the first that can serves a request.
     settings: of its processes, as their flags; they override those of its role.
@@ -132,6 +141,7 @@ class ModelTable(EngineTable, frozen=True):
     memory: str | int = 0
     instances: Positive = 1
     chat_template: str | None = None
+    device: str | None = None
     targets: list[TargetTable] = []
     settings: dict[str, Setting] = {}
 

@@ -30,6 +30,7 @@ class ChildSpec:
     drain: seconds from a first SIGTERM to a second, which ends running work; None: only one.
     fds: open file descriptors that the process inherits.
     forks: True if a nursery may fork it; `argv` then has the form `python -m module …`.
+    gpus: UUIDs of the GPUs that it computes on.
     """
 
     name: str  # unique; shown in the log
@@ -42,6 +43,7 @@ class ChildSpec:
     fds: tuple[int, ...] = ()
     model: str | None = None
     forks: bool = False
+    gpus: tuple[str, ...] = ()
 
 
 def _describe_exit(status: int) -> str:

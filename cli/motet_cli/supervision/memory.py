@@ -1,4 +1,4 @@
-"""Divide the memory of this machine among the engines of `motet up`."""
+"""Divide the main memory of this machine among the engines of `motet up` that compute on its CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from motet_models.free_memory import available_memory
 from motet_shared.errors import ConfigError
 
 # Variables of an engine that bound its memory; they take precedence over a division.
-_OWN = ("MOTET_MEMORY", "MOTET_KV_MEMORY", "MOTET_NUM_BLOCKS")
+BOUNDS = ("MOTET_MEMORY", "MOTET_KV_MEMORY", "MOTET_NUM_BLOCKS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,11 @@ class MemoryDivision:
         return cls(share=share, free=free, total=total, engines=tuple(engines))
 
     def arguments(self, model: Path, env: Mapping[str, str] | None = None) -> list[str]:
-        """Return the arguments that bound an engine of `model`; empty if the user has set a bound.
-
-        On GPUs, whose free memory this process does not know, the bound is a share.
-        """
+        """Return the arguments that bound an engine of `model`; empty if the user has set a bound."""
         env = os.environ if env is None else env
-        if any(env.get(name) for name in _OWN):
+        if any(env.get(name) for name in BOUNDS):
             return []
-        if env.get("MOTET_DEVICE", "cpu") != "cpu":
-            return ["--memory-share", f"{self.share / len(self.engines):.4f}"]
-        return ["--memory", str(self._bytes_of(model))]
+        return ["--memory", str(self.bytes_of(model))]
 
     def describe(self) -> str:
         """Return a line for the log."""
@@ -66,7 +61,8 @@ class MemoryDivision:
             f" memory (--memory-share {self.share:g})"
         )
 
-    def _bytes_of(self, model: Path) -> int:
+    def bytes_of(self, model: Path) -> int:
+        """Return the bytes that an engine of `model` may use."""
         weights = [checkpoint_bytes(folder) for folder in self.engines]
         rest = self.total - sum(weights)
         if rest <= 0:  # quantized on load they may still fit, which the engines check

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Health:
-    """Hold the answer of `/health/ready`; status 0: no answer."""
+    """Hold the answer of `/health/ready`; status 0: no answer.
+
+    chat: True if a chat model can be used, even if other services are still missing.
+    """
 
     status: int
     missing: str = ""
+    chat: bool = False
 
 
 async def probe(host: str, port: int, timeout: float = 2.0, *, tls: bool = False) -> Health:
@@ -56,8 +60,11 @@ def _parse(reply: bytes) -> Health:
         data = json.loads(body)
     except ValueError:
         return Health(status)
-    missing = data.get("missing") if isinstance(data, dict) else None
-    return Health(status, ", ".join(map(str, missing)) if isinstance(missing, list) else "")
+    if not isinstance(data, dict):
+        return Health(status)
+    missing = data.get("missing")
+    named = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
+    return Health(status, named, chat=bool(data.get("models")))
 
 
 async def wait_until_ready(

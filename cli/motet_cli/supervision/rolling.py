@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
+from motet_cli.placement.jobs import moved
+from motet_cli.placement.placement import ENGINES
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.orders import Order, Report, Restart
 from motet_cli.supervision.stack_bus import bus_config
@@ -27,12 +30,20 @@ _FIXED = ("nats",)  # never replaced: all messages pass through it
 class Rolling:
     """Carry out orders for the processes of one supervisor."""
 
-    def __init__(self, supervisor: Supervisor, connection: NatsAccess, report: Report):
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        connection: NatsAccess,
+        report: Report,
+        gpus: Sequence[str] = (),
+    ):
         """Configure the supervisor to control.
 
-        report: receives progress messages, in addition to the sender of each order.
+        report: receives progress messages, in addition to the sender of each order. gpus: UUIDs of
+        the GPUs that processes may be placed on.
         """
         self._supervisor, self._connection, self._report = supervisor, connection, report
+        self._gpus = gpus
 
     async def carry_out(self, order: Order, report: Report) -> None:
         """Carry out an order.
@@ -76,6 +87,9 @@ class Rolling:
     async def _replace(
         self, slot: Slot, drain: float, directory: Directory, report: Report
     ) -> None:
+        if slot.spec.gpus and slot.spec.role in ENGINES:
+            await self._replace_on_gpu(slot, drain, directory, report)
+            return
         new = self._supervisor.add(slot.spec, before=slot)
         seconds = await self._ready(new, directory)
         report(
@@ -83,24 +97,38 @@ class Rolling:
         )
         await self._end(slot, drain, report)
 
-    async def _ready(self, slot: Slot, directory: Directory) -> float:
+    async def _replace_on_gpu(
+        self, slot: Slot, drain: float, directory: Directory, report: Report
+    ) -> None:
+        """Replace an engine whose GPU does not hold it twice: the old process ends first."""
+        report(f"{slot.spec.name}: draining; its GPU holds one process at a time")
+        new = self._supervisor.add(slot.spec, before=slot, gate=(gone := asyncio.Event()))
+        await self._end(slot, drain, report)
+        gone.set()
+        seconds = await self._ready(new, directory, has_old=False)
+        report(f"{slot.spec.name}: a new process is ready after {seconds:.1f} s")
+
+    async def _ready(self, slot: Slot, directory: Directory, *, has_old: bool = True) -> float:
         """Wait until a new process is ready and discovered; return the seconds.
 
-        If it fails, it is removed and Unavailable is raised.
+        has_old: the one that it replaces still runs. If the new one fails, Unavailable is raised, and
+        it is removed if there is an old one; else it is started again and again.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             while not _is_ready(slot, directory):
                 if slot.state == "failing" or loop.time() - began > _START_TIMEOUT:
+                    kept = "the old one still runs" if has_old else "it is started again"
                     raise Unavailable(
                         f"{slot.spec.name}: the new process is not ready ({slot.last_exit or 'timeout'});"
-                        " the old one still runs; see the log"
+                        f" {kept}; see the log"
                     )
                 await asyncio.sleep(0.05)
             await asyncio.sleep(HEARTBEAT_EVERY)
         except BaseException:
-            await self._supervisor.remove(slot, 0.0)
+            if has_old:
+                await self._supervisor.remove(slot, 0.0)
             raise
         return loop.time() - began
 
@@ -120,7 +148,9 @@ class Rolling:
         for model in dict.fromkeys(slot.spec.model for slot in of_role):
             slots = [slot for slot in of_role if slot.spec.model == model]
             for _ in range(len(slots), count):
-                new = self._supervisor.add(replace(slots[-1].spec, name=self._free_name(role)))
+                spec = replace(slots[-1].spec, name=self._free_name(role))
+                taken = [slot.spec for slot in self._supervisor.slots]
+                new = self._supervisor.add(moved(spec, taken, self._gpus))
                 seconds = await self._ready(new, directory)
                 report(f"{new.spec.name}: ready after {seconds:.1f} s")
             for slot in slots[count:]:

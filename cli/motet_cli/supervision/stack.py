@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,16 @@ from pathlib import Path
 
 from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.engines.options import EngineOptions
+from motet_cli.placement.devices import CPU, Devices
+from motet_cli.placement.gpus import GpuListing
+from motet_cli.placement.jobs import job_of, placed
+from motet_cli.placement.placement import ENGINES, Job, Placement, place
 from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
+from motet_shared.errors import ConfigError
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
@@ -93,6 +99,7 @@ class Stack:
     turns: folder of the model that predicts the end of a turn; None: not used.
     asr, tts, speakers, draw, embed, rank: models; None: not served.
     memory: division of the memory among language models; None: each engine measures it.
+    placement: GPUs of the processes; None: all compute on the CPU.
     declared: models of motet.toml, loaded at start or on demand.
     role_flags: flags of all processes of a role, of motet.toml.
     on_demand_memory: bytes for models that are loaded on demand.
@@ -113,6 +120,7 @@ class Stack:
     adapters: tuple[str, ...] = ()
     adapter_folder: Path | None = None
     memory: MemoryDivision | None = None
+    placement: Placement | None = None
     chat_templates: tuple[str, ...] = ()  # NAME=FILE each
     generation_config: str | None = None  # the tokenizers'; None: as the environment says
     tokenizer: int = 1
@@ -136,6 +144,9 @@ class Stack:
 
     def services(self) -> list[ChildSpec]:
         """Return one spec per process, in the order in which they are listed."""
+        return [placed(spec, self.placement, os.environ) for spec in self._services()]
+
+    def _services(self) -> list[ChildSpec]:
         return [
             self._gateway(),
             *self._tokenizers(),
@@ -159,7 +170,14 @@ class Stack:
 
     def on_demand(self) -> list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]:
         """Return the models that are loaded on demand, with their processes."""
-        return [(model, tuple(self._declared(model))) for model in self.declared if model.on_demand]
+        return [
+            (
+                model,
+                tuple(placed(spec, self.placement, os.environ) for spec in self._declared(model)),
+            )
+            for model in self.declared
+            if model.on_demand
+        ]
 
     def _declared(self, model: DeclaredModel) -> Iterator[ChildSpec]:
         """Yield the processes of a model of motet.toml; those loaded on demand end slowly."""
@@ -193,11 +211,11 @@ class Stack:
         threads = max(1, compute_cores() // max(1, placed))
         for target in model.targets:
             label = f"decode:{model.name}" + (f"@{target.name}" if target.name else "")
-            every = [*argv, *target.arguments()]
-            if target.engine is None:
-                every += [*self._decode_arguments(model), *own]
-            every += target.settings
             for name in _numbered(label, target.instances):
+                every = [*argv, *target.arguments()]
+                if target.engine is None:
+                    every += [*self._decode_arguments(name, model), *own]
+                every += target.settings
                 if target.engine is not None:
                     yield self._host(name, model.name, target.engine, every, threads)
                     continue
@@ -205,11 +223,11 @@ class Stack:
                     name, "decode", "motet_llm", every, threads=threads, model=model.name
                 )
 
-    def _decode_arguments(self, model: DeclaredModel) -> list[str]:
+    def _decode_arguments(self, name: str, model: DeclaredModel) -> list[str]:
         if model.on_demand or model.is_bounded:
             memory = ["--memory", str(model.memory)]
         else:
-            memory = [] if self.memory is None else self.memory.arguments(model.folder.path)
+            memory = self._main_memory(name, model.folder.path)
         return ["--role", "decode", *memory, *self._adapter_folder()]
 
     def _gateway(self) -> ChildSpec:
@@ -234,47 +252,100 @@ class Stack:
 
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""
-        speech = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
-        others = {"embedding": self.embed, "ranking": self.rank, "diffusion": self.draw}
+        others = self._other_models()
+        order = ("tts", "asr", "speakers", "embedding", "ranking", "diffusion")  # in this order
         has_vad = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
         llms = [model for model in self.declared if model.role == "decode"]
         return [
             *(f"decode={model.name}" for model in self.models),
             *(f"{model.role}={model.name}" for model in self.at_start),
             *(f"tokenizer={model.name}" for model in llms if model.on_demand),
-            *(
-                f"{role}={model.name}"
-                for role, model in (speech | others).items()
-                if model is not None
-            ),
+            *(f"{role}={others[role].name}" for role in order if role in others),
             *(f"vision={model.name}" for model in self._with_encoder),
             *([f"vad={_VAD_MODEL}"] if has_vad else []),
         ]
 
+    def with_placement(
+        self, devices: Devices, listing: GpuListing, share: float, shares: Mapping[str, float]
+    ) -> Stack:
+        """Return the stack with its processes on the GPUs of `listing`.
+
+        share: of each GPU's free memory. shares: those of roles. Raises ConfigError.
+        """
+        jobs = [job for spec in self._services() if (job := job_of(spec)) is not None]
+        later = self._on_demand_job(devices)
+        found = place([*jobs, *later], devices, listing, share, shares)
+        if later and (together := found.of(later[0].name)) is not None:
+            places = {
+                spec.name: replace(together, job=replace(together.job, name=spec.name))
+                for model in self.declared
+                if model.on_demand
+                for spec in self._declared(model)
+            }
+            kept = {name: one for name, one in found.places.items() if name != later[0].name}
+            found = replace(found, places={**kept, **places})
+        return replace(self, placement=found)
+
+    def _on_demand_job(self, devices: Devices) -> list[Job]:
+        """Return a job for all models that are loaded on demand; none if they are on the CPU."""
+        models = [model for model in self.declared if model.on_demand]
+        wanted = {devices.wanted(model.role, model.name) for model in models}
+        if wanted <= {CPU}:
+            return []
+        first = models[0]
+        if len(wanted) > 1:
+            raise ConfigError(
+                f"models.{first.name}.device: models on demand share one memory, so they are all"
+                f" on one device, not on {' and '.join(sorted(wanted))}; give each the same",
+                param=f"models.{first.name}.device",
+            )
+        if not self.on_demand_memory:
+            raise ConfigError(
+                "on_demand.memory: is not given; models on demand on a GPU need a size of its"
+                " memory, such as 12GiB",
+                param="on_demand.memory",
+            )
+        bound = self.on_demand_memory
+        return [Job(name="on demand", role=first.role, model=first.name, bound=bound)]
+
     def with_memory(self, share: float) -> Stack:
-        """Return the stack with `share` of the free memory divided among its language models.
+        """Return the stack with `share` of the free main memory divided among its language models.
 
         Models that are loaded on demand get what they are given, else a half of it; all of it if no
-        language model is loaded at start.
+        language model is loaded at start. What computes on GPUs is left out.
         """
-        own = self.models if self.engine is None else ()
-        engines = [model.path for model in own] * (self.decode + self.prefill)
+        here = [spec for spec in self.services() if not spec.gpus]
+        own = {model.name: model.path for model in self.models} if self.engine is None else {}
+        engines = [own[str(one.model)] for one in here if one.role in ENGINES and one.model in own]
         bounded = 0
         for model in self.at_start:
+            count = sum((one.role, one.model) == (model.role, model.name) for one in here)
+            count = min(count, model.own_instances)
             if model.role == "decode" and not model.is_bounded:
-                engines += [model.folder.path] * model.own_instances
+                engines += [model.folder.path] * count
             else:
-                bounded += model.memory * model.own_instances
-        others = [self.asr, self.tts, self.speakers, self.draw, self.embed, self.rank]
-        paths = [model.path for model in others if model is not None]
-        memory = MemoryDivision.measure(share, engines, paths)
+                bounded += model.memory * count
+        names = {spec.name for spec in here}
+        others = [model.path for role, model in self._other_models().items() if role in names]
+        memory = MemoryDivision.measure(share, engines, others)
         left = max(0, memory.total - bounded)
-        pool = self.on_demand_memory
-        if not pool and any(model.on_demand for model in self.declared):
+        pool, later = self.on_demand_memory, [one for _, found in self.on_demand() for one in found]
+        if not pool and later:
             pool = left // 2 if engines else left
-        return replace(
-            self, memory=replace(memory, total=max(0, left - pool)), on_demand_memory=pool
-        )
+        total = max(0, left - (0 if any(spec.gpus for spec in later) else pool))
+        return replace(self, memory=replace(memory, total=total), on_demand_memory=pool)
+
+    def _other_models(self) -> dict[str, ModelFolder]:
+        """Return the models that are not language models, by the name of their process."""
+        found = {
+            "asr": self.asr,
+            "tts": self.tts,
+            "speakers": self.speakers,
+            "diffusion": self.draw,
+            "embedding": self.embed,
+            "ranking": self.rank,
+        }
+        return {role: model for role, model in found.items() if model is not None}
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
@@ -306,11 +377,15 @@ class Stack:
                 argv += ["--speculate", self.speculate]
             argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
             argv += self._adapter_folder()
-            argv += [] if self.memory is None else self.memory.arguments(model.path)
-            for _ in range(count):
-                yield self._spec(
-                    next(names), role, "motet_llm", argv, threads=threads, model=model.name
-                )
+            for name in itertools.islice(names, count):
+                every = [*argv, *self._main_memory(name, model.path)]
+                yield self._spec(name, role, "motet_llm", every, threads=threads, model=model.name)
+
+    def _main_memory(self, name: str, model: Path) -> list[str]:
+        """Return the arguments that bound the main memory of an engine; none for one on a GPU."""
+        if self.memory is None or (self.placement is not None and self.placement.of(name)):
+            return []
+        return self.memory.arguments(model)
 
     def _hosts(self, engine: EngineOptions) -> Iterator[ChildSpec]:
         """Yield `decode` processes for each model, in front of another engine's server."""

@@ -18,16 +18,21 @@ from motet_cli.supervision.nursery import NotForked, Nursery
 
 SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
 _SHOWN_TAIL = 8  # lines
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: by which services end that have a wrong setting
 
 
 class Slot:
-    """Keep the state of one process over all its restarts."""
+    """Keep the state of one process over all its restarts.
+
+    refused: it ended because of a wrong setting, and is not started again.
+    """
 
     def __init__(self, spec: ChildSpec, policy: BackoffPolicy) -> None:
         self.spec = spec
         self.state: SlotState = "waiting"
         self.child: Child | None = None
         self.restarts = 0
+        self.refused = False
         self.last_exit = ""
         self.backoff = Backoff(policy)
 
@@ -48,7 +53,8 @@ class Slot:
 class Supervisor:
     """Run processes until `stop`.
 
-    A process in a crash loop is reported with its last lines; the others continue.
+    A process in a crash loop is reported with its last lines; the others continue. One that ends by
+    EX_CONFIG is not started again: its setting would be as wrong as before.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class Supervisor:
             await gate.wait()
         while not self._stopping:
             delay = await self._run_once(slot)
-            if self._stopping or slot.state == "leaving":
+            if self._stopping or slot.refused or slot.state == "leaving":
                 return
             await asyncio.sleep(delay)
             slot.restarts += 1
@@ -162,10 +168,11 @@ class Supervisor:
             state: SlotState = slot.state  # may have changed meanwhile
             if state == "leaving":
                 return 0.0
+            slot.refused = slot.child.status == EXIT_CONFIG
         now = time.monotonic()
         delay = slot.backoff.exited(now, now - started)
         failing = slot.backoff.crash_loop(now)
-        slot.state = "failing" if failing else "waiting"
+        slot.state = "failing" if failing or slot.refused else "waiting"
         if not self._stopping:
             self._report_exit(slot, delay, failing)
         self._on_change()
@@ -186,11 +193,12 @@ class Supervisor:
 
     def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
         again = f"next start in {delay:g} s"
-        if not failing:
+        if slot.refused:
+            again = "a setting is wrong, so it is not started again"
+        elif not failing:
             self._log.note(f"{slot.spec.name} ended ({slot.last_exit}); {again}", "warning")
             return
         tail = list(slot.child.tail)[-_SHOWN_TAIL:] if slot.child else []
         last_lines = "; last lines:" + "".join(f"\n    {line}" for line in tail) if tail else ""
-        self._log.note(
-            f"{slot.spec.name} keeps ending ({slot.last_exit}); {again}{last_lines}", "error"
-        )
+        what = "ended" if slot.refused else "keeps ending"
+        self._log.note(f"{slot.spec.name} {what} ({slot.last_exit}); {again}{last_lines}", "error")

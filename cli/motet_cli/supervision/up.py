@@ -17,6 +17,9 @@ from pathlib import Path
 
 from motet_cli.checkpoints import model_folders as models
 from motet_cli.engines.options import parse_engine
+from motet_cli.placement.gpus import GpuListing, list_gpus
+from motet_cli.placement.jobs import job_of
+from motet_cli.placement.options import PlacementOptions, placement_options
 from motet_cli.stack_file.arguments import stack_file_of
 from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
 from motet_cli.stack_file.read import bytes_of
@@ -33,7 +36,7 @@ from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
-from motet_cli.supervision.supervisor import Supervisor
+from motet_cli.supervision.supervisor import EXIT_CONFIG, Slot, Supervisor
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
 from motet_planner.config import DEFAULT_ROLES
@@ -41,6 +44,7 @@ from motet_planner.groups import check_local, read_groups
 from motet_shared.credentials import make_passwords
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import now, process_began
+from motet_shared.process.vitals import count_gpus
 
 _NATS_START = 10.0  # seconds between warnings that NATS does not listen
 _CHAT_FIRST = 30.0  # seconds after which other services no longer wait for chat
@@ -69,12 +73,6 @@ def parse_options(args: Namespace) -> UpOptions:
     _check_exposure(
         args.host, access.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure
     )
-    for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
-        if getattr(args, name) < least:
-            raise ConfigError(
-                f"--{name}: {getattr(args, name)} is too few; give at least {least}",
-                param=f"--{name}",
-            )
     if args.store and args.no_store:
         raise ConfigError("--no-store: contradicts --store; give one of them", param="--no-store")
     if args.store and args.nats:
@@ -83,6 +81,26 @@ def parse_options(args: Namespace) -> UpOptions:
             param="--store",
         )
     nats_port = None if args.nats else address.free_port("127.0.0.1")
+    stack = replace(
+        stack_of(args),
+        nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
+        credentials=given_credentials() if args.nats else None,
+        port=address.free_port(args.host, args.port),
+        access=access,
+    )
+    if nats_port is not None:
+        nats.find_server(), nats.find_configs()
+    state_file = Path(args.state_file) if args.state_file else None
+    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+
+
+def stack_of(args: Namespace, listing: GpuListing | None = None) -> Stack:
+    """Return the stack of a command line, without addresses and keys. Raises ConfigError.
+
+    listing: GPUs to place it on; None: those of this machine. `motet plan --stack` calls it too:
+    what is planned is what would be started.
+    """
+    _check_counts(args)
     file = stack_file_of(args)
     declared = declared_models(file)
     has_llm = any(model.role == "decode" for model in declared)
@@ -90,10 +108,8 @@ def parse_options(args: Namespace) -> UpOptions:
     _check_names(llms, declared)
     stack = Stack(
         models=tuple(llms),
-        nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
-        credentials=given_credentials() if args.nats else None,
+        nats_url="",
         host=args.host,
-        port=address.free_port(args.host, args.port),
         engine=parse_engine(args),
         decode=args.decode,
         prefill=args.prefill,
@@ -116,14 +132,31 @@ def parse_options(args: Namespace) -> UpOptions:
         on_demand_memory=bytes_of("on_demand.memory", file.on_demand.memory),
         max_loaded=file.on_demand.max_loaded,
         planner=_planner_roles(args, len(llms) + len(declared)),
-        access=access,
         insecure=args.insecure,
         log_format=args.log_format,
-    ).with_memory(args.memory_share)
-    if nats_port is not None:
-        nats.find_server(), nats.find_configs()
-    state_file = Path(args.state_file) if args.state_file else None
-    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+    )
+    return _on_devices(stack, placement_options(args, file, declared), listing)
+
+
+def _on_devices(stack: Stack, options: PlacementOptions, listing: GpuListing | None) -> Stack:
+    """Return a stack with its processes on devices, and their memory divided.
+
+    nvidia-smi is asked only if something may compute on a GPU.
+    """
+    others = [spec for spec in stack.services() if (job := job_of(spec)) and job.is_foreign]
+    if options.devices.any_gpu or others:
+        listing = list_gpus() if listing is None else listing
+        stack = stack.with_placement(options.devices, listing, options.share, options.shares)
+    return stack.with_memory(options.share)
+
+
+def _check_counts(args: Namespace) -> None:
+    for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(
+                f"--{name}: {getattr(args, name)} is too few; give at least {least}",
+                param=f"--{name}",
+            )
 
 
 def _store(args: Namespace, port: int) -> Path | None:
@@ -219,7 +252,10 @@ def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Run until Ctrl-C or SIGTERM. Exit code: 0 all processes ended, 1 some were killed."""
+    """Run until Ctrl-C or SIGTERM, or until no language model can be served.
+
+    Exit code: 0 all processes ended, 1 some were killed, 78 the settings of all models are wrong.
+    """
     options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
@@ -292,6 +328,8 @@ class Up:
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
+        self._refused = asyncio.Event()
+        self._llms: list[Slot] = []  # those that start with the stack, until it is ready
         self._reported = 0.0
 
     @property
@@ -305,7 +343,8 @@ class Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
+        waits = (self._start(), self._stop.wait(), self._refused.wait())
+        tasks = [asyncio.create_task(one) for one in waits]
         try:
             async with AsyncExitStack() as exits:
                 await self._serve_orders(exits)
@@ -319,6 +358,8 @@ class Up:
             clean = await self._end()
             if self._nursery is not None:
                 await self._nursery.close()
+        if self._refused.is_set():
+            return EXIT_CONFIG
         return 0 if clean else 1
 
     async def _serve_orders(self, exits: AsyncExitStack) -> None:
@@ -338,7 +379,9 @@ class Up:
 
         stack = self._options.stack
         connection = with_environment(_connection(stack.nats_url, stack.credentials))
-        await Rolling(self._supervisor, connection, self._log.note).carry_out(order, report)
+        gpus = () if stack.placement is None else [gpu.key for gpu in stack.placement.gpus]
+        rolling = Rolling(self._supervisor, connection, self._log.note, gpus)
+        await rolling.carry_out(order, report)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set() and number == signal.SIGINT:
@@ -401,8 +444,10 @@ class Up:
                 ]
             )
         )
-        if stack.memory is not None:
+        if stack.memory is not None and stack.memory.engines:
             self._log.note(stack.memory.describe())
+        for line in describe_gpus(stack):
+            self._log.note(line)
 
     async def _report_ready(self, later: asyncio.Event) -> None:
         host, port = address.local_view(self._options.stack.host), self._options.stack.port
@@ -410,10 +455,17 @@ class Up:
         began: float | None = process_began()
         while True:
             self._unready.clear()
+
+            def progress(seconds: float, health: Health) -> None:
+                self._show_progress(seconds, health)
+                if health.chat:
+                    later.set()
+
             seconds = await wait_until_ready(
-                host, port, self._show_progress, tls=self._options.stack.access.tls is not None
+                host, port, progress, tls=self._options.stack.access.tls is not None
             )
             self._log.progress("")
+            self._llms = []
             later.set()
             if seconds > 0:
                 self._log.note(
@@ -432,11 +484,16 @@ class Up:
     def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
         """Start services; return the event that starts those which wait until chat is ready.
 
-        The event is set after `_CHAT_FIRST` seconds in any case.
+        The event is set after `_CHAT_FIRST` seconds in any case, and at once if nothing chats.
         """
         later = asyncio.Event()
+        if not any(spec.role == "decode" for spec in services):
+            later.set()
         for spec in services:
-            self._supervisor.add(spec, gate=None if starts_at_once(spec, len(services)) else later)
+            gate = None if starts_at_once(spec, len(services)) else later
+            slot = self._supervisor.add(spec, gate=gate)
+            if spec.role == "decode":
+                self._llms.append(slot)
         asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
         return later
 
@@ -485,6 +542,10 @@ class Up:
 
     def _on_change(self) -> None:
         self._unready.set()
+        if self._llms and all(slot.refused for slot in self._llms):
+            self._llms = []
+            self._log.note("no language model can be served: correct the settings above", "error")
+            self._refused.set()
         if self._options.state_file is not None:
             _write_state(self._options.state_file, self._state())
 
@@ -498,6 +559,16 @@ class Up:
             else str(self._options.stack.credentials),
             "children": self._supervisor.describe(),
         }
+
+
+def describe_gpus(stack: Stack) -> list[str]:
+    """Return lines about the GPUs of a stack, and of the machine if the stack uses none."""
+    if stack.placement is not None:
+        return stack.placement.describe()
+    count = count_gpus()
+    if not count:
+        return []
+    return [f"GPUs: this machine has {count}, which are not used; --device cuda computes on them"]
 
 
 def _declared_name(model: DeclaredModel) -> str:

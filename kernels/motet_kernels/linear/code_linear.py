@@ -13,6 +13,8 @@ Shapes: M rows, N output features, K input features, G groups of them, P = ⌈N/
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_inpu
 from motet_kernels.linear.levels import BYTE, LEVELS, LOW, WIDE
 from motet_kernels.linear.linear import Linear, rows_of
 from motet_kernels.linear.quantization import GROUP, round_trip
-from motet_kernels.linear.scales import PackedScales, repeated
+from motet_kernels.linear.scales import PackedScales, Scales, repeated
 from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.native import Kernel
 
@@ -30,6 +32,27 @@ _CODES = Kernel("motet_linear_codes", "piipipif" + "ipp" + "ipp" + "ipipp" + "ip
 _KINDS = {"int4": 0, "int8": 1}
 _PRECISE = {0: 5, LOW: BYTE}
 _TOPS = {0: 127, LOW: 127, WIDE: 8191}  # what the largest of 32 inputs becomes; 32767 for others
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeParts:
+    """Hold what a `CodeLinear` consists of.
+
+    form: for `format`. codes: format of the codes. group: the kernel's, of 16 inputs or of a
+    multiple of 32. precise: inputs are rounded to 16 bits.
+    """
+
+    packed: Tensor
+    bias_N: Tensor | None
+    shape: tuple[int, int]
+    form: str
+    codes: str
+    offset: float
+    group: int
+    scale: PackedScales
+    shift: PackedScales | None
+    order_K: Tensor | None
+    precise: bool
 
 
 class CodeLinear(Linear):
@@ -45,29 +68,46 @@ class CodeLinear(Linear):
     def __init__(self, weights: GroupWeights, bias_N: Tensor | None, *, precise: bool = False):
         features, inputs = weights.codes_NK.shape
         group = min(weights.group, -(-inputs // GROUP) * GROUP)
-        bias_N = None if bias_N is None else bias_N.detach().float().clone()
         pack = panels.pack_codes8 if weights.format == "int8" else panels.pack_codes4
-        super().__init__(
-            pack(weights.codes_NK), None, bias_N, (features, inputs), f"{weights.format}:{group}"
-        )
-        self.codes, self.offset, self._exact = weights.format, weights.offset, False
-        self.levels = LEVELS.get(weights.format)
-        self._kind = _KINDS[self.codes] if self.levels is None else self.levels.kind
-        if precise:
-            self._kind = _PRECISE.get(self._kind, self._kind)
         # The kernel's groups are of 16 inputs or of a multiple of 32.
-        self.group = group if group % GROUP == 0 else 16
-        groups = -(-inputs // self.group)
-        self.scale = PackedScales(repeated(weights.scale_NG, group // self.group, groups))
-        self.shift = (
-            None
-            if weights.shift_NG is None
-            else PackedScales(repeated(weights.shift_NG, group // self.group, groups))
+        own = group if group % GROUP == 0 else 16
+
+        def packed(scales: Scales) -> PackedScales:
+            return PackedScales(repeated(scales, group // own, -(-inputs // own)))
+
+        self._set(
+            CodeParts(
+                packed=pack(weights.codes_NK),
+                bias_N=None if bias_N is None else bias_N.detach().float().clone(),
+                shape=(features, inputs),
+                form=f"{weights.format}:{group}",
+                codes=weights.format,
+                offset=weights.offset,
+                group=own,
+                scale=packed(weights.scale_NG),
+                shift=None if weights.shift_NG is None else packed(weights.shift_NG),
+                order_K=None if weights.order_K is None else weights.order_K.to(torch.int32),
+                precise=precise,
+            )
         )
+
+    @classmethod
+    def of_parts(cls, parts: CodeParts) -> CodeLinear:
+        """Return a matrix that keeps these tensors; `stored.py` checks that they fit."""
+        made = cls.__new__(cls)
+        made._set(parts)
+        return made
+
+    def _set(self, parts: CodeParts) -> None:
+        super().__init__(parts.packed, None, parts.bias_N, parts.shape, parts.form)
+        self.codes, self.offset, self._exact = parts.codes, parts.offset, False
+        self.levels, self.precise = LEVELS.get(parts.codes), parts.precise
+        self._kind = _KINDS[self.codes] if self.levels is None else self.levels.kind
+        if parts.precise:
+            self._kind = _PRECISE.get(self._kind, self._kind)
+        self.group, self.scale, self.shift = parts.group, parts.scale, parts.shift
         self.register_buffer("table", None if self.levels is None else self.levels.table)
-        self.register_buffer(
-            "order_K", None if weights.order_K is None else weights.order_K.to(torch.int32)
-        )
+        self.register_buffer("order_K", parts.order_K)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the product as `Linear.forward` does."""

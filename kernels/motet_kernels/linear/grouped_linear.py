@@ -71,6 +71,28 @@ class GroupedLinear(Linear):
         )
         self._exact = False
 
+    @classmethod
+    def of_rows(
+        cls,
+        packed: Tensor,
+        scale_NG: Tensor,
+        bias_N: Tensor | None,
+        order_K: Tensor | None,
+        inputs: int,
+        group: int,
+        form: str,
+    ) -> GroupedLinear:
+        """Return float8 on a CPU that keeps these tensors; `stored.py` checks that they fit."""
+        made = cls.__new__(cls)
+        Linear.__init__(made, packed, None, bias_N, (len(packed), inputs), form)
+        made.codes, made.nibbles, made.group, made.offset = "float8", False, group, 0.0
+        for name, tensor in (("scale_NG", scale_NG), ("order_K", order_K)):
+            made.register_buffer(name, tensor)
+        for name in ("shift_NG", "levels"):
+            made.register_buffer(name, None)
+        made._exact = False
+        return made
+
     scale_NG: Tensor
     shift_NG: Tensor | None
     levels: Tensor | None

@@ -103,6 +103,16 @@ class PackedScales(nn.Module):
             self.register_buffer("coarse", None)
         self.register_buffer("fine", _panels(fine_NG))
 
+    @classmethod
+    def of_panels(cls, fine: Tensor, coarse: Tensor | None, span: int) -> PackedScales:
+        """Return scales that keep these tensors; `stored.py` checks that they fit."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.span = span
+        made.register_buffer("coarse", coarse)
+        made.register_buffer("fine", fine)
+        return made
+
     def arguments(self) -> tuple[int, int, int | None]:
         """Return the native kernel's arguments: type, fine and coarse numbers."""
         coarse = None if self.coarse is None else self.coarse.data_ptr()

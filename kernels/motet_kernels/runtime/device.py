@@ -6,7 +6,9 @@ own error class.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -18,6 +20,8 @@ from motet_kernels.spans import upload
 from . import native
 from .errors import KernelError
 
+LIMIT = "MOTET_GPU_MEMORY"  # bytes of a GPU that this process may allocate; unset: all
+_used: list[torch.device] = []  # GPUs that this process was given, the latest last
 NARROW = (torch.bfloat16, torch.float16)
 _ALIGNED = 2  # int64 elements in 16 bytes, the alignment that Triton specializes on
 
@@ -42,7 +46,39 @@ def find_device(wanted: str, refusal: type[Exception] = KernelError) -> torch.de
         raise refusal(
             f"device={wanted!r}: torch sees {count} GPUs{built}; give cpu, or make the GPU visible"
         )
-    return torch.device("cuda", index)
+    device = torch.device("cuda", index)
+    _limit_memory(device, refusal)
+    _used.append(device)
+    return device
+
+
+def _limit_memory(device: torch.device, refusal: type[Exception]) -> None:
+    """Have torch's allocator refuse more than MOTET_GPU_MEMORY bytes of a GPU that is shared."""
+    given = os.environ.get(LIMIT, "")
+    if not given:
+        return
+    total = torch.cuda.mem_get_info(device)[1]
+    if not given.isdecimal() or not int(given) > 0:
+        raise refusal(f"{LIMIT}={given!r}: give a number of bytes, at least 1")
+    torch.cuda.set_per_process_memory_fraction(min(1.0, int(given) / total), device)
+
+
+def readings() -> dict[str, float]:
+    """Return what a heartbeat says of where the process computes.
+
+    `gpu` is a number that processes on one GPU have in common; `kernels_on_torch` as
+    `native.fallback` has it.
+    """
+    if not _used:
+        return native.fallback()
+    return {"gpu": _identity(_used[-1]), **native.fallback()}
+
+
+@cache
+def _identity(device: torch.device) -> float:
+    """Return a number of a GPU, the beginning of its UUID; its index where torch knows no UUID."""
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")).replace("-", "")
+    return float(int(uuid[:12], 16)) if uuid else float(device.index or 0)
 
 
 def find_dtype(

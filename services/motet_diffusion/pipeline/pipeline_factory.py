@@ -27,6 +27,7 @@ from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
 from motet_kernels import gpu
+from motet_kernels.runtime.device import find_device
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError, InternalError
 
@@ -177,7 +178,7 @@ def _load(config: EngineConfig) -> Any:
     except (OSError, ValueError, AttributeError, TypeError, json.JSONDecodeError) as error:
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {error}") from None
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(config.device)
+    return pipeline.to(find_device(config.device, ConfigError))
 
 
 def _missing_parts(folder: Path) -> dict[str, None]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from motet_engines.continuation import remaining, seed_of
 from motet_engines.engine import StepOutput
-from motet_engines.grammars import as_lark, with_token_ids
-from motet_shared.errors import Unavailable
+from motet_engines.grammars import as_lark, schema_of, with_token_ids
+from motet_shared.errors import BadRequest, Unavailable
 from motet_shared.messages import Generate, Grammar, TokenLogprob
+from motet_shared.text.grammars import guided_schema
 
 from .library import Library
 
@@ -50,8 +51,17 @@ def structured(library: Library, grammar: Grammar, tokens: Mapping[str, int]) ->
         return library.structured_outputs(grammar=with_token_ids(as_lark(grammar), tokens))
     if grammar.kind == "choice":
         return library.structured_outputs(choice=json.loads(grammar.text))
-    name = {"json_schema": "json"}.get(grammar.kind, grammar.kind)
-    return library.structured_outputs(**{name: grammar.text})
+    if grammar.kind == "json_schema":
+        return library.structured_outputs(json=_guided(grammar))
+    return library.structured_outputs(**{grammar.kind: grammar.text})
+
+
+def _guided(grammar: Grammar) -> str:
+    try:
+        return guided_schema(schema_of(grammar))
+    except ValueError as error:
+        param = grammar.param or "json_schema"
+        raise BadRequest(f"`{param}`: {error}; correct it", param=param) from None
 
 
 def step_output(found: Any, *, logprobs: int) -> StepOutput:

@@ -1,4 +1,4 @@
-"""Let a request choose a target of its model's chain: the header `motet-target`."""
+"""Let a request or a session choose a target of its model's chain: the header `motet-target`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from motet_gateway.http.asgi import header
+from motet_gateway.http.asgi import Scope, header
 from motet_gateway.http.exchange import Exchange
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Chat, Complete
@@ -24,10 +24,19 @@ def pinned(http: Exchange, directory: Directory, requests: Sequence[R]) -> list[
     Such a request waits for its target, and fails with it: it goes to no other one. Raises BadRequest
     for a target that the model's chain does not have.
     """
-    name = header(http.scope, HEADER.encode()).decode("latin-1").strip()
-    if not name or not requests:
+    if not requests:
+        return []
+    name = target_of(http.scope, directory, requests[0].model)
+    if not name:
         return list(requests)
-    model = requests[0].model
+    return [msgspec.structs.replace(request, target=name) for request in requests]
+
+
+def target_of(scope: Scope, directory: Directory, model: str) -> str:
+    """Return the target that the header names, "" without one. Raises BadRequest for an unknown one."""
+    name = header(scope, HEADER.encode()).decode("latin-1").strip()
+    if not name:
+        return ""
     known = sorted(
         {
             card.target
@@ -41,4 +50,4 @@ def pinned(http: Exchange, directory: Directory, requests: Sequence[R]) -> list[
             f"{HEADER}: {name[:64]!r} is no target of {model!r}; it has {', '.join(known) or 'none'}",
             param=HEADER,
         )
-    return [msgspec.structs.replace(request, target=name) for request in requests]
+    return name

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -23,6 +23,7 @@ from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
 from motet_gateway.openai.hints import Ignored
+from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
@@ -87,7 +88,10 @@ class Session:
         prepared: PreparedSession | None = None,
         player: Player | None = None,
     ):
-        """Open a session; with a `player`, it is a call's, and ends with its connection."""
+        """Begin a session; with a `player`, it is a call's, and ends with its connection.
+
+        Raises BadRequest for a target that its model does not have.
+        """
         self.service = service
         self.caller = caller
         self.channel = Channel(socket, service.config.session_memory)
@@ -98,6 +102,8 @@ class Session:
         self.id = new_id("sess")
         if prepared is not None:
             self.settings, self.id = prepared.settings, prepared.session_id
+        if target := target_of(socket.scope, service.bus.directory, model):
+            self.settings = replace(self.settings, target=target)
         self._received = 0  # client events that were handled or refused
         self._received_ms = 0.0  # of audio, committed or not
         self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)

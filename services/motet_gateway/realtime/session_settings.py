@@ -60,6 +60,7 @@ class SessionSettings:
     kind: Kind = "realtime"
     speaks: bool = False
     audio: AudioSettings = NO_SETTINGS
+    target: str = ""  # of the model's chain, by the header `motet-target`
 
     @classmethod
     def default(cls, model: str, speech: SpeechServices, kind: Kind) -> SessionSettings:
@@ -164,6 +165,7 @@ class SessionSettings:
         limit = self.max_output_tokens
         return ReplySettings(
             model=self.model,
+            target=self.target,
             instructions=self.instructions,
             tools=tuple(self.wire_tools()),
             tool_choice=choice.kind if self.tools or choice.kind == "required" else "none",

@@ -46,6 +46,7 @@ from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
+from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import START
@@ -101,13 +102,19 @@ class ModelRunner:
         )
         self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
+        matrices: dict[str, Matrix] = {}
+        self.packing = Packing(config, self._weights, loaded, self.device)
         self.model = self._load_model(folder, model_config, loaded)
+        self.packing.note(self.model)
         self.rope = sequence_rope.install(self.model)
         START.mark("weights")
-        matrices: dict[str, Matrix] = {}
-        precise = config.code_inputs == "int16"
         self.fused = optimize(
-            self.model, self._weights, self.dtype, self.device, matrices, precise=precise
+            self.model,
+            self._weights,
+            self.dtype,
+            self.device,
+            matrices,
+            packer=self.packing.packer,
         )
         START.mark("packing")
         self.adapters = self._make_adapters(config, matrices)
@@ -135,6 +142,7 @@ class ModelRunner:
         self.kv = self._make_kv(num_blocks, config.block_size)
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
+        self.packing.finish()
 
     def _measure_memory(
         self, config: EngineConfig, model_config: PreTrainedConfig
@@ -153,7 +161,7 @@ class ModelRunner:
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
     ) -> PreTrainedModel:
-        return checkpoint.load_model(folder, config, dtype)
+        return checkpoint.load_model(folder, config, dtype, verified=self.packing.verified)
 
     def _make_adapters(
         self, config: EngineConfig, matrices: dict[str, Matrix]
@@ -313,6 +321,7 @@ class ModelRunner:
         return {
             "weights": format_bytes(self.weight_bytes),
             "kv_cache": f"{format_bytes(kv.nbytes)}: {fits}",
+            "packed": self.packing.source,
         } | ({} if budget is None else {"memory": budget.describe()})
 
     # ------------------------------------------------------------------------------------------------------ one step

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from motet_kernels.linear.pack import pack_linear
+from motet_llm.weights.packer import Packer
 
 Product = Callable[[Tensor], Tensor]
 
@@ -80,25 +80,14 @@ class PackedExperts(nn.Module):
         return mix(rows_TH, index_Tk, weights_Tk, self.gate, gate_up, down).view(hidden.shape)
 
 
-def pack_experts(experts: Any, form: str, device: torch.device) -> PackedExperts:
-    """Return packed experts in a format of `pack_linear`; the originals' weights are freed."""
-    packed: list[list[nn.Module]] = []
-    for name in parameters_of(experts):
-        stack, bias_EN = getattr(experts, name), getattr(experts, f"{name}_bias", None)
+def pack_experts(name: str, experts: Any, packer: Packer) -> PackedExperts:
+    """Return packed experts; the originals' weights are freed. name: of their module."""
+    packed: list[Sequence[nn.Module]] = []
+    for part in parameters_of(experts):
+        stack, bias_EN = getattr(experts, part), getattr(experts, f"{part}_bias", None)
         turned = stack.transpose(1, 2) if experts.is_transposed else stack
-        packed.append(pack_stack(turned, bias_EN, form, device))
+        packed.append(packer.stack(f"{name}.{part}", turned, bias_EN))
     return PackedExperts(gate_of(experts), *packed)
-
-
-def pack_stack(
-    stack: Tensor, bias_EN: Tensor | None, form: str, device: torch.device
-) -> list[nn.Module]:
-    """Return a packed layer for each matrix `[outputs, inputs]` of a stack."""
-    biases = [None] * len(stack) if bias_EN is None else list(bias_EN.detach())
-    return [
-        pack_linear(matrix.detach().contiguous(), bias, form, device)
-        for matrix, bias in zip(stack, biases, strict=True)
-    ]
 
 
 def gate_of(experts: Any) -> Product:

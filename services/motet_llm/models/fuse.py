@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from motet_kernels import gpu
 from motet_kernels.linear.head_linear import HeadLinear
 from motet_kernels.linear.linear import Linear
-from motet_kernels.linear.pack import pack_linear
 from motet_llm.adapters.bank import Matrix, find_matrices
 from motet_llm.attention.latent import LatentHeads
 from motet_llm.cache.kv_cache import CPU
 from motet_llm.weights import coded_linear as coded
 from motet_llm.weights.coded_experts import CodedExperts
+from motet_llm.weights.packer import Packer
 
 from . import fused_layers, other_experts
 from .joined_linear import JoinedLinear, JoinedPart
@@ -40,38 +40,40 @@ def optimize(
     device: torch.device = CPU,
     matrices: dict[str, Matrix] | None = None,
     *,
-    precise: bool = False,
+    packer: Packer | None = None,
 ) -> dict[str, int]:
     """Pack a model that is ready to run on the CPU, in place.
 
     Returns how many modules were packed, joined or replaced. weights: a format of
     `motet_kernels.linear.linear`; with quantized ones embeddings stay exact. dtype: of activations.
-    device: where it will run. matrices: filled with the matrices that adapters may change. precise:
-    codes of 4 bits take in 16 bits. Each original matrix is freed once it is packed.
+    device: where it will run. matrices: filled with the matrices that adapters may change. packer:
+    packs in that format for that device. Each original matrix is freed once it is packed.
     """
-    counts = {"packed": coded.pack(model, SIBLINGS, dtype, device, precise), "joined": 0}
+    packer = packer or Packer(weights, device)
+    counts = {"packed": coded.pack(model, SIBLINGS, dtype, packer), "joined": 0}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = isinstance(head, nn.Linear) and head.weight is getattr(
         embedding, "weight", None
     )  # none if it is quantized
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         if isinstance(parent, LatentHeads):
             parent.pack(weights, device)
         for names in SIBLINGS:
-            counts["joined"] += _join(parent, names, weights, device)
+            counts["joined"] += _join(path, parent, names, packer)
         for name, child in list(parent.named_children()):
+            full = f"{path}.{name}"
             if isinstance(child, CodedExperts):
-                setattr(parent, name, child.packed(device, precise))
+                setattr(parent, name, child.packed(full, packer))
                 counts["packed"] += 1
             elif (
                 weights != "float32"
                 and not gpu.is_gpu(device)
-                and (experts := other_experts.pack(child, weights, device)) is not None
+                and (experts := other_experts.pack(full, child, packer)) is not None
             ):
                 setattr(parent, name, experts)
                 counts["packed"] += 1
             elif type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
-                setattr(parent, name, _pack([child], weights, device))
+                setattr(parent, name, _pack(full, [child], packer))
                 counts["packed"] += 1
             elif (
                 isinstance(child, HeadLinear)
@@ -92,13 +94,11 @@ def optimize(
     )
 
 
-def _pack(linears: list[nn.Linear], weights: str, device: torch.device) -> Linear:
+def _pack(name: str, linears: list[nn.Linear], packer: Packer) -> Linear:
     """Return one matrix with the rows of all `linears`."""
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    return pack_linear(
-        torch.cat([linear.weight.detach() for linear in linears]), bias, weights, device
-    )
+    return packer.linear(name, [linear.weight for linear in linears], bias)
 
 
 @cache
@@ -122,15 +122,18 @@ def _sources(kind: type) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- siblings
-def _join(parent: nn.Module, names: tuple[str, ...], weights: str, device: torch.device) -> int:
-    """Compute the children of these names as one product if they are compatible; return 1 if so."""
+def _join(path: str, parent: nn.Module, names: tuple[str, ...], packer: Packer) -> int:
+    """Compute the children of these names as one product if they are compatible; return 1 if so.
+
+    path: name of the parent in the model.
+    """
     children = [getattr(parent, name, None) for name in names]
     linears = [child for child in children if type(child) is nn.Linear]
     if len(linears) < len(names) or any(_reads_weight(type(parent), n) for n in names):  # type: ignore[arg-type]
         return 0
     if len({(linear.in_features, linear.bias is None) for linear in linears}) > 1:
         return 0
-    joined = JoinedLinear(_pack(linears, weights, device))
+    joined = JoinedLinear(_pack(f"{path}.{'+'.join(names)}", linears, packer))
     start = 0
     for name, linear in zip(names, linears, strict=True):
         setattr(parent, name, JoinedPart(joined, start, start + linear.out_features))

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .experts import PackedExperts, Product, is_experts, mix, pack_experts, pack_stack
+from motet_llm.weights.packer import Packer
 
-Form = tuple[str, torch.device]
+from .experts import PackedExperts, Product, is_experts, mix, pack_experts
 
 
-def pack(module: nn.Module, form: str, device: torch.device) -> nn.Module | None:
-    """Return packed experts in a format of `pack_linear`; None if the module has none.
+def pack(name: str, module: nn.Module, packer: Packer) -> nn.Module | None:
+    """Return packed experts; None if the module has none.
 
-    The weights of `module` are freed.
+    The weights of `module`, whose name in the model is `name`, are freed.
     """
     if is_experts(module):
-        return pack_experts(module, form, device)
+        return pack_experts(name, module, packer)
     known = _PACKERS.get(type(module).__name__)
-    return None if known is None else known(module, (form, device))
+    return None if known is None else known(name, module, packer)
 
 
 def _gated(activation: Product) -> Product:
@@ -48,19 +48,17 @@ def _free(module: nn.Module) -> None:
 
 
 # -------------------------------------------------------------------------------------------- DBRX
-def _dbrx(experts: Any, form: Form) -> nn.Module:
+def _dbrx(name: str, experts: Any, packer: Packer) -> nn.Module:
     glu, count = experts.mlp, experts.num_experts
     gate, up, down = (
         matrix.detach().view(count, -1, glu.hidden_size) for matrix in (glu.w1, glu.v1, glu.w2)
     )
     gate_up = [
-        layer
-        for one in zip(gate, up, strict=True)
-        for layer in pack_stack(torch.cat(one).unsqueeze(0), None, *form)
+        packer.linear(f"{name}.gate_up.{number}", one, None)
+        for number, one in enumerate(zip(gate, up, strict=True))
     ]
-    packed = PackedExperts(
-        _gated(glu.activation_fn), gate_up, pack_stack(down.transpose(1, 2), None, *form)
-    )
+    down_proj = packer.stack(f"{name}.down", down.transpose(1, 2), None)
+    packed = PackedExperts(_gated(glu.activation_fn), gate_up, down_proj)
     _free(glu)
     return packed
 
@@ -80,8 +78,8 @@ class ParallelExperts(nn.Module):
         return torch.cat(found) if found else rows_NH.new_zeros(0, self.out_features)
 
 
-def _jetmoe(experts: Any, form: Form) -> nn.Module:
-    packed = ParallelExperts(pack_stack(experts.weight, None, *form))
+def _jetmoe(name: str, experts: Any, packer: Packer) -> nn.Module:
+    packed = ParallelExperts(packer.stack(name, experts.weight, None))
     _free(experts)
     return packed
 
@@ -106,10 +104,10 @@ class ExpertsOfAllTokens(nn.Module):
         return out_ETH.view(hidden.shape)
 
 
-def _llama4(experts: Any, form: Form) -> nn.Module:
+def _llama4(name: str, experts: Any, packer: Packer) -> nn.Module:
     stacks = [
-        pack_stack(stack.transpose(1, 2), None, *form)
-        for stack in (experts.gate_up_proj, experts.down_proj)
+        packer.stack(f"{name}.{part}", getattr(experts, part).transpose(1, 2), None)
+        for part in ("gate_up_proj", "down_proj")
     ]
     _free(experts)
     return ExpertsOfAllTokens(_gated(experts.act_fn), *stacks)
@@ -127,14 +125,17 @@ class ExpertsAndIdentities(PackedExperts):
         return (mixed_TH + (rows_TH * kept_T1).to(rows_TH.dtype)).view(hidden.shape)
 
 
-def _longcat(experts: Any, form: Form) -> nn.Module:
+def _longcat(name: str, experts: Any, packer: Packer) -> nn.Module:
     gate_up = experts.gate_up_proj[: experts.num_routed_experts]
-    stacks = [pack_stack(stack, None, *form) for stack in (gate_up, experts.down_proj)]
+    stacks = [
+        packer.stack(f"{name}.gate_up_proj", gate_up, None),
+        packer.stack(f"{name}.down_proj", experts.down_proj, None),
+    ]
     _free(experts)
     return ExpertsAndIdentities(_gated(experts.act_fn), *stacks)
 
 
-_PACKERS: dict[str, Callable[[Any, Form], nn.Module]] = {
+_PACKERS: dict[str, Callable[[str, Any, Packer], nn.Module]] = {
     "DbrxExperts": _dbrx,
     "JetMoeParallelExperts": _jetmoe,
     "Llama4TextExperts": _llama4,

@@ -170,6 +170,14 @@ def _take_temperature(module: Any) -> None:
         module.temperature = Temperature(float(module.floor_scale), float(module.attn_scale))
 
 
+def is_unchanged(model: PreTrainedModel) -> bool:
+    """Return True if `examine` had to change nothing, so that the same files need no examination."""
+    return not any(
+        module._forward_pre_hooks or isinstance(getattr(module, "temperature", None), Temperature)
+        for module in model.modules()
+    )
+
+
 def use(model: PreTrainedModel, name: str, function: Callable[..., tuple[Tensor, Any]]) -> None:
     """Make all of the model's attention modules call `function`, registered as `name`."""
     AttentionInterface.register(name, function)

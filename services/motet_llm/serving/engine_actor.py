@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from motet_kernels.runtime import native
+from motet_kernels.runtime.device import readings
 from motet_llm.adapters.adapter_cache import AdapterCache
 from motet_llm.adapters.adapter_folder_watch import AdapterFolderWatch
 from motet_llm.adapters.bank import ResidentAdapter
@@ -181,7 +181,7 @@ class EngineActor(Actor):
             "tokens": stats["tokens"],
             **{name: stats[name] for name in _DIAGNOSED},
             **self._thread.engine.load(),
-            **native.fallback(),
+            **readings(),
             **({} if self._residents is None else {"adapter_load": self._residents.load_seconds}),
         }
 

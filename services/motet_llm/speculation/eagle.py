@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class EagleRunner(ModelRunner):
 
     def __init__(self, config: EngineConfig, target: ModelRunner):
         self._files = TensorFiles(Path(config.model))
-        super().__init__(config)
+        super().__init__(replace(config, packed_cache=0))  # the layer is small, its head borrowed
         self._check_size(target)
         self.model.set_input_embeddings(target.model.get_input_embeddings())
         self.model.set_output_embeddings(target.model.get_output_embeddings())

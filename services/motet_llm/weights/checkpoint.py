@@ -233,13 +233,17 @@ def _indexed(folder: Path) -> set[str]:
         raise ConfigError(f"{folder / INDEX} cannot be read: {error!r}; copy it again") from error
 
 
-def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, *, verified: bool = False
+) -> PreTrainedModel:
     """Return the model of a config from `load_config`, with paged attention.
 
+    verified: the same files have passed all checks before, and their matrices will not be read.
     Raises ConfigError that names every tensor which is missing, left over or misshapen, and the
     first that is not finite.
     """
-    check_weights(folder)
+    if not verified:
+        check_weights(folder)
     outer = _read_config(folder)
     if composite.is_composite(outer):
         if quantized.is_quantized(folder, outer) or quantized.is_quantized(folder, config):
@@ -247,11 +251,12 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
                 f"{folder}: quantized weights of a composite model are not read; give the original ones"
             )
         whole = _load(folder, composite.without_towers(composite.whole_class(outer)), outer, dtype)
-        return prepare(composite.language_part(whole, config))
+        return prepare(composite.language_part(whole, config), verified=verified)
     found: Any = find_class(config)
     if quantized.is_quantized(folder, config):
-        return prepare(quantized.load(folder, config, found, dtype))
-    return prepare(_load(folder, found, config, dtype))
+        loaded = quantized.load(folder, config, found, dtype, verified=verified)
+        return prepare(loaded, verified=verified)
+    return prepare(_load(folder, found, config, dtype), verified=verified)
 
 
 def _load(
@@ -293,10 +298,14 @@ def _faults(report: dict[str, Any]) -> list[str]:
     return faults + [str(message) for message in report.get("error_msgs") or ()]
 
 
-def prepare(model: PreTrainedModel) -> PreTrainedModel:
-    """Install mixers and attention for packed rows. Raises ConfigError for an unsupported model."""
+def prepare(model: PreTrainedModel, *, verified: bool = False) -> PreTrainedModel:
+    """Install mixers and attention for packed rows. Raises ConfigError for an unsupported model.
+
+    verified: the model was examined before, and nothing had to be changed.
+    """
     mixers.install_recurrent(model)
-    support.examine(model, min(exact_range(model.config) or UNLIMITED, UNLIMITED))
+    if not verified:
+        support.examine(model, min(exact_range(model.config) or UNLIMITED, UNLIMITED))
     support.use(model, attention.NAME, attention.paged_attention)
     mixers.install_latent(model)
     return model

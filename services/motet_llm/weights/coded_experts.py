@@ -6,10 +6,11 @@ all of a layer in one tensor, which mxfp4 and GGUF read whole and `TensorFiles` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import chain
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,7 +19,8 @@ from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
 from motet_llm.models.experts import PackedExperts, gate_of, is_experts, mix, parameters_of
 from motet_shared.errors import ConfigError
 
-from .coded_linear import CodedLinear
+from .coded_linear import CodedLinear, CodeSource
+from .packer import Packer
 
 # Modules of the first product and of the second, by expert: gate before up.
 _GATED = (
@@ -40,7 +42,7 @@ class Codes(Protocol):
 class CodedExperts(nn.Module):
     """Compute experts with quantized matrices, replacing a module of which `is_experts` holds."""
 
-    def __init__(self, original: Any, gate_up: list[GroupWeights], down: list[GroupWeights]):
+    def __init__(self, original: Any, gate_up: list[CodeSource], down: list[CodeSource]):
         super().__init__()
         self._parameters_of = parameters_of(original)
         for name in self._parameters_of:
@@ -60,43 +62,59 @@ class CodedExperts(nn.Module):
             _with_biases(last, self.down, getattr(self, f"{last}_bias")),
         )
 
-    def packed(self, device: torch.device, precise: bool) -> PackedExperts:
-        """Return experts that compute the same on a CPU. Raises ConfigError for a GPU."""
-        if gpu.is_gpu(device):
+    def packed(self, name: str, packer: Packer) -> PackedExperts:
+        """Return experts that compute the same on a CPU. Raises ConfigError for a GPU.
+
+        name: of the module.
+        """
+        if gpu.is_gpu(packer.device):
             raise ConfigError(
                 "experts in codes are computed on CPUs only; give the original weights",
                 param="device",
             )
-        gate_up, down = self._linears()
-        return PackedExperts(
-            self.gate,
-            [linear.packed(device, precise) for linear in gate_up],
-            [linear.packed(device, precise) for linear in down],
+        gate_up, down = (
+            [
+                linear.taken(f"{name}.{part}.{number}", packer)
+                for number, linear in enumerate(linears)
+            ]
+            for part, linears in zip(self._parameters_of, self._linears(), strict=True)
         )
+        return PackedExperts(self.gate, gate_up, down)
 
 
 def _with_biases(
-    name: str, codes: Sequence[GroupWeights], bias_EN: Tensor | None
+    name: str, sources: Sequence[CodeSource], bias_EN: Tensor | None
 ) -> list[CodedLinear]:
-    biases = [None] * len(codes) if bias_EN is None else list(bias_EN)
-    return [CodedLinear(name, *both) for both in zip(codes, biases, strict=True)]
+    biases = [None] * len(sources) if bias_EN is None else list(bias_EN)
+    return [CodedLinear(name, *both) for both in zip(sources, biases, strict=True)]
 
 
-def put_experts(model: PreTrainedModel, codes: Codes) -> None:
-    """Replace experts that are quantized."""
+def put_experts(model: PreTrainedModel, codes: Codes, *, lazy: bool = False) -> None:
+    """Replace experts that are quantized. lazy: their codes are read when they are needed."""
     for name, module in [both for both in model.named_modules() if is_experts(both[1])]:
         experts: Any = module
         if codes.has(f"{name}.{parameters_of(experts)[0]}"):
-            read: Any = codes
             both = [
-                read.read_stack(f"{name}.{part}", *_shape(experts, part))
+                _whole(codes, f"{name}.{part}", _shape(experts, part))
                 for part in parameters_of(experts)
             ]
         elif (parts := _parts(codes, name, experts)) is not None:
             both = _one_by_one(codes, parts, experts)
         else:
             continue
+        if not lazy:
+            for source in chain(*both):
+                source()
         model.set_submodule(name, CodedExperts(experts, *both))
+
+
+def _whole(codes: Any, name: str, shape: tuple[int, int, int]) -> list[CodeSource]:
+    """Return the sources of a parameter of all experts, which is read at once."""
+    read: Callable[[], list[GroupWeights]] = cache(partial(codes.read_stack, name, *shape))
+    return [
+        CodeSource(shape[1:], lambda number=number: read()[number])  # type: ignore[misc]
+        for number in range(shape[0])
+    ]
 
 
 def _shape(experts: Any, part: str) -> tuple[int, int, int]:
@@ -120,24 +138,40 @@ def _parts(codes: Codes, name: str, experts: Any) -> tuple[tuple[str, ...], str]
 
 def _one_by_one(
     codes: Codes, parts: tuple[tuple[str, ...], str], experts: Any
-) -> list[list[GroupWeights]]:
+) -> list[list[CodeSource]]:
     first, second = parts
     _refuse_interleaved(first, experts)
     count, features, inputs = _shape(experts, parameters_of(experts)[0])
-    gate_up = []
-    for number in range(count):
-        modules = [part.replace("#", str(number)) for part in first]
-        halves = [codes.read(module, features // len(first), inputs) for module in modules]
-        if not can_join(halves):
-            raise ConfigError(
-                f"{' and '.join(modules)} are quantized in different ways; give the original weights"
-            )
-        gate_up.append(joined(halves) if len(halves) > 1 else halves[0])
+    gate_up = [
+        CodeSource(
+            (features, inputs),
+            partial(_side_by_side, codes, _of_expert(first, number), features, inputs),
+        )
+        for number in range(count)
+    ]
     _, features, inputs = _shape(experts, "down_proj")
     down = [
-        codes.read(second.replace("#", str(number)), features, inputs) for number in range(count)
+        CodeSource(
+            (features, inputs),
+            partial(codes.read, second.replace("#", str(number)), features, inputs),
+        )
+        for number in range(count)
     ]
     return [gate_up, down]
+
+
+def _of_expert(modules: Sequence[str], number: int) -> list[str]:
+    return [module.replace("#", str(number)) for module in modules]
+
+
+def _side_by_side(codes: Codes, modules: Sequence[str], features: int, inputs: int) -> GroupWeights:
+    """Return one matrix with the rows of all modules, which have as many of the features each."""
+    parts = [codes.read(module, features // len(modules), inputs) for module in modules]
+    if not can_join(parts):
+        raise ConfigError(
+            f"{' and '.join(modules)} are quantized in different ways; give the original weights"
+        )
+    return joined(parts) if len(parts) > 1 else parts[0]
 
 
 def _refuse_interleaved(first: tuple[str, ...], experts: Any) -> None:

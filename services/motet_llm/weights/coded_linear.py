@@ -5,7 +5,8 @@ Shapes: N output features, K input features, G groups of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,16 +21,38 @@ from motet_kernels.runtime.errors import KernelError
 from motet_llm.models.joined_linear import JoinedLinear, JoinedPart
 from motet_shared.errors import ConfigError
 
+from .packer import Packer
+
 CPU = torch.device("cpu")
+
+
+class CodeSource:
+    """Read a matrix's codes when they are first needed, and keep them. shape: `[N, K]`.
+
+    A matrix that an earlier start has packed is never read.
+    """
+
+    def __init__(self, shape: tuple[int, int], read: Callable[[], GroupWeights]):
+        self.shape, self._read = shape, read
+        self._codes: GroupWeights | None = None
+
+    def __call__(self) -> GroupWeights:
+        if self._codes is None:
+            self._codes = self._read()
+        return self._codes
 
 
 class CodedLinear(nn.Module):
     """Compute `y = x · Wᵀ + b` with quantized W, replacing an `nn.Linear`. name: for errors."""
 
-    def __init__(self, name: str, codes: GroupWeights, bias: Tensor | None):
+    def __init__(self, name: str, source: CodeSource, bias: Tensor | None):
         super().__init__()
-        self.name, self.codes, self.bias = name, codes, bias
-        self.out_features, self.in_features = codes.codes_NK.shape
+        self.name, self.source, self.bias = name, source, bias
+        self.out_features, self.in_features = source.shape
+
+    @property
+    def codes(self) -> GroupWeights:
+        return self.source()
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute with the dequantized matrix, only to examine model code; see `packed`."""
@@ -43,77 +66,93 @@ class CodedLinear(nn.Module):
             f"{self.name}: this model reads the weight itself; give the original, unquantized checkpoint"
         )
 
-    def packed(self, device: torch.device, precise: bool) -> Packed:
-        """Return a packed layer that computes the same on `device`; see `pack_groups`."""
-        return pack_groups(self.codes, self.bias, device, precise=precise)
+    def packed(self, packer: Packer) -> Packed:
+        """Return a packed layer that computes the same; see `pack_groups`."""
+        return pack_groups(self.codes, self.bias, packer.device, precise=packer.precise)
+
+    def taken(self, name: str, packer: Packer) -> Linear:
+        """Return `packed`, or what an earlier start has packed under this name."""
+        return packer.take(name, self.source.shape, lambda: self.packed(packer))
 
 
 class CodedEmbedding(nn.Module):
     """Look up rows of a quantized table, times `scale`; `table` also serves as a tied head."""
 
-    def __init__(self, codes: GroupWeights, dtype: torch.dtype, scale: float = 1.0):
+    def __init__(self, source: CodeSource, dtype: torch.dtype, scale: float = 1.0):
         super().__init__()
-        self.codes: GroupWeights | None = codes
-        self.table, self.dtype, self.scale = pack_groups(codes, None, CPU), dtype, scale
+        self.source, self.dtype, self.scale = source, dtype, scale
+        self.table: Linear | None = None
 
-    def pack(self, dtype: torch.dtype, device: torch.device, precise: bool) -> None:
-        """Prepare to return rows of `dtype` on `device`."""
-        assert self.codes is not None
-        if device.type != "cpu" or precise:
-            self.table = pack_groups(self.codes, None, device, precise=precise)
-        self.codes, self.dtype = None, dtype
+    def pack(self, name: str, dtype: torch.dtype, packer: Packer) -> None:
+        """Prepare to return rows of `dtype` on the packer's device. name: of the module."""
+
+        def packed() -> Linear:
+            if packer.device.type == "cpu" and not packer.precise:
+                return self._table()
+            return pack_groups(self.source(), None, packer.device, precise=packer.precise)
+
+        self.table, self.dtype = packer.take(name, self.source.shape, packed), dtype
+
+    def _table(self) -> Packed:
+        if self.table is None:
+            self.table = pack_groups(self.source(), None, CPU)
+        table: Any = self.table
+        packed: Packed = table
+        return packed
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows: Tensor = self.table.read(ids).to(self.dtype)
+        rows: Tensor = self._table().read(ids).to(self.dtype)
         if self.scale == 1:
             return rows
         return rows * torch.tensor(self.scale, dtype=self.dtype)  # rounded as the rows are
 
 
-def join(parent: nn.Module, names: tuple[str, ...], device: torch.device, precise: bool) -> int:
-    """Compute quantized children of these names as one product; return 1 if all exist, else 0."""
-    children = [getattr(parent, name, None) for name in names]
+def join(parent: str, module: nn.Module, names: tuple[str, ...], packer: Packer) -> int:
+    """Compute quantized children of these names as one product; return 1 if all exist, else 0.
+
+    parent: name of the module.
+    """
+    children = [getattr(module, name, None) for name in names]
     coded = [child for child in children if isinstance(child, CodedLinear)]
     if len(coded) < len(names) or len({child.in_features for child in coded}) > 1:
         return 0
-    whole, start = JoinedLinear(_together(coded, device, precise)), 0
+    shape = (sum(child.out_features for child in coded), coded[0].in_features)
+    packed = packer.take(f"{parent}.{'+'.join(names)}", shape, lambda: _together(coded, packer))
+    whole, start = JoinedLinear(packed), 0
     for name, child in zip(names, coded, strict=True):
-        setattr(parent, name, JoinedPart(whole, start, start + child.out_features))
+        setattr(module, name, JoinedPart(whole, start, start + child.out_features))
         start += child.out_features
     return 1
 
 
-def _together(coded: Sequence[CodedLinear], device: torch.device, precise: bool) -> Linear:
+def _together(coded: Sequence[CodedLinear], packer: Packer) -> Linear:
     """Return one matrix where codes and biases are compatible, else the matrices side by side."""
     biases = [child.bias for child in coded if child.bias is not None]
     codes = [child.codes for child in coded]
     if can_join(codes) and len(biases) in (0, len(coded)):
         bias = torch.cat(biases) if biases else None
-        return pack_groups(joined(codes), bias, device, precise=precise)
-    return MixedLinear([child.packed(device, precise) for child in coded])
+        return pack_groups(joined(codes), bias, packer.device, precise=packer.precise)
+    return MixedLinear([child.packed(packer) for child in coded])
 
 
 def pack(
-    model: nn.Module,
-    siblings: Sequence[tuple[str, ...]],
-    dtype: torch.dtype,
-    device: torch.device,
-    precise: bool,
+    model: nn.Module, siblings: Sequence[tuple[str, ...]], dtype: torch.dtype, packer: Packer
 ) -> int:
     """Pack all quantized modules in place, and return the number of matrices.
 
-    They compute on `device` with activations of `dtype`; precise: see `pack_groups`.
+    dtype: of activations.
     """
     count, tables = 0, {}
-    for embedding in [module for module in model.modules() if isinstance(module, CodedEmbedding)]:
-        codes = embedding.codes
-        embedding.pack(dtype, device, precise)
-        tables[id(codes)] = embedding.table
-    for parent in list(model.modules()):
-        count += sum(join(parent, names, device, precise) for names in siblings)
-        for name, child in list(parent.named_children()):
+    for name, embedding in list(model.named_modules()):
+        if isinstance(embedding, CodedEmbedding):
+            embedding.pack(name, dtype, packer)
+            tables[id(embedding.source)] = embedding.table
+    for parent, module in list(model.named_modules()):
+        count += sum(join(parent, module, names, packer) for names in siblings)
+        for name, child in list(module.named_children()):
             if isinstance(child, CodedLinear):
-                setattr(parent, name, tables.get(id(child.codes)) or child.packed(device, precise))
+                table = tables.get(id(child.source))
+                setattr(module, name, table or child.taken(f"{parent}.{name}", packer))
                 count += 1
     return count
 

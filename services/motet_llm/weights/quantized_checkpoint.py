@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from motet_shared.errors import ConfigError
 
 from .bits_and_bytes import BitsAndBytes
 from .coded_experts import Codes, put_experts
-from .coded_linear import CodedEmbedding, CodedLinear
+from .coded_linear import CodedEmbedding, CodedLinear, CodeSource
 from .compressed_tensors import Compressed
 from .float8_blocks import Float8Blocks
 from .gptq import Awq, Gptq
@@ -88,10 +89,18 @@ def is_quantized(folder: Path, config: PreTrainedConfig) -> bool:
     return settings_of(config) is not None or gguf_path(folder) is not None
 
 
-def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype) -> PreTrainedModel:
+def load(
+    folder: Path,
+    config: PreTrainedConfig,
+    found: Any,
+    dtype: torch.dtype,
+    *,
+    verified: bool = False,
+) -> PreTrainedModel:
     """Return a model of the class `found`, with matrices in their codes and all else in `dtype`.
 
-    Raises ConfigError that names every tensor which is missing, left over or misshapen.
+    verified: the same files have been loaded before; codes are read when they are needed. Raises
+    ConfigError that names every tensor which is missing, left over or misshapen.
     """
     codes, plain = _open(folder, config, found.__name__)
     settings = config.__dict__.pop(
@@ -103,13 +112,13 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
     if settings is not None:
         config.quantization_config = settings
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    put_experts(model, codes)
-    done = _put_codes(model, codes, dtype, tied)
-    _drop_unused(model, plain)
-    faults = [
-        *_put_plain(model, plain, dtype, tied, done),
-        *(f"unknown {name}" for name in sorted(plain.left)),
-    ]
+    put_experts(model, codes, lazy=verified)
+    done = _put_codes(model, codes, dtype, tied, verified)
+    if not verified:
+        _drop_unused(model, plain)
+    faults = list(_put_plain(model, plain, dtype, tied, done))
+    if not verified:
+        faults += [f"unknown {name}" for name in sorted(plain.left)]
     if faults:
         more = f"; and {len(faults) - 8} more" if len(faults) > 8 else ""
         hint = (
@@ -157,8 +166,12 @@ def _without_memory() -> Iterator[None]:
         module_class.register_parameter = register
 
 
-def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: bool) -> set[str]:
+def _put_codes(
+    model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: bool, lazy: bool
+) -> set[str]:
     """Replace linear layers and the embedding table that are quantized.
+
+    lazy: their codes are read when they are needed.
 
     Returns the weights that are dequantized instead: those which latent attention absorbs.
     """
@@ -170,22 +183,28 @@ def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: b
     ]
     for name, linear in linears:
         if codes.has(name):
-            weights = codes.read(name, *_sizes(linear))
+            sizes = _sizes(linear)
+            source = CodeSource(sizes, partial(codes.read, name, *sizes))
+            if not lazy:
+                source()
             if name.endswith(_ABSORBED):
-                _set(model, f"{name}.weight", weights.dense().to(dtype))
+                _set(model, f"{name}.weight", source().dense().to(dtype))
                 done.add(f"{name}.weight")
                 continue
             bias = (
                 None if linear.bias is None else torch.empty(0)
             )  # filled with the unquantized tensors
-            model.set_submodule(name, CodedLinear(name, weights, bias))
+            model.set_submodule(name, CodedLinear(name, source, bias))
     table = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is table)
     if isinstance(table, nn.Embedding) and codes.has(name):
-        rows = codes.read(name, table.num_embeddings, table.embedding_dim)
-        model.set_input_embeddings(CodedEmbedding(rows, dtype, _scale_of(table)))
+        sizes = (table.num_embeddings, table.embedding_dim)
+        source = CodeSource(sizes, partial(codes.read, name, *sizes))
+        if not lazy:
+            source()
+        model.set_input_embeddings(CodedEmbedding(source, dtype, _scale_of(table)))
         if tied:
-            model.set_output_embeddings(CodedLinear(name, rows, None))
+            model.set_output_embeddings(CodedLinear(name, source, None))
     return done
 
 

@@ -33,6 +33,7 @@ from motet_shared.errors import ConfigError, MotetError, UnknownModel
 from motet_shared.messages import ModelCard, Request
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
+from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
@@ -44,6 +45,7 @@ R = TypeVar("R", bound=Request)
 Method = Callable[[Any, Call, R], Awaitable[None]]
 
 EXIT_CONFIG = 78  # EX_CONFIG: a supervisor should not retry
+EXIT_UNREACHABLE = 75  # EX_TEMPFAIL: no NATS server answers; a supervisor should retry
 EXIT_CRASH = 70  # EX_SOFTWARE
 
 
@@ -169,8 +171,8 @@ class Actor:
 def run(actor: type[Actor], config: type[ProcessConfig], argv: list[str] | None = None) -> None:
     """Run one actor until it ends, and exit the process.
 
-    Exit codes: 0 after a drain on SIGTERM or SIGINT, 78 for a wrong setting, 70 for a crash. A
-    second signal ends the drain: calls that still run fail over to other instances.
+    Exit codes: 0 after a drain on SIGTERM or SIGINT, 78 for a wrong setting, 75 if no NATS server
+    answers, 70 for a crash. A second signal ends the drain: calls that still run fail over to other instances.
     """
     START.begin(process_began())
     START.mark("imports")
@@ -181,7 +183,7 @@ def run(actor: type[Actor], config: type[ProcessConfig], argv: list[str] | None 
         code = uvloop.run(_live(actor, settings))
     except ConfigError as error:
         print(f"motet-{actor.role}: {error.message}", file=sys.stderr, flush=True)
-        code = EXIT_CONFIG
+        code = EXIT_UNREACHABLE if isinstance(error, NatsUnreachable) else EXIT_CONFIG
     sys.stderr.flush()
     # Threads of libraries may still run; do not wait for them.
     os._exit(code)

@@ -8,6 +8,7 @@ that the kernel does not report (other systems than Linux) are left out.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -24,26 +25,49 @@ READINGS = {
     "machine_id": "which machine it is: processes with the same number share cores",
     "cores": "of the machine",
     "machine_cpu": "CPU seconds of all processes of the machine, on all cores",
+    "gpus": "GPUs that the process could use: device files, within CUDA_VISIBLE_DEVICES",
     "machine_steal": "seconds that the machine's cores ran something else than the machine",
 }
 _FRESH = 0.4  # seconds for which a reading is cached: less than the heartbeat period
 _TICK = os.sysconf("SC_CLK_TCK")
 _NANO = 1e-9
+_GPU_FILE = re.compile(r"nvidia\d+")  # /dev/nvidia0; a container has those of its own GPUs
+
+
+def count_gpus(dev: Path = Path("/dev")) -> int:
+    """Return the number of GPUs that this process could use, without asking the driver.
+
+    dev: folder of device files. Those that CUDA_VISIBLE_DEVICES leaves out are not counted.
+    """
+    try:
+        count = sum(_GPU_FILE.fullmatch(name) is not None for name in os.listdir(dev))
+    except OSError:
+        return 0
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return count
+    named = [entry for entry in given.split(",") if entry.strip() not in ("", "-1")]
+    return min(count, len(named))
 
 
 class Vitals:
     """Read the vital signs of this process; create it on the thread of the event loop.
 
-    `proc` is the kernel's proc folder, another one in tests. `late` returns the total lateness of
-    periodic duties in seconds.
+    `proc` is the kernel's proc folder and `dev` that of device files, others in tests. `late`
+    returns the total lateness of periodic duties in seconds.
     """
 
-    def __init__(self, late: Callable[[], float] = lambda: 0.0, proc: Path = Path("/proc")):
+    def __init__(
+        self,
+        late: Callable[[], float] = lambda: 0.0,
+        proc: Path = Path("/proc"),
+        dev: Path = Path("/dev"),
+    ):
         self._late = late
         self._proc = proc
         self._loop = str(threading.get_native_id())
         self._began = time.monotonic()
-        self._machine = _machine(proc)
+        self._machine = _machine(proc, dev)
         self._waits: dict[str, float] = {}  # by thread, at the last read
         self._waited = 0.0  # of all threads, including ended ones
         self._read_at = float("-inf")
@@ -102,8 +126,8 @@ class Vitals:
         }
 
 
-def _machine(proc: Path) -> dict[str, float]:
-    """Return the machine's boot id as a number, and its cores.
+def _machine(proc: Path, dev: Path) -> dict[str, float]:
+    """Return the machine's boot id as a number, its cores and its GPUs.
 
     Containers on one machine have different host names but share the boot id.
     """
@@ -114,4 +138,5 @@ def _machine(proc: Path) -> dict[str, float]:
     return {
         "machine_id": float(int(boot_id.replace("-", "")[:12], 16)),
         "cores": float(os.cpu_count() or 1),
+        "gpus": float(count_gpus(dev)),
     }

@@ -16,6 +16,10 @@ def json_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:
 
     lenient: unsupported keywords are ignored; otherwise they are refused on compilation.
     """
-    return "%json " + json.dumps(
-        {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
-    )
+    return "%json " + guided_schema(schema, lenient=lenient)
+
+
+def guided_schema(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """Return the text of a schema that allows little whitespace, which a model might repeat endlessly."""
+    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    return json.dumps({**schema, "x-guidance": options})

@@ -71,7 +71,7 @@ class Bus:
     async def connect(cls, instance: str, config: ProcessConfig) -> Bus:
         """Open two NATS connections as the user of the instance's role and start.
 
-        Raises ConfigError if no server answers within 5 s.
+        Raises NatsUnreachable if no server answers within 5 s.
         """
         user = config.nats_user or subjects.role_of(instance)
         tls = config.peer_tls()

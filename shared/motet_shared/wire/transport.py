@@ -104,6 +104,10 @@ def check_payload(subject: str, size: int, limit: int) -> None:
         )
 
 
+class NatsUnreachable(ConfigError):
+    """Report that no NATS server took the connection; it may be one that has not started yet."""
+
+
 @dataclass(slots=True)
 class NatsTransport:
     """Keep a NATS connection that reconnects forever, and record errors of nats-py's callbacks."""
@@ -130,7 +134,7 @@ class NatsTransport:
 
         A callable `password` is called anew for each connection. With `tls`, TLS starts with the
         first byte, so that a server or a path without TLS never receives the password. Raises
-        ConfigError if the connection fails.
+        NatsUnreachable if the connection fails.
         """
         transport = cls(Client(), 0)
         options: dict[str, Any] = {"user": user, "password": password} if password else {}
@@ -155,7 +159,7 @@ class NatsTransport:
             await transport._connected_within(asyncio.ensure_future(connecting), connect_timeout)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await transport.client.close()
-            raise ConfigError(
+            raise NatsUnreachable(
                 f"nats_url: cannot connect to {url} as {user or 'anonymous'}: {type(error).__name__} {error}; "
                 "is nats-server running there, and are the password and the certificates right?"
             ) from error

@@ -117,7 +117,7 @@ def test_pauses_end_with_the_gap_after_the_kill() -> None:
     assert client.pause_after(3.5) == 0.0
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_streams_survive_a_killed_worker(
@@ -163,7 +163,7 @@ def test_conversation_traces_depend_on_their_seed() -> None:
     assert all(100 <= token < 500 for c in trace for turn in c.turns for token in turn.tokens)
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_starts_are_reported_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

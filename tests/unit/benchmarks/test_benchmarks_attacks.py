@@ -26,7 +26,7 @@ def test_the_hostile_image_repeats_its_last_scan() -> None:
     assert many_scans(50).count(b"\xff\xda") >= 50
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

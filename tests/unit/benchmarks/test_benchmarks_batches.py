@@ -18,7 +18,7 @@ def test_ratios_are_of_p95() -> None:
     assert found.p95 == (0.1, 0.2)
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ def test_targets_are_compared_with_the_baseline() -> None:
     assert (ttft.value, ttft.met) == (pytest.approx(1.5), False)
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.network import first_paint
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.extended("peers"), pytest.mark.timeout(300)]
 
 
 def test_the_page_is_painted_and_can_be_used(

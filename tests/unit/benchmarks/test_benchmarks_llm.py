@@ -199,7 +199,7 @@ def test_constrained_replies_are_compared_with_free_ones(
     assert capsys.readouterr().out.count("held / free at c=4") == len(found["findings"])
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_stack_is_compared_with_its_engine(

@@ -36,7 +36,7 @@ def test_traces_need_more_than_one_instance(trace: str) -> None:
     assert outcome.unserved == 0
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.slow
 def test_a_short_trace_is_run_and_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

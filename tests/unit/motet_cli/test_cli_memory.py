@@ -13,7 +13,7 @@ from motet_shared.errors import ConfigError
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return two checkpoints of 100 and 300 bytes, on a machine with 2,000 free bytes."""
     monkeypatch.setattr(memory, "available_memory", lambda: 2000)
-    for name in (*memory._OWN, "MOTET_DEVICE"):
+    for name in memory.BOUNDS:
         monkeypatch.delenv(name, raising=False)
     found = []
     for name, size in (("small", 100), ("large", 300)):
@@ -47,7 +47,6 @@ def test_a_bound_that_is_set_is_kept(folders: list[Path]) -> None:
     division = MemoryDivision.measure(0.5, folders, [])
     assert given(division, folders[0], MOTET_KV_MEMORY="1GiB") == []
     assert given(division, folders[0], MOTET_MEMORY="1GiB") == []
-    assert given(division, folders[0], MOTET_DEVICE="cuda") == ["--memory-share", "0.2500"]
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5, float("nan")])

@@ -19,6 +19,7 @@ from motet_cli.supervision.backoff import Backoff, BackoffPolicy
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.supervisor import Supervisor
+from motet_shared.process.actor import EXIT_CONFIG
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 IGNORES_TERM = (
@@ -113,6 +114,20 @@ async def test_a_crash_loop_is_reported_and_does_not_affect_others(
         )
         assert output.getvalue().rstrip().endswith("    weights are missing")
         assert supervisor.slots[1].restarts == 0
+
+
+async def test_a_wrong_setting_is_reported_and_not_tried_again(log: Log, output: Output) -> None:
+    wrong = spec("wrong", f"print('args: no such flag'); raise SystemExit({EXIT_CONFIG})")
+    async with supervised(log, wrong, spec("fine", SLEEPS)) as supervisor:
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_name() == "keep wrong"))
+        slot = supervisor.slots[0]
+        assert (slot.state, slot.refused, slot.restarts) == ("failing", True, 0)
+        # The line as it was printed, and again where the end is reported.
+        await until(lambda: output.getvalue().count("args: no such flag") == 2)
+        assert output.has("wrong ended (exit code 78)")
+        await until(lambda: supervisor.slots[1].state == "running")
+        assert await supervisor.stop()
 
 
 async def test_a_command_that_does_not_exist_is_reported(log: Log, output: Output) -> None:

@@ -68,7 +68,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.long(after=1)
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", EXPECTED)
 def test_pictures_are_those_of_the_model_as_it_was(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,7 +183,10 @@ def test_kinds_of_grammars_have_their_fields() -> None:
     def of(kind: Any, text: str, **fields: str) -> Any:
         return structured(LIBRARY, Grammar(kind=kind, text=text, **fields), {"<t>": 3})
 
-    assert of("json_schema", "{}") == {"json": "{}"}
+    (schema,) = of("json_schema", '{"type": "object"}').values()
+    assert json.loads(schema).keys() == {"type", "x-guidance"}  # of little whitespace
+    with refuses(BadRequest, "json_schema"):
+        of("json_schema", "[]")
     assert of("regex", "a+") == {"regex": "a+"}
     assert of("choice", '["a"]') == {"choice": ["a"]}
     assert of("grammar", 'root ::= "<t>"') == {"grammar": 'root ::= "<t>"'}

@@ -9,7 +9,7 @@ import pytest
 from motet_shared.messages import TargetText, Text
 from motet_shared.testing import settle
 from support.fake_services import FakeDecode
-from support.gateway_client import world
+from support.gateway_client import Socket, session, world
 
 
 @pytest.fixture
@@ -56,6 +56,19 @@ async def test_a_request_may_choose_its_target(path: str) -> None:
         refused = await here.ask(path, headers={"motet-target": "third"}, **fields).done()
         assert refused.status == 400
         assert refused.json()["error"]["param"] == "motet-target"
+
+
+@pytest.mark.usefixtures("chain")
+async def test_a_session_may_choose_its_target() -> None:
+    async with world() as here:
+        async with session(here.app, headers={"motet-target": "second"}) as socket:
+            socket.say("hello")
+            socket.send("response.create")
+            await socket.until("response.done")
+        assert [request.target for request in here.tokenizer.requests] == ["second"]
+        refused = Socket(here.app, headers={"motet-target": "third"})
+        assert (await refused.expect("error"))["error"]["param"] == "motet-target"
+        await refused.leave()
 
 
 async def test_pictures_are_refused_where_no_instance_takes_them(

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from motet_llm.models.experts import PackedExperts, pack_experts
+from motet_llm.weights.packer import Packer
 from motet_shared.errors import ConfigError
 from support import experts_checkpoints as made
 from support.quantized_checkpoints import PROMPT, answer, engine_of, set_config
@@ -119,7 +120,7 @@ def test_packed_experts_compute_with_their_weights(form: str) -> None:
     original = Qwen3MoeExperts(config).requires_grad_(False)
     for parameter in original.parameters():
         parameter.normal_(std=0.1)
-    packed = pack_experts(copy.deepcopy(original), form, torch.device("cpu"))
+    packed = pack_experts("experts", copy.deepcopy(original), Packer(form, torch.device("cpu")))
     for name, linears in (("gate_up_proj", packed.gate_up), ("down_proj", packed.down)):
         stack = torch.stack([linear.weight() for linear in linears])  # type: ignore[operator]
         getattr(original, name).copy_(stack)

@@ -17,6 +17,7 @@ from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlas
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from motet_llm.models import other_experts
+from motet_llm.weights.packer import Packer
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, EXPERTS, TOKENS = 64, 32, 4, 7
@@ -75,7 +76,7 @@ MODULES: dict[str, tuple[Any, Any]] = {
 def test_packed_experts_are_the_original(name: str, form: str, bound: float) -> None:
     make, inputs = MODULES[name]
     original, given = _drawn(make(SimpleNamespace(**SIZES))), inputs()
-    packed = other_experts.pack(copy.deepcopy(original), form, CPU)
+    packed = other_experts.pack("experts", copy.deepcopy(original), Packer(form, CPU))
     assert packed is not None
     due, found = original(*given), packed(*given)
     assert float((found.view(due.shape) - due).norm() / due.norm()) < bound
@@ -84,12 +85,12 @@ def test_packed_experts_are_the_original(name: str, form: str, bound: float) -> 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_weights_of_the_original_are_freed(name: str) -> None:
     original = _drawn(MODULES[name][0](SimpleNamespace(**SIZES)))
-    other_experts.pack(original, "int8", CPU)
+    other_experts.pack("experts", original, Packer("int8", CPU))
     assert not list(original.parameters())
 
 
 def test_other_modules_are_left_alone() -> None:
-    assert other_experts.pack(nn.Linear(4, 4), "int8", CPU) is None
+    assert other_experts.pack("linear", nn.Linear(4, 4), Packer("int8", CPU)) is None
 
 
 @pytest.mark.long
@@ -105,7 +106,9 @@ def test_no_family_has_experts_left_in_stacks() -> None:
         model = class_of(name)(variant_config(name)).bfloat16().requires_grad_(False)
         for parent in list(model.modules()):
             for child_name, child in list(parent.named_children()):
-                if (experts := other_experts.pack(child, "bfloat16", CPU)) is not None:
+                if (
+                    experts := other_experts.pack(name, child, Packer("bfloat16", CPU))
+                ) is not None:
                     setattr(parent, child_name, experts)
         left = [
             key

@@ -10,7 +10,13 @@ import pytest
 
 from motet_shared import errors
 from motet_shared.messages import Echo, ModelCard, Text
-from motet_shared.process.actor import EXIT_CONFIG, EXIT_CRASH, Actor, operation
+from motet_shared.process.actor import (
+    EXIT_CONFIG,
+    EXIT_CRASH,
+    EXIT_UNREACHABLE,
+    Actor,
+    operation,
+)
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import MemoryHub, NatsServer, memory_bus, memory_buses, running, settle
 from motet_shared.wire.call import Call
@@ -135,12 +141,15 @@ async def test_wrong_settings_end_with_their_own_exit_code() -> None:
     code, trouble = await process("pass", "--metrics-port", "many")
     assert code == EXIT_CONFIG
     assert "metrics-port" in trouble
-    code, trouble = await process("pass", "--nats-url", "nats://127.0.0.1:1")
-    assert code == EXIT_CONFIG
-    assert "nats://127.0.0.1:1" in trouble
     code, trouble = await process("pass", "--instance", "decode-1")
     assert code == EXIT_CONFIG
     assert "tokenizer-" in trouble
+
+
+async def test_a_server_that_does_not_answer_may_be_one_that_has_not_started() -> None:
+    code, trouble = await process("pass", "--nats-url", "nats://127.0.0.1:1")
+    assert code == EXIT_UNREACHABLE
+    assert "nats://127.0.0.1:1" in trouble
 
 
 async def test_a_crash_ends_the_process_and_says_why() -> None:

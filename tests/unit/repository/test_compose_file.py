@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 import yaml
 
@@ -76,6 +78,69 @@ def test_profiles() -> None:
         "diffusion": ["images"],
         "planner": ["planner"],
     }
+
+
+# What the Compose specification says of `deploy.resources.reservations.devices`.
+DEVICES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["capabilities"],
+        "additionalProperties": False,
+        "properties": {
+            "capabilities": {"type": "array", "items": {"type": "string"}},
+            "driver": {"type": "string"},
+            "count": {"type": ["string", "integer"]},
+            "device_ids": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "options": {"type": ["object", "array"]},
+        },
+        "not": {"required": ["count", "device_ids"]},
+    },
+}
+ON_GPU = {name: one for name, one in SERVICES.items() if name.endswith("-gpu")}
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_service_on_a_gpu_is_the_one_on_a_cpu_with_a_gpu(name: str) -> None:
+    here, there = ON_GPU[name], SERVICES[name.removesuffix("-gpu")]
+    devices = here["deploy"]["resources"]["reservations"]["devices"]
+    assert jsonschema_rs.is_valid(DEVICES, devices)
+    assert not jsonschema_rs.is_valid(DEVICES, [{**devices[0], "count": 1}])
+    assert devices[0]["capabilities"] == ["gpu"]
+    own = {"profiles", "environment", "deploy"}
+    assert {key: value for key, value in here.items() if key not in own} == {
+        key: value for key, value in there.items() if key not in own
+    }
+    added = dict(set(here["environment"].items()) - set(there["environment"].items()))
+    assert added.pop("MOTET_DEVICE") == "cuda"
+    assert set(added) <= {"MOTET_MEMORY_SHARE"}
+
+
+def test_gpus_are_chosen_by_variables() -> None:
+    """`docker compose config` takes the file, where Compose is installed."""
+    chosen = {"MOTET_DECODE_GPU": "GPU-1234", "MOTET_ASR_GPU": "1", "MOTET_DECODE_GPU_SHARE": "0.5"}
+    text = (ROOT / "compose.yaml").read_text()
+    if shutil.which("docker-compose"):
+        profiles = [part for one in ON_GPU.values() for part in ("--profile", one["profiles"][0])]
+        text = subprocess.run(
+            ["docker-compose", "-f", str(ROOT / "compose.yaml"), *profiles, "config"],
+            env={**os.environ, **chosen},
+            capture_output=True,
+            check=True,
+            text=True,
+            cwd=ROOT,
+        ).stdout
+    else:
+        text = re.sub(r"\$\{(\w+):-([^}$]*)\}", lambda one: chosen.get(one[1], one[2]), text)
+    services = yaml.safe_load(text)["services"]
+    ids = {
+        name: services[name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name in ON_GPU
+    }
+    assert (ids.pop("decode-gpu"), ids.pop("asr-gpu")) == (["GPU-1234"], ["1"])
+    assert set(map(tuple, ids.values())) == {("0",)}
+    assert services["decode-gpu"]["environment"]["MOTET_MEMORY_SHARE"] == "0.5"
 
 
 @pytest.mark.parametrize("name", ["decode", "prefill"])

@@ -27,12 +27,15 @@ def test_a_feature_that_was_not_run_says_so() -> None:
     render = script()
     document = {
         "date": "2026-01-02",
+        "processor": "a CPU, 2 threads",
+        "commit": "0123456789abcdef",
         "versions": {"vllm": "0.32"},
         "features": {"chat": {"vllm": "yes"}},
     }
     page = render.rendered(f"a\n{render.BEGIN}old\n{render.END}\nb\n", document)
     assert "| | vllm 0.32 | llama.cpp | motet |" in page
     assert "| chat | yes | not run | not run |" in page
+    assert "on a CPU, 2 threads, commit 0123456789ab:" in page
     assert page.startswith("a\n")
     assert page.endswith(f"{render.END}\nb\n")
     assert "old" not in page

@@ -237,6 +237,7 @@ class Reply:
             tool=settings.tool,
             max_tokens=settings.max_tokens,
             request_id=self.id,
+            target=settings.target,
         )
 
     def _speech_request(self) -> Speak:

@@ -49,9 +49,13 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
-    """Settings of a reply."""
+    """Settings of a reply.
+
+    target: the only target of the model's chain that may serve it; empty: any.
+    """
 
     model: str
+    target: str = ""
     instructions: str = ""
     tools: tuple[dict[str, Any], ...] = ()  # in the form of chat requests
     tool_choice: Literal["none", "auto", "required"] = "auto"

@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 export class Attachments {
   #items = []; // of files.js
   #problem; // shows an error message
-  #keep; // gets the attachments after each change
+  #keep; // gets the attachments after each change, and resolves when they are stored
   #abilities = {}; // of files.js
   #reading = new Set(); // names of files that are being read
   #settled = Promise.resolve(true); // of `settled`
@@ -56,11 +56,20 @@ export class Attachments {
   }
 
   set(items) {
-    if (items.length || this.#items.length) this.#keep(items);
+    const changed = items.length || this.#items.length;
     this.#items = items;
+    if (changed) this.#store();
     const reading = [...this.#reading].map((name) => element("span", { class: "thumbnail pending", role: "status" }, `Reading ${name}…`));
     $("attachments").replaceChildren(...items.map((item, index) => this.#thumbnail(item, index)), ...reading);
     $("attachments").hidden = !items.length && !reading.length;
+  }
+
+  // The list is busy until the browser has stored it.
+  async #store() {
+    const items = this.#items;
+    $("attachments").ariaBusy = "true";
+    await this.#keep(items);
+    if (this.#items === items) $("attachments").ariaBusy = "false";
   }
 
   // Adds a picture.

@@ -14,7 +14,5 @@ export function keepText(text) {
 // Returns the attachments of `keepFiles`; none where the browser stores nothing.
 export const draftFiles = () => readDraft().catch(() => []);
 
-// `items`: of files.js.
-export function keepFiles(items) {
-  writeDraft(items).catch(() => {}); // they are still shown
-}
+// Resolves when `items`, of files.js, are stored; where the browser stores nothing, too: they are still shown.
+export const keepFiles = (items) => writeDraft(items).catch(() => {});

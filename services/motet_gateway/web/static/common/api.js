@@ -10,6 +10,8 @@ export class ApiError extends Error {
 const authorization = (key) => (key ? { authorization: `Bearer ${key}` } : {});
 const headers = (key) => ({ "content-type": "application/json", ...authorization(key) });
 
+const LIST_TIMEOUT = 10_000; // milliseconds
+
 async function request(path, options) {
   let response;
   try {
@@ -23,7 +25,11 @@ async function request(path, options) {
   throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
 }
 
-const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
+// A request that gets no answer, say while the gateway is replaced, is given up, so that its caller can try again.
+async function list(path, key) {
+  const response = await request(path, { headers: headers(key), signal: AbortSignal.timeout(LIST_TIMEOUT) });
+  return (await response.json()).data;
+}
 
 // Returns all models: `id`, `kind`, and of chat models `images` and `tools`.
 export const listModels = (key) => list("v1/models", key);

@@ -1,0 +1,76 @@
+"""Pack a model's matrices, or take them from the cache of packed models, and fill that."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from threading import Thread
+
+import torch
+from transformers import PreTrainedModel
+
+from motet_kernels import gpu
+from motet_kernels.runtime.device import dtype_name
+from motet_llm.config import EngineConfig
+from motet_llm.models import support
+
+from .packed_cache import PackedCache, key_of
+from .packed_file import PackedModel
+from .packer import Packer
+
+log = logging.getLogger(__name__)
+
+
+class Packing:
+    """Provide the packer of one model on its way from the checkpoint to the engine.
+
+    weights: format of matrices. loaded: dtype in which the checkpoint is read. On a GPU, which
+    packs by itself and fast, the cache is not used.
+
+    source: for people, where the packed matrices come from.
+    """
+
+    def __init__(
+        self, config: EngineConfig, weights: str, loaded: torch.dtype, device: torch.device
+    ):
+        precise = config.code_inputs == "int16"
+        self._cache = self._key = self._stored = None
+        self.source = "at each start"
+        if config.packed_cache and not gpu.is_gpu(device):
+            self._cache = PackedCache(config.packed_cache)
+            self._key = _key(config, weights, loaded)
+            self._stored = None if self._key is None else self._cache.find(self._key)
+            self.source = "at this start" if self._stored is None else f"in {self._cache.folder}"
+        self.packer = Packer(weights, device, precise=precise, stored=self._stored)
+        self._examined = False
+        self.writing: Thread | None = None
+
+    @property
+    def verified(self) -> bool:
+        """Return True if the checkpoint passed all checks before, in its present state."""
+        return self._stored is not None and self._stored.examined
+
+    def note(self, model: PreTrainedModel) -> None:
+        """Note whether the model, which was just loaded, was examined and left as it was."""
+        self._examined = support.is_unchanged(model)
+
+    def finish(self) -> None:
+        """Begin to write what was packed to the cache; the matrices change no more."""
+        if self._cache is not None and self._key is not None and self._stored is None:
+            packed = PackedModel(dict(self.packer.made), self._examined)
+            self.writing = self._cache.keep_later(self._key, packed)
+        self.packer.made.clear()
+        self._stored = None
+
+
+def _key(config: EngineConfig, weights: str, loaded: torch.dtype) -> str | None:
+    try:
+        return key_of(
+            Path(config.model),
+            weights=weights,
+            loaded=dtype_name(loaded),
+            code_inputs=config.code_inputs,
+        )
+    except OSError as error:
+        log.warning("packed weights are not kept", extra={"reason": str(error)})
+        return None
