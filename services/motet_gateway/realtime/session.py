@@ -332,7 +332,7 @@ class Session:
             self._received_ms += duration_ms(len(pcm), input_rate(format))
 
     async def hear(self, pcm: bytes) -> bool:
-        """Append sound of a call's track; False if it was refused, of which the client is told."""
+        """Append sound of a call's track; False if it was refused, by an error event."""
         return self.speech.transcription and await self._do(inputs.AppendAudio(pcm, tag=""))
 
     async def _commit_audio(self, event: events.AudioCommit) -> None:

@@ -118,7 +118,7 @@ class Call:
             await asyncio.gather(*beside, return_exceptions=True)
 
     async def _hear(self) -> None:
-        """Give the client's sound to the session; a refusal is told at most once a second."""
+        """Give the client's sound to the session; a refusal is reported at most once a second."""
         loop = asyncio.get_running_loop()
         again = loop.time()
         with contextlib.suppress(ClientGone):

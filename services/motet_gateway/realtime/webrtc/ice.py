@@ -1,6 +1,6 @@
 """Bound what ICE does for a call: its sockets, the addresses it talks to, and what it receives.
 
-aioice gathers on any port of every address, and checks every address that it was told. Here a
+aioice gathers on any port of every address, and checks every address of the offer. Here a
 call listens where it is configured to. It answers authenticated checks, and checks the addresses
 they came from in turn; what an offer names is checked only behind a STUN or TURN server (`offer`).
 """

@@ -17,7 +17,7 @@ from motet_gateway.config import GatewayConfig
 class Network:
     """Addresses and ports of this gateway's calls.
 
-    addresses: to bind. announced: what clients are told instead, for the same IP version.
+    addresses: to bind. announced: what answers name instead, for the same IP version.
     ports: the lowest and the highest; (0, 0) for any that the system gives.
     """
 

@@ -34,7 +34,7 @@ class _Message:
 class Playback:
     """Play one message after another, a frame at a time.
 
-    changes: what the client is told of the output buffer, with the id of the response.
+    changes: what is reported of the output buffer, with the id of the response.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Playback:
         self._outside: set[str] = set()  # replies outside of the conversation
         self._running: set[str] = set()  # replies that may still send speech
         self._silenced: set[str] = set()  # running replies of which no more is played
-        self._playing: str | None = None  # the reply whose start was told
+        self._playing: str | None = None  # the reply whose start was reported
         self._silent = asyncio.Event()
         self._silent.set()
 
