@@ -14,7 +14,7 @@ from playwright.async_api import Page
 
 from e2e.browser import browsing, eventually, microphone
 from e2e.stack import MotetStack, until
-from motet_gateway.realtime.webrtc.speech_track import RATE
+from motet_pipelines.voice.speak import RATE
 from support.call_client import CallClient, calling
 from support.spoken import silence
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.asgi import ClientGone, Scope
 from motet_gateway.http.problems import Problem
 
 from .event_log import EventLog
@@ -21,8 +21,10 @@ _encode = msgspec.json.Encoder().encode
 class Connection(Protocol):
     """Describe a client's connection: a WebSocket, or the data channel of a call.
 
-    What sends raises ClientGone after the client has left.
+    scope: of the request that opened it. What sends raises ClientGone after the client has left.
     """
+
+    scope: Scope
 
     async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
         """Send each text of `take` as a message; `take` is called once the client reads."""

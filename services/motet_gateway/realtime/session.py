@@ -333,7 +333,7 @@ class Session:
 
     async def hear(self, pcm: bytes) -> bool:
         """Append sound of a call's track; False if it was refused, by an error event."""
-        return self.speech.transcription and await self._do(inputs.AppendAudio(pcm, tag=""))
+        return bool(self.speech.transcription) and await self._do(inputs.AppendAudio(pcm, tag=""))
 
     async def _commit_audio(self, event: events.AudioCommit) -> None:
         self.speech.need("type", transcription=True)

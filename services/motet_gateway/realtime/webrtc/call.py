@@ -7,7 +7,7 @@ import contextlib
 import logging
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.asgi import ClientGone, Scope
 from motet_gateway.http.problems import Problem
 from motet_gateway.realtime.formats import input_rate
 from motet_gateway.realtime.prepared_session import PreparedSession
@@ -35,14 +35,16 @@ class SessionExpired(BadRequest):
 class Call:
     """A call from its offer to its end; its session counts as any other.
 
-    Raises what opening a session raises.
+    scope: of the request with the offer. Raises BadRequest for a target that is not there.
     """
 
-    def __init__(self, service: GatewayContext, caller: Caller, prepared: PreparedSession):
+    def __init__(
+        self, service: GatewayContext, caller: Caller, prepared: PreparedSession, scope: Scope
+    ):
         self.id = new_id("rtc")
         self._service = service
         playback = self._playback = Playback()
-        channel = self._channel = EventChannel(self._hang_up)
+        channel = self._channel = EventChannel(scope, self._hang_up)
         settings = prepared.settings
         self.session = Session(
             service, channel, caller, settings.model, settings.kind, prepared, playback

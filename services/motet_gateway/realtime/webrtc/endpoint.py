@@ -55,7 +55,7 @@ async def create_call(service: GatewayContext, http: Exchange) -> None:
     made = await asyncio.to_thread(importlib.import_module, f"{__package__}.call")
     _check_calls(service)
     prepared = _prepared(service, http, caller, query.model, session)
-    call: Call = made.Call(service, caller, prepared)
+    call: Call = made.Call(service, caller, prepared, http.scope)
     service.calls[call.id] = call
     with _opening(caller.secret):
         answer = await call.answer(sdp)

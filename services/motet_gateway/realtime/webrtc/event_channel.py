@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import msgspec
 from aiortc import RTCDataChannel, RTCSctpTransport
 from aiortc.rtcsctptransport import DataChunk
 
-from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.asgi import ClientGone, Scope
 
 LABEL = "oai-events"
 MOST_MESSAGE = 2**18  # bytes of a client's event; answers announce it
@@ -24,9 +24,13 @@ _GONE = {"type": "websocket.disconnect", "code": 1006}
 
 
 class EventChannel:
-    """Be the connection of a session. `hang_up` closes the call, at most once at a time."""
+    """Be the connection of a session.
 
-    def __init__(self, hang_up: Callable[[], Any]):
+    scope: of the request with the offer. hang_up: closes the call.
+    """
+
+    def __init__(self, scope: Scope, hang_up: Callable[[], Awaitable[None]]):
+        self.scope = scope
         self._hang_up = hang_up
         self._channel: RTCDataChannel | None = None
         self._sctp: RTCSctpTransport | None = None

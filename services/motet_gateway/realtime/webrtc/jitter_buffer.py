@@ -23,10 +23,18 @@ _SEQUENCES, _TIMESTAMPS = 1 << 16, 1 << 32
 class Packet(Protocol):
     """Describe what is needed of an RTP packet."""
 
-    ssrc: int
-    sequence_number: int
-    timestamp: int
-    payload: bytes
+    @property
+    def ssrc(self) -> int: ...
+
+    @property
+    def sequence_number(self) -> int: ...
+
+    @property
+    def timestamp(self) -> int:
+        """Return the time of its first sample, in units of 1/48000 s."""
+
+    @property
+    def payload(self) -> bytes: ...
 
 
 class JitterBuffer:
