@@ -11,7 +11,7 @@ from motet_media.audio import pcm_bytes
 from .jitter_buffer import JitterBuffer, Packet
 
 _PIECE_MS = 60  # of sound that are given on at a time
-_SILENT_AFTER = 0.3  # seconds without a packet that count as silence
+_SILENT_AFTER = 1.0  # seconds without a packet that count as silence; less may be a delay
 _MOST_SILENCE = 60.0  # seconds; later the client's silence is not heard any more
 _SPEED = 1.25  # seconds of sound per second that are accepted for long
 _BURST_MS = 3000.0  # of sound that are accepted at once
