@@ -17,27 +17,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_parts import Step, environment, gpu_steps, tables, versions
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "extended" / "results"
-TAIL = 2000  # characters of a step's output in its result
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Define a command and the environment that it adds.
-
-    seconds: its timeout; a step that is terminated has failed.
-    """
-
-    name: str
-    argv: Sequence[str]
-    seconds: int
-    env: Mapping[str, str] = field(default_factory=dict)
+TAIL = 6000  # characters of a step's output in its result
 
 
 def pytest_step(name: str, seconds: int, *argv: str, **env: str) -> Step:
@@ -96,22 +84,17 @@ PARTS: dict[str, list[Step]] = {
         storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
     "groups": [marked("groups", 3600)],
-    "gpu": [
-        marked("gpu", 2400),
-        Step(
-            name="benchmark gpu_kernels",
-            argv=("benchmarks/run.py", "gpu_kernels"),
-            seconds=1200,
-        ),
-    ],
+    "gpu": gpu_steps(),
 }
 
 
 def git(*argv: str) -> str:
-    """Return what a git command prints."""
-    return subprocess.run(
-        ["git", *argv], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    """Return what a git command prints; "" for a copy of the files without a repository."""
+    try:
+        done = subprocess.run(["git", *argv], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def processor() -> str:
@@ -126,13 +109,16 @@ def commit() -> str:
     changed = git(
         "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}"
     )
-    return git("rev-parse", "HEAD") + ("+" if changed else "")
+    return (git("rev-parse", "HEAD") or "unknown") + ("+" if changed else "")
 
 
 def run_step(step: Step, extra: Sequence[str]) -> dict[str, Any]:
-    """Run a step and return its result: `passed`, `seconds`, `output`."""
+    """Run a step and return its result: `passed`, `seconds`, `output`, `skipped` with its reason."""
+    if missing := step.missing():
+        reason = f"skipped: {', '.join(missing)} not installed"
+        return {"name": step.name, "passed": False, "seconds": 0.0, "output": "", "skipped": reason}
     argv = [sys.executable, *step.argv, *(extra if "pytest" in step.argv else ())]
-    started, env = time.monotonic(), {**os.environ, **step.env}
+    started, env = time.monotonic(), {**os.environ, **environment(), **step.env}
     lines: list[str] = []
     with subprocess.Popen(
         ["timeout", "--kill-after=30", str(step.seconds), *argv],
@@ -190,19 +176,21 @@ def run_part(
         print(f"extended: {step.name}", flush=True)
         done.append(run_step(step, extra))
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        document = {
+        document: dict[str, Any] = {
             "part": name,
             "date": date,
             "processor": processor(),
             "commit": checked_out,
             "steps": done,
         }
+        if name == "gpu":
+            document["versions"] = versions()
+            (results / "gpu.md").write_text(tables(document), encoding="utf-8")
         path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for one in done:
-        print(
-            f"extended: {'passed' if one['passed'] else 'FAILED'} {one['name']} ({one['seconds']:g} s)"
-        )
-    return all(one["passed"] for one in done)
+        result = one.get("skipped") or ("passed" if one["passed"] else "FAILED")
+        print(f"extended: {result} {one['name']} ({one['seconds']:g} s)")
+    return all(one["passed"] or "skipped" in one for one in done)
 
 
 def main(argv: Sequence[str]) -> int:

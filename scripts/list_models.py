@@ -47,7 +47,7 @@ a model is named and downloaded.
 Each is *exact*: on a tiny model of the class with random float32 weights, greedy tokens equal those of
 `transformers.generate` and log-probabilities differ by at most 1e-4, whether prompts are chunked, preempted, moved
 or read from the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`, `test_llm_composites.py`,
-`tests/unit/motet_vision/test_vlm_engine.py`). Sequences may be as long as the checkpoint's context, also with rotary
+`tests/unit/motet_encoder/test_vlm_engine.py`). Sequences may be as long as the checkpoint's context, also with rotary
 embeddings that scale with the length of a sequence (`longrope`, dynamic NTK), YaRN, Llama 4's chunks and the
 temperatures of its layers without positions.
 
@@ -57,12 +57,15 @@ temperatures of its layers without positions.
   [techniques.md](techniques.md#checkpoints-that-are-quantized-already) has the details.
 * **Tools, reasoning**: the formats that published checkpoints of the type write, which are detected from the chat
   template; [dialects.md](dialects.md) describes them. Without a format `tools` are refused.
-* **Pictures, sound**: *yes*: a vision instance encodes them, found from transformers' own processor and
-  `get_image_features` (`services/motet_vision/processed.py`) or by a module there. Prompts and greedy tokens with one,
+* **Sees, hears**: *yes*: an encoder instance encodes pictures or sound, found from transformers' own processor and
+  `get_image_features` (`services/motet_encoder/processed.py`) or by a module there. Prompts and greedy tokens with one,
   several and none equal those of transformers' processor and `generate`
-  (`tests/unit/motet_vision/test_vlm_families.py`, `test_hearing_families.py`, `test_vision_video.py`). *as text*:
+  (`tests/unit/motet_encoder/test_vlm_families.py`, `test_hearing_families.py`, `test_encoder_video.py`). *as text*:
   the checkpoint is served without its towers (encoders of pictures, video or sound), and its language model must give
   the logits of the whole class when it is loaded.
+* **Ranks** (`motet up --rank`): how a model of the type scores documents for a query: *pairs* by a class for sequence
+  classification, *yes or no* by the language model's next token, *late interaction* by a vector of each token. The
+  [table below](#ranks) has the classes.
 
 Composite types that are not listed are tried when they are loaded, and refused with the reason.
 `scripts/list_models.py` writes this page from the code's registries and from what it finds on tiny models; a test
@@ -75,6 +78,16 @@ These classes of transformers {version} are refused when they are loaded, with t
 from the computation of the model's code (`services/motet_llm/models/support.py`), not from its name.
 
 | `model_type` | class | reason |
+|---|---|---|"""
+
+RANKS = """
+## Ranks
+
+Classes whose scores are within 1e-4 of sentence-transformers' (`tests/unit/motet_embedding/test_rankers.py`); embedding
+models rank by the cosine of their vectors. Other `*ForSequenceClassification` with one label, and other language models
+with *yes* and *no* among their tokens, are tried when they are loaded. [ranking.md](ranking.md) has the routes.
+
+| `model_type` | class | by |
 |---|---|---|"""
 
 REFUSED_PICTURES = """
@@ -90,15 +103,15 @@ Other classes of transformers that read pictures beside text, and why their pict
 class Row:
     """Hold what is known of a served class.
 
-    parts, formats: text; pictures: `yes`, or `as text`; sound: `yes`, or empty.
+    parts, formats: text; sees: `yes`, or `as text`; hears: `yes`, or empty.
     """
 
     model_type: str
     class_name: str
     parts: str
     formats: str
-    pictures: str = ""
-    sound: str = ""
+    sees: str = ""
+    hears: str = ""
 
 
 def outcome(name: str) -> tuple[str, bool]:
@@ -156,6 +169,7 @@ def page() -> str:
     lines = [HEAD.format(count=len(served), quantized=quantized), *_served_table(served)]
     lines += ["\nConfigs of these classes that select other code, also exact: "]
     lines[-1] += "; ".join(sorted(families.VARIANTS)) + "."
+    lines += ranks_section()
     refused = [(_type(name), name, results[name][0]) for name in results if not results[name][1]]
     refused += [(name, _composite_class(name), _refusal(name)) for name in composites.REFUSED]
     lines += [REFUSED.format(count=len(refused), version=transformers.__version__)]
@@ -168,8 +182,8 @@ def page() -> str:
 def _served_table(rows: list[Row]) -> Iterator[str]:
     """Yield the lines of the table of served classes."""
     dialects = model_columns.dialects()
-    yield "| `model_type` | class | parts | formats | tools | reasoning | pictures | sound |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| `model_type` | class | parts | formats | tools | reasoning | sees | hears | ranks |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         tools, reasoning = dialects.get(row.model_type, ("", ""))
         cells = (
@@ -179,10 +193,26 @@ def _served_table(rows: list[Row]) -> Iterator[str]:
             row.formats,
             tools,
             reasoning,
-            row.pictures,
-            row.sound,
+            row.sees,
+            row.hears,
+            ranks_of(row.model_type),
         )
         yield "| " + " | ".join(cells) + " |"
+
+
+def ranks_of(model_type: str) -> str:
+    """Return how models of a type rank; empty if none does."""
+    return ", ".join(how for _, how in model_columns.rankers().get(model_type, ()))
+
+
+def ranks_section() -> list[str]:
+    """Return the lines of the table of rankers."""
+    rows = [
+        f"| {model_type} | {name} | {how} |"
+        for model_type, found in model_columns.rankers().items()
+        for name, how in found
+    ]
+    return [RANKS, *rows]
 
 
 def _text_classes() -> list[str]:
@@ -197,9 +227,9 @@ def _composites() -> Iterator[Row]:
     classes = composites.composite_classes()
     for name in sorted({*READ_IMAGES, *HEARING_TYPES, *composites.SERVED}):
         part = f"language model: {classes[name][0]().get_text_config().model_type}"
-        pictures = "yes" if name in READ_IMAGES else "as text"
-        sound = "yes" if name in HEARING_TYPES else ""
-        yield Row(name, _composite_class(name), part, "", pictures, sound)
+        sees = "yes" if name in READ_IMAGES else "as text"
+        hears = "yes" if name in HEARING_TYPES else ""
+        yield Row(name, _composite_class(name), part, "", sees, hears)
 
 
 def _composite_class(name: str) -> str:
@@ -226,7 +256,7 @@ def rows_on(text: str) -> list[list[str]]:
 
 def exact_on(text: str) -> list[str]:
     """Return the classes of text models that the page lists as served."""
-    return [cells[1] for cells in rows_on(text) if not cells[-2]]
+    return [cells[1] for cells in rows_on(text) if not cells[6]]
 
 
 def _type(name: str) -> str:

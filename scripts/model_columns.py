@@ -1,7 +1,8 @@
 """Find the formats and dialects of model families, for docs/models.md.
 
 Formats are what the loader makes of a tiny quantized checkpoint of each class, and what its
-registries list. Dialects are those of the table in docs/dialects.md.
+registries list. Dialects are those of the table in docs/dialects.md. Rankers are the classes that
+are compared with sentence-transformers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,6 +22,8 @@ from motet_llm.weights.gguf.layout import LAYOUTS as GGUF_TYPES
 from motet_llm.weights.quantized_checkpoint import METHODS
 from motet_shared.errors import ConfigError
 from support import families
+from support.ranking_checkpoints import FAMILIES as CROSS_ENCODERS
+from support.ranking_checkpoints import OTHER_RANKERS
 
 DIALECTS = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 QUANTIZED = tuple(method for method in METHODS if method != "mxfp4")
@@ -98,3 +102,15 @@ def dialects() -> dict[str, tuple[str, str]]:
     return {
         kind: (", ".join(tools), ", ".join(reasoning)) for kind, (tools, reasoning) in found.items()
     }
+
+
+@cache
+def rankers() -> dict[str, list[tuple[str, str]]]:
+    """Return the classes that score documents, each with how it does, by `model_type`."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for make in CROSS_ENCODERS.values():
+        model = make()
+        found.setdefault(model.config.model_type, []).append((type(model).__name__, "pairs"))
+    for model_type, ranker in OTHER_RANKERS.items():
+        found.setdefault(model_type, []).append(ranker)
+    return dict(sorted(found.items()))

@@ -14,13 +14,13 @@ SOUND = wire.BlobRef(transport="tcp", address="10.0.0.5:4700", key="6f2d", nbyte
 PICTURE = wire.BlobRef(transport="tcp", address="10.0.0.5:4700", key="91c0", nbytes=20480)
 TENSOR = wire.BlobRef(
     transport="shm",
-    address="motet-vision-1",
+    address="motet-encoder-1",
     key="77ab",
     nbytes=1048576,
     dtype="float32",
     shape=(1, 256, 1024),
     fallback="10.0.0.7:4700",
-    owner="vision-5eed0002",
+    owner="encoder-5eed0002",
 )
 IMAGE = wire.Image(file=PICTURE, max_pixels=500_000)
 EMBEDDING = wire.ImageEmbeddingRef(embeddings=TENSOR, name="b1946ac9", grid=(1, 16, 16))

@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from motet_vision.checkpoint import load_family
-from motet_vision.engine import Engine
-from motet_vision.families import Prepared
+from motet_encoder.checkpoint import load_family
+from motet_encoder.engine import Engine
+from motet_encoder.families import Prepared
 
 Encoder = Callable[[list[Prepared]], list[Tensor]]
 

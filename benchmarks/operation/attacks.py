@@ -1,6 +1,6 @@
 """Measure the latency of one tenant's short chats while another tenant attacks.
 
-`python benchmarks/run.py attacks --help`. NATS, gateway, tokenizer, engine, vision, VAD and ASR run as
+`python benchmarks/run.py attacks --help`. NATS, gateway, tokenizer, engine, encoder, VAD and ASR run as
 processes with the bundled models. A quiet tenant sends chats of four tokens, alone and during each
 kind of attack (`attack_client`), in turn. The attacker's key has cautious limits. The numbers go
 to `results/attacks.json`.
@@ -44,7 +44,7 @@ class Plan:
     requests: int = 40  # of the quiet tenant, alone and during each attack, per round
     pause: float = 0.1  # seconds between them
     settle: float = 2.0  # seconds from the start of an attack to the first request
-    sees: bool = True  # whether vision, VAD and ASR run
+    sees: bool = True  # whether encoder, VAD and ASR run
 
 
 QUICK = Plan(kinds=("newlines", "foreign-host"), rounds=1, requests=3, settle=0.5, sees=False)
@@ -78,7 +78,7 @@ async def stack_under_attack(plan: Plan) -> AsyncIterator[Stack]:
         }
         if plan.sees:
             services |= {
-                "motet_vision": ("vision", ["--model", chat]),
+                "motet_encoder": ("encoder", ["--model", chat]),
                 "motet_vad": ("vad", []),
                 "motet_asr": ("asr", ["--model", str(ROOT / "models" / "pocket-asr")]),
             }

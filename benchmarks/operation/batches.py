@@ -22,7 +22,13 @@ import httpx
 from benchmarks.stack.stack import Stack, nats_stack
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
-from benchmarks.support.measures import AloneAndBeside, Target, table, targets_table
+from benchmarks.support.measures import (
+    AloneAndBeside,
+    Target,
+    median_interval,
+    table,
+    targets_table,
+)
 from benchmarks.support.paths import RESULTS_FOLDER, ROOT
 from motet_shared.quantiles import quantile
 
@@ -38,8 +44,8 @@ LINES = 20_000
 class Plan:
     """Define how much is measured; lengths in tokens."""
 
-    rounds: int = 10
-    requests: int = 12  # of each stream, alone and beside a batch, per round
+    rounds: int = 20
+    requests: int = 8  # of each stream, alone and beside a batch, per round
     streams: int = 2  # interactive ones at a time
     pause: float = 0.2  # seconds between two requests of a stream
     output: int = 64  # tokens of interactive replies
@@ -200,7 +206,9 @@ def run(plan: Plan, output: Path) -> Findings:
     targets = [Target("p95 ITL beside a batch / alone", beside / alone, LIMIT, "times")]
     print(f"\n{load_line(before)}")
     print(f"Lines answered: {found.lines_alone} a second alone, {sum(found.lines)} beside streams")
-    print("Ratios of the rounds: " + ", ".join(f"{ratio:.2f}" for ratio in found.ratios) + "\n")
+    low, high = median_interval(found.ratios)
+    print("Ratios of the rounds: " + ", ".join(f"{ratio:.2f}" for ratio in found.ratios))
+    print(f"95 % confidence interval of their median: {low:.2f} to {high:.2f}\n")
     header = ["interactive streams", "ITL p50, ms", "p95, ms", "p99, ms", "TTFT p95, ms"]
     print(table(header, rows), targets_table(targets), sep="\n\n")
     write(output, before, plan, asdict(found), targets)

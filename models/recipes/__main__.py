@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_PROGRAMS = ("train", "train_draft", "evaluate", "tasks")
+_PROGRAMS = ("train", "train_draft", "adapt", "evaluate", "schemas", "tasks")
 
 
 def programs() -> list[str]:

@@ -214,9 +214,9 @@ class Generation:
         await asyncio.sleep(PAUSE)
 
     async def _encode_images_again(self, error: BlobError) -> None:
-        """Encode the pictures again: the vision instance has died, or evicted their embeddings."""
+        """Encode the pictures again: the encoder instance has died, or evicted their embeddings."""
         self._count_move(error)
-        with self._stopwatch.stage("vision"):
+        with self._stopwatch.stage("media"):
             seen = await self.encode_images()
         if len(seen) != len(self._request.image_embeddings):
             raise error

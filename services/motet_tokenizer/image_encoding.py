@@ -1,4 +1,4 @@
-"""Have the vision service encode the pictures of a chat into image embeddings."""
+"""Have the encoder service encode the pictures of a chat into image embeddings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 
-ROLE = "vision"
+ROLE = "encoder"
 PAUSE = 0.05  # seconds before another attempt after a failed one
 # An instance died, is gone or is full, so another may succeed; a faulty picture fails everywhere.
 _RETRYABLE = (StreamBroken, Unavailable, Overloaded)
 
 
 class ImageEncoding:
-    """Route pictures to vision instances by their heartbeats.
+    """Route pictures to encoder instances by their heartbeats.
 
     A picture always goes to the same instance while that lives, as it is cached there from earlier
     turns.
@@ -63,7 +63,7 @@ class ImageEncoding:
         Raises the last error after a time without an instance, or after `max_moves` failures.
         """
         loop = asyncio.get_running_loop()
-        model = self._bus.directory.base_of(request.model)  # adapters share the model's vision half
+        model = self._bus.directory.base_of(request.model)  # adapters share the model's towers
         retry_until = loop.time() + self._bus.directory.presence.patience(
             ROLE, model, self._config.decode_wait
         )
@@ -103,7 +103,8 @@ class ImageEncoding:
                 )
         except TimeoutError:
             raise Unavailable(
-                f"no vision instance for model {model!r} is ready; retry in a moment", param="model"
+                f"no encoder instance for model {model!r} is ready; retry in a moment",
+                param="model",
             ) from None
 
     def _pick(self, model: str, key: str, avoid: Collection[str]) -> str | None:

@@ -212,7 +212,7 @@ class Tokenizer(Actor):
         mark = vocabulary.media_mark
         if not request.images and (mark is None or mark not in prompt):
             return prompt, []
-        with stopwatch.stage("vision"):
+        with stopwatch.stage("media"):
             seen = await self._image_encoding.encode_images(call, request)
         ids = [picture.ids for picture in seen]
         return vocabulary.template.expand_placeholders(prompt, ids), seen

@@ -8,7 +8,7 @@ from .finding import Finding, Layer, found
 from .window import InstanceWindow, ObservationWindow
 
 # Roles whose services can compute on a GPU.
-ROLES = ("decode", "prefill", "diffusion", "tts", "asr", "vision", "embedding", "ranking")
+ROLES = ("decode", "prefill", "diffusion", "tts", "asr", "encoder", "embedding", "ranking")
 SAVED = 0.5  # share of a request's time that a GPU saves at least, beside a CPU's cores
 
 

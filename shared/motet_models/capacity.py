@@ -270,13 +270,11 @@ class Plan:
 class Settings:
     """Hold engine settings that determine memory, with the engine's defaults.
 
-    experts: None: same as `weights`.
     codes: what a quantized checkpoint keeps in its own codes.
     activation_bytes: per number.
     """
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
-    experts: WeightFormat | None = None
     codes: CheckpointCodes | None = None
     kv: KvFormat = KV_FORMATS["bfloat16"]
     activation_bytes: int = 4
@@ -311,7 +309,7 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
     weights, states = (
-        weight_bytes(shape, settings.weights, settings.experts, settings.codes),
+        weight_bytes(shape, settings.weights, settings.codes),
         slots * state_bytes(shape.layers),
     )
     activations = activation_bytes(shape, settings)

@@ -1,6 +1,6 @@
 """Determine from config.json whether a checkpoint accepts images or sound.
 
-The language model, the vision service and the command line share this decision.
+The language model, the encoder service and the command line share this decision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def accepts_audio(config: Mapping[str, Any]) -> bool:
 
 
 def has_encoder(config: Mapping[str, Any]) -> bool:
-    """Return True if a vision service encodes what chats with the checkpoint contain."""
+    """Return True if an encoder service encodes what chats with the checkpoint contain."""
     return accepts_images(config) or accepts_audio(config)
 
 

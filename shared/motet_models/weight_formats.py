@@ -60,14 +60,12 @@ class CheckpointCodes:
 def weight_bytes(
     shape: ModelShape,
     format: WeightFormat,
-    experts: WeightFormat | None = None,
     codes: CheckpointCodes | None = None,
 ) -> int:
     """Return the bytes of all weights in memory.
 
-    A tied lm_head shares the embeddings' memory unless it is quantized. experts: format of the
-    experts' matrices if it differs from `format`. codes: of a quantized checkpoint; matrices in
-    them are not counted in the other formats.
+    A tied lm_head shares the embeddings' memory unless it is quantized. codes: of a quantized
+    checkpoint; matrices in them are not counted in the other formats.
     """
     if codes is not None and codes.total:
         return codes.total
@@ -77,8 +75,6 @@ def weight_bytes(
     table = counts.embeddings - (head if shared else 0)
     small = counts.total - counts.embeddings - (counts.matrices - head)
     own = dict.fromkeys(codes.parts, codes.format) if codes is not None else {}
-    if experts is not None:
-        own.setdefault("experts", experts)
     padding = format.matrix_bytes(-shape.vocab % PANEL * shape.hidden, 0)  # of lm_head
     matrices = _matrix_bytes(shape, format, own) + padding
     return matrices + table * format.table_bytes + small * SMALL_BYTES

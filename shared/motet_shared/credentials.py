@@ -32,7 +32,7 @@ USERS = (
     "tokenizer",
     "decode",
     "prefill",
-    "vision",
+    "encoder",
     "asr",
     "vad",
     "speakers",

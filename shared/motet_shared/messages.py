@@ -331,7 +331,7 @@ class ListBlocks(Request, tag="list_blocks"):
 
 
 class Encode(Request, tag="encode"):
-    """Request the embeddings of an image (anyone → vision); one `EncodedImage` comes back."""
+    """Request the embeddings of an image (anyone → encoder); one `EncodedImage` comes back."""
 
     model: str
     image: Image
@@ -687,7 +687,7 @@ class SpeakerEmbedding(Struct, array_like=True, gc=False, tag="n"):
 
 
 class EncodedImage(Struct, array_like=True, tag="l"):
-    """Image embeddings of a picture (vision → caller), and its token ids in a prompt."""
+    """Image embeddings of a picture (encoder → caller), and its token ids in a prompt."""
 
     embedding: ImageEmbeddingRef
     ids: list[int]  # placeholder tokens and the separator tokens between them

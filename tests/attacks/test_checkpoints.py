@@ -19,6 +19,7 @@ from motet_diffusion.config import EngineConfig as DiffusionConfig
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_embedding.config import EngineConfig as EmbeddingConfig
 from motet_embedding.encoder import Encoder
+from motet_encoder.checkpoint import load_family
 from motet_llm.weights import checkpoint
 from motet_llm.weights.coded_linear import checked
 from motet_llm.weights.gguf.blocks import read_blocks
@@ -29,7 +30,6 @@ from motet_speakers.encoder import SpeakerEncoder
 from motet_tts.checkpoint import load as load_tts
 from motet_tts.config import EngineConfig as TtsConfig
 from motet_vad.turns import TurnModel
-from motet_vision.checkpoint import load_family
 from support.checkpoints import tiny_checkpoint
 from support.quantized_checkpoints import awq, compressed, gptq
 from support.refusals import refuses
@@ -45,7 +45,7 @@ def load_chat(folder: Path) -> None:
 # What ships, the part of it that has weights, and how a service loads it.
 LOADERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "llm": ("pocket-chat", "", load_chat),
-    "vision": ("pocket-chat", "", lambda folder: load_family(folder, None)),
+    "encoder": ("pocket-chat", "", lambda folder: load_family(folder, None)),
     "asr": ("pocket-asr", "", lambda folder: load_asr(AsrConfig(model=str(folder)))),
     "tts": ("pocket-tts", "", lambda folder: load_tts(TtsConfig(model=str(folder)))),
     "diffusion": (
@@ -102,7 +102,7 @@ def edit(folder: Path, path: str, value: Any, file: str = "config.json") -> None
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused_by_name(shipped: Any, value: float) -> None:
     service, folder, load = shipped
-    name = spoil(folder, value, "vision_tower" if service == "vision" else "")
+    name = spoil(folder, value, "vision_tower" if service == "encoder" else "")
     with pytest.raises(ConfigError, match=r"NaN|infinite") as refusal:
         load(folder)
     assert name in str(refusal.value)

@@ -279,7 +279,7 @@ async def test_bulk_data_crosses_hosts_under_tls_alone(
     async with AsyncExitStack() as stack:
         tls = peer_tls(**files(ours, FIRST))
         owner = await stack.enter_async_context(
-            BlobStore("vision-1", 8 << 20, folder=tmp_path / "a", host=FIRST, tls=tls)
+            BlobStore("encoder-1", 8 << 20, folder=tmp_path / "a", host=FIRST, tls=tls)
         )
         other = BlobStore("decode-1", folder=tmp_path / "b", tls=peer_tls(**files(ours, SECOND)))
         reader = await stack.enter_async_context(other)
@@ -309,7 +309,7 @@ async def test_a_host_cannot_pass_for_another(ours: Path, tmp_path: Path) -> Non
     (tmp_path / "b").mkdir()
     wrong = peer_tls(**files(ours, SECOND))
     async with (
-        BlobStore("vision-1", 1 << 20, shared=False, host=FIRST, tls=wrong) as owner,
+        BlobStore("encoder-1", 1 << 20, shared=False, host=FIRST, tls=wrong) as owner,
         BlobStore("decode-1", folder=tmp_path / "b", tls=peer_tls(**files(ours, SECOND))) as reader,
     ):
         with pytest.raises(BlobError, match="certificate"):

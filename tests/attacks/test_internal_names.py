@@ -26,7 +26,7 @@ ROLES = (
     "tokenizer",
     "decode",
     "prefill",
-    "vision",
+    "encoder",
     "asr",
     "tts",
     "vad",

@@ -20,12 +20,12 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
+from motet_encoder.video import open_video
 from motet_media.pictures import open_picture
 from motet_media.pool import Pool, decoding
 from motet_media.sound_file import claimed_seconds, read_audio
 from motet_media.worker import JobLimits
 from motet_shared.errors import BadRequest, Cancelled
-from motet_vision.video import open_video
 from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
 from support.asr_stage import Service, serving
 from support.cpu_time import CpuTime

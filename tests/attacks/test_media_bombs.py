@@ -11,17 +11,17 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
+from motet_encoder.video import open_video
 from motet_media.pictures import open_picture
 from motet_media.pool import pool
 from motet_media.sound_file import claimed_seconds, read_audio
 from motet_shared.errors import BadRequest, PayloadTooLarge
-from motet_vision.video import open_video
 from support.asr_checkpoints import noise, wav
 from support.cpu_time import CpuTime
 from support.sound_files import encoded, tone
 from support.videos import random_video
 
-MAX_PIXELS = 50_000_000  # as motet-vision's
+MAX_PIXELS = 50_000_000  # as motet-encoder's
 LARGE = 4 << 20  # bytes of a repeated part
 READ = (1, 1)
 CPU_SECONDS = 8  # usual are less than 3; without limits it would be minutes

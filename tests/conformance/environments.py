@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from support.node import node
 
-from .suites import NODE, PYTHON
+from .suites import AUTOBAHN, NODE, PYTHON
 
 CACHE = Path(__file__).parents[2] / ".cache" / "conformance"
 INSTALL_SECONDS = 900
@@ -49,6 +49,24 @@ def node_of() -> tuple[str, Path]:
     return node(), _made(CACHE / "node", pins, make)
 
 
+def autobahn_of() -> tuple[list[str], dict[str, str]]:
+    """Return the command of Autobahn|Testsuite and the environment variables that it needs.
+
+    It is written for Python 2.7, which `MOTET_PYTHON2` names unless `python2.7` is found.
+    """
+    python = os.environ.get("MOTET_PYTHON2") or shutil.which("python2.7")
+    if python is None:
+        raise RuntimeError("Autobahn|Testsuite needs Python 2.7; MOTET_PYTHON2 names it")
+
+    def make(folder: Path) -> None:
+        known = {**os.environ, "PYTHONUSERBASE": str(folder)}
+        install = (python, "-m", "pip", "install", "--quiet", "--user", "--no-deps")
+        _run([*install, *AUTOBAHN], env=known)
+
+    folder = _made(CACHE / "autobahn", AUTOBAHN, make)
+    return [python, str(folder / "bin" / "wstest")], {"PYTHONUSERBASE": str(folder)}
+
+
 def _made(folder: Path, pins: Sequence[str], make: Callable[[Path], None]) -> Path:
     """Return a folder that `make` has made for these pins, now or earlier."""
     stamp = folder / "pins.json"
@@ -59,9 +77,17 @@ def _made(folder: Path, pins: Sequence[str], make: Callable[[Path], None]) -> Pa
     return folder
 
 
-def _run(command: Sequence[str], folder: Path | None = None) -> None:
+def _run(
+    command: Sequence[str], folder: Path | None = None, env: Mapping[str, str] | None = None
+) -> None:
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        command,
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_SECONDS,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{os.path.basename(command[0])}: {done.stderr[-2000:]}")

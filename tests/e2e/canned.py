@@ -120,9 +120,9 @@ _WORK = {
     "tts": (0.0, "× real time"),
     "diffusion": (0.25, "pictures/s"),
 }
-_ACTIVE = {"tokenizer": 3, "decode": 2, "vision": 1}
+_ACTIVE = {"tokenizer": 3, "decode": 2, "encoder": 1}
 ROLES = (
-    "gateway", "tokenizer", "decode", "decode", "vision", "vad", "asr", "tts", "diffusion",
+    "gateway", "tokenizer", "decode", "decode", "encoder", "vad", "asr", "tts", "diffusion",
     "embedding", "planner",
 )  # fmt: skip
 

@@ -69,10 +69,16 @@ class MotetStack:
     It draws and embeds nothing unless it is told what with."""
 
     def __init__(
-        self, folder: Path, *args: str, env: Mapping[str, str] | None = None, model: str = ""
+        self,
+        folder: Path,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        model: str = "",
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self._mark = secrets.token_hex(16)  # of every process of this stack, in its environment
         self._model = model  # whose readiness counts; "": that of all that was asked for
+        self._start_seconds = start_seconds
         self._state_file = folder / "state.json"
         self.log_file = folder / "motet.log"
         self._command = [
@@ -95,7 +101,7 @@ class MotetStack:
     def __enter__(self) -> MotetStack:
         self.start()
         try:
-            until(self.ready, "the stack is ready", START_SECONDS)
+            until(self.ready, "the stack is ready", self._start_seconds)
         except BaseException as error:
             error.add_note(self.log()[-8000:])
             self._clean_up()

@@ -143,7 +143,7 @@ def test_an_image_that_is_none_is_refused_by_name(client: openai.OpenAI) -> None
     assert caught.value.param == "messages[0].content[0].image_url.url"
 
 
-@pytest.mark.parametrize("victim", ["vision", "decode"])
+@pytest.mark.parametrize("victim", ["encoder", "decode"])
 def test_who_dies_is_replaced_and_the_chat_goes_on(
     client: openai.OpenAI, stack: MotetStack, victim: str
 ) -> None:

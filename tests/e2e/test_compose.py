@@ -273,7 +273,7 @@ def test_a_picture_is_drawn_and_texts_become_vectors(containers: Containers) -> 
 
 
 def test_a_picture_is_seen(containers: Containers) -> None:
-    """Its bytes go from the gateway to the vision service, and its embeddings to the engine."""
+    """Its bytes go from the gateway to the encoder service, and its embeddings to the engine."""
     circle = Thing(shape="circle", colour="red", size="large", column=1, row=1)
     picture = encoded(Image.fromarray(draw_things([circle], Random(5))))
     url = "data:image/png;base64," + b64encode(picture).decode()
@@ -297,7 +297,7 @@ def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
         "gateway",
         "tokenizer",
         "decode",
-        "vision",
+        "encoder",
         "asr",
         "vad",
         "tts",
@@ -330,7 +330,7 @@ def test_containers_are_confined(containers: Containers) -> None:
         "vad",
         "asr",
         "tts",
-        "vision",
+        "encoder",
         "diffusion",
         "embedding",
     ):

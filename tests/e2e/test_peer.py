@@ -126,7 +126,7 @@ async def test_everybody_beats(speaking: MotetStack) -> None:
         "gateway": set(),
         "tokenizer": {"pocket-chat"},
         "decode": {"pocket-chat"},
-        "vision": {"pocket-chat"},
+        "encoder": {"pocket-chat"},
         "vad": {"silero-vad", "pocket-turns"},
         "asr": {ASR_MODEL},
         "tts": {VOICE},

@@ -117,7 +117,7 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_TTS": "none",
         "MOTET_DECODE_THREADS": "1",
         "MOTET_ASR_THREADS": "1",
-        **{f"MOTET_{role}_REPLICAS": "0" for role in ("VISION", "TTS", "VAD")},
+        **{f"MOTET_{role}_REPLICAS": "0" for role in ("ENCODER", "TTS", "VAD")},
     }
     files = folder.with_name("swarm")
     write(files, swarm_files())

@@ -21,6 +21,8 @@ from motet_diffusion.config import DiffusionConfig
 from motet_diffusion.service import Diffusion
 from motet_embedding.config import EmbeddingConfig
 from motet_embedding.service import Embedding
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
 from motet_llm.config import DecodeConfig
@@ -38,8 +40,6 @@ from motet_tts.config import TtsConfig
 from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from support import tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.diffusion_checkpoints import stable_diffusion
@@ -55,7 +55,7 @@ ROLES = (
     "gateway",
     "tokenizer",
     "decode",
-    "vision",
+    "encoder",
     "asr",
     "vad",
     "speakers",
@@ -194,7 +194,7 @@ def _checkpoints(folder: Path) -> dict[str, Path]:
     return {
         "decode": eyes,
         "tokenizer": eyes,
-        "vision": eyes,
+        "encoder": eyes,
         "asr": tiny_whisper(folder / "ears"),
         "speakers": SPEAKERS,
         "tts": tts_checkpoints.pocket_tts(folder / "voice", sample=True, threshold=1.0),
@@ -224,7 +224,7 @@ def _actor(role: str, bus: Bus, folders: dict[str, Path]) -> Actor:
             DecodeConfig,
             {"threads": 1, "num_blocks": 200, "block_size": 8, "max_running": 8},
         ),
-        "vision": (Vision, VisionConfig, {"threads": 1, "cache_memory": 4 << 20}),
+        "encoder": (Encoder, EncoderConfig, {"threads": 1, "cache_memory": 4 << 20}),
         "asr": (Asr, AsrConfig, {"threads": 1, "fallback": False, "max_files": 8}),
         "vad": (Vad, VadConfig, {"max_active": 32}),
         "speakers": (Speakers, SpeakersConfig, {}),

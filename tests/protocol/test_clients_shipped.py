@@ -1,6 +1,6 @@
 """What other clients send, to the models that ship: the official client over HTTP and the realtime socket.
 
-pocket-chat with its vision, and pocket-asr, behind a real gateway and a real nats-server.
+pocket-chat with its encoder, and pocket-asr, behind a real gateway and a real nats-server.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from PIL import Image
 
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_media.audio import wav_header
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from recipes.world.pictures import draw_things
 from recipes.world.scenes import Thing
 from support.picture_files import encoded
@@ -46,7 +46,7 @@ async def stack() -> AsyncIterator[Served]:
     chat = str(MODELS / CHAT)
     quiet: dict[str, Any] = {"metrics_port": -1}
     decode = DecodeConfig(model=chat, name=CHAT, threads=1, num_blocks=400, block_size=16, **quiet)
-    vision = VisionConfig(model=chat, name=CHAT, threads=1, **quiet)
+    encoder = EncoderConfig(model=chat, name=CHAT, threads=1, **quiet)
     asr = AsrConfig(model=str(MODELS / ASR_MODEL), name=ASR_MODEL, threads=1, **quiet)
     async with NatsServer() as nats, AsyncExitStack() as actors:
         for actor in (
@@ -54,12 +54,12 @@ async def stack() -> AsyncIterator[Served]:
             Tokenizer(
                 TokenizerConfig(model=(f"{CHAT}={chat}",), **quiet), await nats.bus("tokenizer")
             ),
-            Vision(vision, await nats.bus("vision")),
+            Encoder(encoder, await nats.bus("encoder")),
             Asr(asr, await nats.bus("asr")),
         ):
             await actors.enter_async_context(running(actor))
         gateway = await actors.enter_async_context(served_gateway(nats))
-        roles = ("decode", "tokenizer", "vision", "asr")
+        roles = ("decode", "tokenizer", "encoder", "asr")
         await gateway.bus.directory.wait_for(lambda d: all(d.ready(role) for role in roles), 60)
         yield Served(gateway)
 

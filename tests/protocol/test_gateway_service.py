@@ -89,6 +89,19 @@ async def test_the_official_client_gathers_tool_calls(service: Service) -> None:
     assert json.loads(final.choices[0].message.tool_calls[0].function.arguments) == {"prompt": "x"}
 
 
+async def test_the_official_client_leaves_a_stream(service: Service) -> None:
+    service.tokenizer.pace = 0.05
+    service.tokenizer.reply = lambda request: words("x " * 1000)
+    async with service.client() as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        async with stream:
+            await anext(aiter(stream))
+    async with asyncio.timeout(20):
+        while not service.tokenizer.cancelled:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    service.gateway.check_integrity()
+
+
 async def test_the_official_client_raises_what_it_should(service: Service) -> None:
     async with service.client() as client, service.client("wrong") as stranger:
         with pytest.raises(openai.NotFoundError) as unknown:

@@ -16,14 +16,14 @@ import pytest_asyncio
 from PIL import Image
 
 from motet_diffusion.service import Diffusion
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.process.actor import Actor
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from recipes.world.scenes import SHAPES
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
@@ -68,15 +68,15 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[St
             model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1, num_blocks=200
         )
         tokenizer = TokenizerConfig(model=(f"{CHAT}={FOLDER}",))
-        eyes = VisionConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1)
+        eyes = EncoderConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1)
         async with (
             running(Decode(decode, await nats.bus("decode"))) as thinks,
             running(Tokenizer(tokenizer, await nats.bus("tokenizer"))) as talks,
             running(Diffusion(config(brush), await nats.bus("diffusion"))) as painter,
-            running(Vision(eyes, await nats.bus("vision"))) as looks,
+            running(Encoder(eyes, await nats.bus("encoder"))) as looks,
         ):
             assert isinstance(painter, Diffusion)
-            roles = ("decode", "tokenizer", "diffusion", "vision")
+            roles = ("decode", "tokenizer", "diffusion", "encoder")
             await gateway.bus.directory.wait_for(lambda d: all(d.ready(role) for role in roles), 10)
             yield Studio(gateway, (thinks, talks, painter, looks), painter)
 

@@ -179,7 +179,7 @@ async def test_a_role_hears_what_its_block_allows_and_nothing_else(
 @pytest.mark.parametrize("user", [user for user in BLOCKS if user != "operator"])
 async def test_a_refused_word_reaches_nobody(server: NatsServer, user: str) -> None:
     """Not only does the server complain: another role, which may hear it, does not."""
-    other = "decode" if user != "decode" else "vision"
+    other = "decode" if user != "decode" else "encoder"
     async with (
         connected(server, user) as (client, refused),
         connected(server, other) as (listener, none),

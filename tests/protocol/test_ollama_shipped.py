@@ -162,7 +162,6 @@ async def test_a_reply_is_held_to_a_schema(client: ollama.AsyncClient) -> None:
         "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
     }
     schema |= {"required": ["n"], "additionalProperties": False}
-    # Other seeds may pad the object with blanks up to the limit.
     options = {"num_predict": 60, "seed": 4}
     told = await client.chat(CHAT, messages=[QUESTION], format=schema, options=options)
     assert isinstance(json.loads(told.message.content or "")["n"], int)

@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 from motet_diffusion.service import Diffusion
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from support import diffusion_checkpoints
 from support.diffusion_stage import MODEL as BRUSH
 from support.diffusion_stage import config
@@ -51,7 +51,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     async with (
         NatsServer() as nats,
         served_gateway(nats, image_pixels=4 * TOKEN) as gateway,
-        running(Vision(VisionConfig(**small, cache_memory=4 << 20), await nats.bus("vision"))),
+        running(Encoder(EncoderConfig(**small, cache_memory=4 << 20), await nats.bus("encoder"))),
         running(
             Decode(DecodeConfig(**small, num_blocks=200, block_size=8), await nats.bus("decode"))
         ) as decode,
@@ -62,7 +62,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     ):
         assert isinstance(painter, Diffusion)
         assert isinstance(decode, Decode)
-        roles = ("vision", "decode", "tokenizer", "diffusion")
+        roles = ("encoder", "decode", "tokenizer", "diffusion")
         await gateway.bus.directory.wait_for(lambda d: all(d.ready(role) for role in roles), 10)
         yield Services(gateway, painter, decode)
 

@@ -272,7 +272,7 @@ def _vae(channels: int = 4, **fields: Any) -> AutoencoderKL:
     )
 
 
-def _clip(kind: type[Any]) -> Any:
+def _clip(kind: type[Any], length: int = LENGTH) -> Any:
     return kind(
         CLIPTextConfig(
             vocab_size=len(_letters()),
@@ -280,7 +280,7 @@ def _clip(kind: type[Any]) -> Any:
             intermediate_size=48,
             num_hidden_layers=2,
             num_attention_heads=4,
-            max_position_embeddings=LENGTH,
+            max_position_embeddings=length,
             projection_dim=HIDDEN,
             bos_token_id=0,
             eos_token_id=1,
@@ -302,10 +302,14 @@ def _clip_tokenizer() -> CLIPTokenizer:
 
 
 def _t5() -> T5EncoderModel:
+    return _t5_of(HIDDEN)
+
+
+def _t5_of(hidden: int) -> T5EncoderModel:
     return T5EncoderModel(
         T5Config(
             vocab_size=64,
-            d_model=HIDDEN,
+            d_model=hidden,
             d_kv=8,
             d_ff=48,
             num_layers=2,

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from motet_encoder.checkpoint import load_family
+from motet_encoder.families import EncoderFamily, Prepared
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.messages import Sampling
-from motet_vision.checkpoint import load_family
-from motet_vision.families import Prepared, VisionFamily
 from support import processed_vlms
 
 TIE = 1e-4
@@ -51,7 +51,7 @@ class World:
         family: processed_vlms.Family,
         folder: Path,
         media: Sequence[Any],
-        prepare: Callable[[VisionFamily, Any], Prepared],
+        prepare: Callable[[EncoderFamily, Any], Prepared],
         inputs_of: Callable[[Any, Sequence[int | str]], dict[str, Any]],
     ):
         self.reference: PreTrainedModel = processed_vlms.write_family(name, family, folder)

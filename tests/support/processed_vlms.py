@@ -15,8 +15,10 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
 
-from motet_vision.processors import processor_class, without_videos
+from motet_encoder.processors import processor_class
+from motet_models.processors import without_videos
 from support import composites
 from support.checkpoints import VOCAB, write_tokenizer
 
@@ -238,7 +240,8 @@ def _processor_class(config: PreTrainedConfig) -> Any:
     sys.modules[f"{folder}.image_processing_pixtral"] = import_module(
         f"{folder}.image_processing_pil_pixtral"
     )
-    return without_videos(import_module(f"{folder}.processing_pixtral").PixtralProcessor)
+    whole = import_module(f"{folder}.processing_pixtral").PixtralProcessor
+    return without_videos(whole, MODALITY_TO_AUTOPROCESSOR_MAPPING)
 
 
 def _save(processor: Any, path: Path) -> None:

@@ -97,6 +97,11 @@ def qwen3() -> Any:
 FAMILIES: dict[str, Callable[[], Any]] = {
     made.__name__: made for made in (bert, xlm_roberta, distilbert, modernbert, qwen3)
 }
+# Ranks of other classes that are compared with sentence-transformers, by `model_type`.
+OTHER_RANKERS = {
+    "bert": ("BertModel with a projection (ColBERT)", "late interaction"),
+    "qwen3": ("Qwen3ForCausalLM", "yes or no"),
+}
 
 
 def tokenizer(*, types: bool = True, decodes: bool = False) -> PreTrainedTokenizerFast:

@@ -62,6 +62,20 @@ class RecordingEngine:
         self.collect()
         return [self.picture(number) for number in range(len(drawings))]
 
+    def draw_together(self, *drawings: PictureRequest) -> list[Pixels]:
+        """Generate all requests, with the first passes of all before any is computed."""
+        self.events = []
+        for number, drawing in enumerate(drawings):
+            self.engine.add(number, drawing)
+        self.engine._admit()
+        deadline = time.monotonic() + self._patience
+        while len(self.engine.batcher) < len(drawings):
+            assert time.monotonic() < deadline, "a picture does not reach its first pass"
+            time.sleep(0.001)
+        self.until(lambda: not self.engine.has_work)
+        self.collect()
+        return [self.picture(number) for number in range(len(drawings))]
+
     def done(self, key: Key) -> PictureDone:
         (found,) = [
             event for event in self.events if isinstance(event, PictureDone) and event.key == key

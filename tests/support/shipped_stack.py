@@ -14,13 +14,13 @@ from PIL import Image
 
 from motet_embedding.config import EmbeddingConfig
 from motet_embedding.service import Embedding
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from recipes.world.pictures import draw_things
 from recipes.world.scenes import Thing
 from support.fake_services import FakeTokenizer, fake_services
@@ -48,14 +48,14 @@ async def shipped_stack(*, embeds: bool = False) -> AsyncIterator[Stack]:
     decode = DecodeConfig(
         model=folder, name=CHAT, threads=1, num_blocks=400, block_size=16, **quiet
     )
-    vision = VisionConfig(model=folder, name=CHAT, threads=1, **quiet)
+    encoder = EncoderConfig(model=folder, name=CHAT, threads=1, **quiet)
     async with NatsServer() as nats, AsyncExitStack() as actors:
         engine = Decode(decode, await nats.bus("decode"))
         tokenizer = TokenizerConfig(model=(f"{CHAT}={folder}",), **quiet)
         made: list[Any] = [
             engine,
             Tokenizer(tokenizer, await nats.bus("tokenizer")),
-            Vision(vision, await nats.bus("vision")),
+            Encoder(encoder, await nats.bus("encoder")),
         ]
         if embeds:
             config = EmbeddingConfig(model=str(MODELS / EMBED), name=EMBED, threads=1, **quiet)
@@ -67,7 +67,7 @@ async def shipped_stack(*, embeds: bool = False) -> AsyncIterator[Stack]:
             actors.push_async_callback(bus.close)
         scripted = await actors.enter_async_context(fake_services(*buses))
         gateway = await actors.enter_async_context(served_gateway(nats))
-        needed = {"decode": 2, "tokenizer": 2, "vision": 1, "embedding": int(embeds)}
+        needed = {"decode": 2, "tokenizer": 2, "encoder": 1, "embedding": int(embeds)}
         await gateway.bus.directory.wait_for(
             lambda d: all(len(d.ready(role)) == count for role, count in needed.items()), 60
         )

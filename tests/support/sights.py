@@ -11,8 +11,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING,
 )
 
+from motet_encoder.processors import processor_class
 from motet_models.image_support import MODEL_TYPES
-from motet_vision.processors import processor_class
 
 # What a comparison with `generate` found, where the rules below find nothing.
 FOUND = {

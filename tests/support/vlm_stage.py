@@ -1,4 +1,4 @@
-"""Run real vision, tokenizer and decode services for chats with pictures."""
+"""Run real encoder, tokenizer and decode services for chats with pictures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 from PIL import Image as Pil
 
+from motet_encoder.config import EncoderConfig
+from motet_encoder.service import Encoder
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.blobs.store import BlobStore
@@ -21,8 +23,6 @@ from motet_shared.testing import MemoryHub, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from motet_vision.config import VisionConfig
-from motet_vision.service import Vision
 from support.vlm_checkpoints import picture
 
 MODEL = "eyes"
@@ -60,12 +60,12 @@ class Stage:
         self.actors.append(actor)
         return actor
 
-    async def vision(self, **settings: Any) -> Vision:
-        config = VisionConfig(
+    async def encoder(self, **settings: Any) -> Encoder:
+        config = EncoderConfig(
             model=str(self.folder), name=MODEL, threads=1, **{"cache_memory": 4 << 20, **settings}
         )
-        vision: Vision = await self.start(Vision(config, await memory_bus(self.hub, "vision")))
-        return vision
+        encoder: Encoder = await self.start(Encoder(config, await memory_bus(self.hub, "encoder")))
+        return encoder
 
     async def decode(self, kind: type[Decode] = Decode, **settings: Any) -> Decode:
         options = {
@@ -97,7 +97,7 @@ class Stage:
         return [self.file(png(picture(number)), **fields) for number in numbers]
 
     async def see(self, image: Image, model: str = MODEL) -> EncodedImage:
-        async with self.gateway.open("vision", Encode(model=model, image=image)) as stream:
+        async with self.gateway.open("encoder", Encode(model=model, image=image)) as stream:
             async for item in stream:
                 assert isinstance(item, EncodedImage)
                 return item

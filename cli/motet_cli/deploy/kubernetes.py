@@ -3,7 +3,7 @@
 Each service becomes a Deployment with probes, limits, a drain before it stops, and a
 PodDisruptionBudget; NATS a StatefulSet with its own storage. What scales with load has a
 ScaledObject of KEDA in `autoscaling.yaml`, which no kustomization names: it needs KEDA and
-Prometheus in the cluster.
+Prometheus in the cluster. Nor does one name `large-model.yaml`, for a model on several hosts.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from motet_cli.deploy.autoscaling import AUTOSCALED, scaled_object
 from motet_cli.deploy.compose import Document, dump, load_compose, substitute
+from motet_cli.deploy.large_model import large_model
 from motet_cli.deploy.nats_server import nats_server
 from motet_cli.deploy.workload import Workload
 from motet_cli.supervision import nats
@@ -32,6 +33,7 @@ def kubernetes_files(given: Mapping[str, str]) -> dict[str, str]:
     found = {f"{name}.yaml": HEAD + dump(*documents) for name, documents in files.items()}
     scaled = [scaled_object(name, rule) for name, rule in AUTOSCALED.items()]
     found["autoscaling.yaml"] = HEAD + dump(*scaled)
+    found["large-model.yaml"] = HEAD + dump(*large_model(services["decode"], given))
     found["kustomization.yaml"] = HEAD + dump(_kustomization(list(files)))
     found |= {path.name: path.read_text() for path in nats.find_configs() if path.name in _CONFIGS}
     return found

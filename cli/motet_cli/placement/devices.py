@@ -11,7 +11,7 @@ from motet_shared.errors import ConfigError
 
 CPU, AUTO, CUDA = "cpu", "auto", "cuda"
 # Roles whose services compute on a GPU, in the order in which they choose one.
-ROLES = ("decode", "prefill", "diffusion", "tts", "asr", "vision", "embedding", "ranking")
+ROLES = ("decode", "prefill", "diffusion", "tts", "asr", "encoder", "embedding", "ranking")
 _ONE = re.compile(r"cpu|auto|cuda(:\d{1,3})?(,cuda:\d{1,3})*")
 
 

@@ -240,8 +240,6 @@ def _settings(args: Namespace, checkpoint: Checkpoint, on_gpu: bool) -> Settings
     kv = own if args.kv_dtype == "auto" else args.kv_dtype
     return Settings(
         weights=weights,
-        # A GPU's kernels do not support packed experts: they stay as activations are.
-        experts=WEIGHT_FORMATS["bfloat16"] if on_gpu and weights.bits < 16 else None,
         codes=checkpoint.codes(weights, on_gpu),
         kv=KV_FORMATS[_ALIASES.get(kv, kv)],
         activation_bytes=2 if on_gpu else 4,

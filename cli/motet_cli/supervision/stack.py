@@ -29,7 +29,7 @@ _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 # These import torch, which takes seconds unless they are forked from the nursery.
 _WITH_TORCH = frozenset(
-    {"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding", "ranking"}
+    {"decode", "prefill", "encoder", "asr", "tts", "diffusion", "embedding", "ranking"}
 )
 MODULES = {  # else motet_ROLE
     "decode": "motet_llm",
@@ -151,7 +151,7 @@ class Stack:
             self._gateway(),
             *self._tokenizers(),
             *self._language_models(),
-            *self._vision(),
+            *self._encoder(),
             *self._vads(),
             *self._asr(),
             *self._tts(),
@@ -188,9 +188,9 @@ class Stack:
             yield from self._targets(model, argv, own)
             if folder.has_encoder and model.own_instances:
                 yield self._spec(
-                    f"vision:{name}",
-                    "vision",
-                    "motet_vision",
+                    f"encoder:{name}",
+                    "encoder",
+                    "motet_encoder",
                     [*argv, *(own[:2] if model.on_demand else [])],
                     threads=compute_cores(),
                     model=name,
@@ -261,7 +261,7 @@ class Stack:
             *(f"{model.role}={model.name}" for model in self.at_start),
             *(f"tokenizer={model.name}" for model in llms if model.on_demand),
             *(f"{role}={others[role].name}" for role in order if role in others),
-            *(f"vision={model.name}" for model in self._with_encoder),
+            *(f"encoder={model.name}" for model in self._with_encoder),
             *([f"vad={_VAD_MODEL}"] if has_vad else []),
         ]
 
@@ -414,17 +414,17 @@ class Stack:
         folder = self.adapter_folder
         return [] if folder is None else ["--adapter-folder", str(folder)]
 
-    def _vision(self) -> Iterator[ChildSpec]:
+    def _encoder(self) -> Iterator[ChildSpec]:
         with_encoder = self._with_encoder
-        for name, model in zip(_numbered("vision", len(with_encoder)), with_encoder, strict=True):
+        for name, model in zip(_numbered("encoder", len(with_encoder)), with_encoder, strict=True):
             argv = ["--model", str(model.path), "--name", model.name]
             yield self._spec(
-                name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name
+                name, "encoder", "motet_encoder", argv, threads=compute_cores(), model=model.name
             )
 
     @property
     def _with_encoder(self) -> list[ModelFolder]:
-        """Return the models that get a vision process; other engines are sent no embeddings."""
+        """Return the models that get an encoder process; other engines are sent no embeddings."""
         own = self.models if self.engine is None else ()
         return [model for model in own if model.has_encoder]
 

@@ -51,7 +51,7 @@ class GroupedLinear(Linear):
 
     def __init__(self, weights: GroupWeights, bias_N: Tensor | None, device: torch.device):
         features, inputs = weights.codes_NK.shape
-        packed = _pack(weights.codes_NK)
+        packed = pack_rows(weights.codes_NK)
         bias_N = None if bias_N is None else bias_N.detach().to(device, torch.float32, copy=True)
         nibbles = weights.codes_NK.dtype == torch.uint8
         group = min(weights.group, packed.shape[1] * (2 if nibbles else 1))
@@ -169,7 +169,7 @@ class GroupedLinear(Linear):
         return self._weight(self.packed[flat], flat).view(*ids.shape, self.in_features)
 
     def _weight(self, packed: Tensor, rows: slice | Tensor) -> Tensor:
-        codes_NK = _unpack(packed, self.codes, self.nibbles)[:, : self.in_features]
+        codes_NK = unpack_rows(packed, self.codes, self.nibbles)[:, : self.in_features]
         if self.levels is not None:
             codes_NK = self.levels[codes_NK.long()]
         shift_NG = None if self.shift_NG is None else self.shift_NG[rows].float()
@@ -190,7 +190,7 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pack(codes_NK: Tensor) -> Tensor:
+def pack_rows(codes_NK: Tensor) -> Tensor:
     """Return bytes `[N, …]`, K padded to whole blocks of 32."""
     padded_NK = F.pad(codes_NK.view(torch.uint8), (0, -codes_NK.shape[1] % BLOCK))
     if codes_NK.dtype == torch.uint8:
@@ -199,7 +199,7 @@ def _pack(codes_NK: Tensor) -> Tensor:
     return huge_zeros(tuple(padded_NK.shape), torch.uint8).copy_(padded_NK)
 
 
-def _unpack(packed: Tensor, form: str, nibbles: bool) -> Tensor:
+def unpack_rows(packed: Tensor, form: str, nibbles: bool) -> Tensor:
     """Return codes `[N, K]` in their own type, padding included."""
     if nibbles:
         both = packed.unflatten(1, (-1, BLOCK // 2))

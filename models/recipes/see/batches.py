@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from recipes.chat.batches import Batch, ConversationEncoder, chunked, pad
 from recipes.chat.stream import training_conversation
-from recipes.see.data import CELLS, cell_picture, picture_conversation
+from recipes.see.data import CELLS, PictureConversation, cell_picture, picture_conversation
 from recipes.see.recipe import Recipe
 from recipes.training.errors import RecipeError
 from recipes.world.pictures import Picture
@@ -78,13 +78,15 @@ class Stream:
                 ),
                 (),
             )
-        example = picture_conversation(
-            recipe.seed, index, mix=recipe.viewing_mix(index // recipe.talk.batch)
-        )
+        mix = recipe.viewing_mix(index // recipe.talk.batch)
+        return self.picture_row(picture_conversation(recipe.seed, index, mix=mix))
+
+    def picture_row(self, example: PictureConversation) -> Row:
+        """Encode a conversation with pictures. Raises RecipeError if the template drops one."""
         ids, weights = self.encoder.encode(example.conversation)
         if ids.count(self.placeholder) != len(example.pictures):
             raise RecipeError(
-                f"conversation {index} renders {ids.count(self.placeholder)} image tokens for"
+                f"a conversation renders {ids.count(self.placeholder)} image tokens for"
                 f" {len(example.pictures)} pictures: check the chat template",
                 param="tokenizer",
             )

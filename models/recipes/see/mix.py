@@ -37,3 +37,17 @@ LOCATING = replace(  # more of the slowest tasks to learn: positions and orders
         "instruction": 0.25,
     },
 )
+SEEING = replace(  # of other styles: what a stranger asks first
+    VIEWING,
+    scene={
+        "count": 1.8,
+        "colour": 1.2,
+        "shape": 1.0,
+        "size": 0.3,
+        "existence": 1.2,
+        "relation-horizontal": 1.2,
+        "relation-vertical": 1.2,
+        "description": 3.0,
+        "where": 1.0,
+    },
+)

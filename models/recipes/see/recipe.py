@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipes.chat.mix import FINISHING, Mix
 from recipes.see.mix import LOCATING, VIEWING
@@ -41,3 +41,45 @@ class Recipe:
     def viewing_mix(self, step: int) -> Mix:
         """Return the mix of conversations about pictures in `step` of the second stage."""
         return next(mix for start, mix in reversed(self.viewing_mixes) if start <= step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adaptation:
+    """Define the training that adds other styles of pictures to a complete model."""
+
+    seed: int = 41
+    own_share: float = 0.25  # of the tower's pictures, drawn as the micro-world does
+    crowded_share: float = 0.5  # of those
+    reference_pictures: int = 1500  # that the frozen tower is averaged over
+    stages: dict[str, Stage] = field(
+        default_factory=lambda: {
+            "tower": Stage(
+                steps=3000, batch=48, matrix_lr=8e-3, other_lr=1.2e-3, warmup=50, decay=0.7
+            ),
+            "edges": Stage(
+                steps=800,
+                batch=64,
+                matrix_lr=4e-3,
+                other_lr=6e-4,
+                warmup=30,
+                decay=0.9,
+                first=1_000_000,
+            ),
+            "words": Stage(
+                steps=400, batch=20, matrix_lr=3e-3, other_lr=9e-4, warmup=30, decay=0.5
+            ),
+            "talk": Stage(
+                steps=350,
+                batch=20,
+                matrix_lr=1.5e-3,
+                other_lr=4.5e-4,
+                warmup=20,
+                decay=0.9,
+                first=1_000_000,
+            ),
+        }
+    )
+    lessons: dict[str, int] = field(
+        default_factory=lambda: {"styled": 6, "own": 3, "calls": 3, "json": 2}
+    )  # conversations of a step; the others are in words alone
+    text_mix: Mix = FINISHING

@@ -39,7 +39,7 @@ from recipes.chat.train import token_loss
 from recipes.see.batches import CellBatch, PictureBatch, Stream, cell_batch
 from recipes.see.data import CELLS, KINDS
 from recipes.see.recipe import Recipe
-from recipes.training.loop import Training, exit_on_sigterm, make_readable
+from recipes.training.loop import Stage, Training, exit_on_sigterm, make_readable
 from recipes.world.pictures import SIZE
 from recipes.world.scenes import GRID
 
@@ -245,13 +245,11 @@ class TalkReport(NamedTuple):
 class TalkTrainer(Training[list[PictureBatch], TalkReport]):
     """Train the whole model, the second stage."""
 
-    def __init__(self, recipe: Recipe, model: Model, *, steps: int = 0) -> None:
-        self.recipe, self.model = recipe, model
-        stage = recipe.talk
+    def __init__(self, stage: Stage, model: Model, stream: Stream, *, steps: int = 0) -> None:
+        self.model, self.stream = model, stream
         super().__init__(
             model.llava, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr
         )
-        self.stream = Stream(recipe, model.tokenizer, model.llava.config.image_token_index)
 
     def batches(self) -> Iterator[list[PictureBatch]]:
         """Yield the batches that are left."""
@@ -306,7 +304,8 @@ def train(
     tower = TowerTrainer(recipe, model, steps=steps.get("tower", 0))
     if not run_stage(tower, state.with_name("tower.pt"), resume=resume, log=log):
         return model, False
-    talk = TalkTrainer(recipe, model, steps=steps.get("talk", 0))
+    stream = Stream(recipe, model.tokenizer, model.llava.config.image_token_index)
+    talk = TalkTrainer(recipe.talk, model, stream, steps=steps.get("talk", 0))
     return model, run_stage(talk, state.with_name("talk.pt"), resume=resume, log=log)
 
 

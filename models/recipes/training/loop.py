@@ -56,7 +56,8 @@ class Schedule:
 class Stage:
     """Define one of several stages of a training.
 
-    matrix_lr: None trains all parameters with AdamW.
+    matrix_lr: None trains all parameters with AdamW. first: index of its first example, so that
+    stages of one seed share none.
     """
 
     steps: int
@@ -65,6 +66,7 @@ class Stage:
     other_lr: float
     warmup: int = 100
     decay: float = 0.4
+    first: int = 0
 
     def schedule(self, steps: int = 0) -> Schedule:
         """Return its schedule, over `steps` if given."""
@@ -74,14 +76,17 @@ class Stage:
 def optimizers(
     model: nn.Module, *, matrix_lr: float | None, other_lr: float
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon for the layers' matrices, if they have a rate, and AdamW for the rest."""
+    """Return Muon for the layers' matrices, if they have a rate, and AdamW for the rest.
+
+    Frozen parameters have neither.
+    """
     adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
     if matrix_lr is None:
-        return [adam(model.parameters())]
+        return [adam([param for param in model.parameters() if param.requires_grad])]
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for param in model.parameters():
+    for param in (param for param in model.parameters() if param.requires_grad):
         (matrices if param.ndim == 2 and id(param) not in tables else others).append(param)
     return [Muon(matrices, lr=matrix_lr, decay=0.05), adam(others)]
 

@@ -35,7 +35,8 @@ NUMBERS = (
         "twenty",
     ),
 )
-MAX_THINGS = 4
+MAX_THINGS = 4  # of a sampled scene
+MAX_PICTURED = 6  # of any scene: pictures of other renderers show up to six
 GRID = 4
 
 Arrangement = Literal["row", "column", "scatter"]
@@ -93,7 +94,7 @@ class Thing:
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """Hold up to four things in distinct cells, in order of mention.
+    """Hold up to six things in distinct cells, in order of mention.
 
     Rows are ordered from left to right, columns from top to bottom. Sampled scattered scenes share
     neither row nor column between things, so that no part of one is a row or column.
@@ -102,9 +103,9 @@ class Scene:
     things: tuple[Thing, ...]
 
     def __post_init__(self) -> None:
-        if len(self.things) > MAX_THINGS:
+        if len(self.things) > MAX_PICTURED:
             raise RecipeError(
-                f"things: {len(self.things)} given; a scene has at most {MAX_THINGS}",
+                f"things: {len(self.things)} given; a scene has at most {MAX_PICTURED}",
                 param="things",
             )
         if len({(thing.column, thing.row) for thing in self.things}) < len(self.things):

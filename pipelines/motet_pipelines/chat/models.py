@@ -101,11 +101,11 @@ def accepts_audio(directory: Directory, model: str) -> bool:
     return not cards or any(card.audio for card in cards)
 
 
-def without_vision(directory: Directory) -> list[str]:
-    """Return the servable models that accept pictures or sound but have no ready vision instance."""
+def without_encoder(directory: Directory) -> list[str]:
+    """Return the servable models that accept pictures or sound but have no ready encoder instance."""
     cards = servable(directory).values()
     return [
         c.name
         for c in cards
-        if (c.images or c.audio) and not directory.ready("vision", model=c.parent or c.name)
+        if (c.images or c.audio) and not directory.ready("encoder", model=c.parent or c.name)
     ]

@@ -1,4 +1,4 @@
-"""See: a question about pictures in, text out: vision → chat.
+"""See: a question about pictures in, text out: encoder → chat.
 
     question = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
     messages = [{"role": "user", "content": question}]
@@ -9,7 +9,7 @@
             print("".join(item.text for item in batch), end="", flush=True)
 
 Each {"type": "image"} in the messages stands for the next of the pictures. They lie in `store`
-during the request; the tokenizer has them encoded by the vision service, which caches a picture by
+during the request; the tokenizer has them encoded by the encoder service, which caches a picture by
 its content: one of an earlier turn costs nothing. If either service dies, another instance
 continues. Leaving early is a remote cancel.
 """

@@ -112,7 +112,7 @@ class DenoiseLoop:
     def _denoise(self, call: Call) -> Any:
         self._has_called = True
         if self._step < self.drawing.resume_step:
-            return (_zero_output(call, self._factory.denoiser.config),)
+            return self._factory.trial.zeros(call)
         return deferred_guidance(self._batcher.denoise(self.key, call, self.drawing.loras))
 
     def _wrap_scheduler(self, scheduler: Any) -> None:
@@ -128,15 +128,14 @@ class DenoiseLoop:
                 if self._sdedit is not None:
                     self._sdedit.begin(scheduler)
                 self._begin(scheduler, time)
-            is_previewed = self._step + 1 in self._preview_steps
-            estimated = estimate(scheduler, output, time, sample) if is_previewed else None
+            preview = self._preview(scheduler, output, time, sample)
             result = advance(output, time, sample, *args, **kwargs)
             self._step += 1
             if self._step == self._steps:
                 self._batcher.release(self.key)
             if self._sdedit is not None:
                 result = _with_latents(result, self._sdedit.after(self._step, result[0]))
-            return self._finish_step(scheduler, result, estimated)
+            return self._finish_step(scheduler, result, preview)
 
         scheduler.step = reporting_step
 
@@ -149,7 +148,7 @@ class DenoiseLoop:
             message = f"resume: step {self.drawing.resume_step} of {self._steps}; leave resume out"
             raise BadRequest(message, param="resume")
 
-    def _finish_step(self, scheduler: Any, result: Any, estimated: Tensor | None) -> Any:
+    def _finish_step(self, scheduler: Any, result: Any, preview: Tensor | None) -> Any:
         latents = result[0]
         if self._step < self.drawing.resume_step:
             return result
@@ -161,17 +160,18 @@ class DenoiseLoop:
         checkpoint = (
             pack(latents, self._generator, scheduler, self._initial_tensors) if is_due else b""
         )
-        preview = None if estimated is None else self._spatial(estimated)
         self._report(StepDone(self.key, self._step, self._steps, preview, checkpoint))
         return result
 
-    def _spatial(self, estimated: Tensor) -> Tensor | None:
-        """Return the latents in the layout of the VAE, or None.
+    def _preview(self, scheduler: Any, output: Tensor, time: Any, sample: Tensor) -> Tensor | None:
+        """Return the estimate of the finished latents in the layout of the VAE, or None.
 
         A family that packs its latents in a way of its own has no previews.
         """
+        if self._step + 1 not in self._preview_steps:
+            return None
         try:
-            return self._factory.spatial(estimated, self.drawing)
+            return self._factory.spatial(estimate(scheduler, output, time, sample), self.drawing)
         except Exception as error:  # a failed preview must not fail the picture
             log.warning("no preview: %s: %s", type(error).__name__, error)
             self._preview_steps = frozenset()
@@ -204,16 +204,6 @@ def _steps_from(scheduler: Any, time: Any) -> int:
         return len(times) - int(scheduler.begin_index)
     first = (times == torch.as_tensor(time).to(times)).nonzero()
     return len(times) - (int(first[0]) if len(first) else 0)
-
-
-def _zero_output(call: Call, config: Any) -> Tensor:
-    """Return zeros in the shape of the denoiser's answer."""
-    sample = next(iter(call.values()))
-    channels = getattr(config, "out_channels", None) or config.in_channels
-    shape = list(sample.shape)
-    shape[1 if sample.ndim == 4 else -1] = channels
-    output: Tensor = sample.new_zeros(shape)
-    return output
 
 
 def _picture(images: Tensor) -> Image.Image:

@@ -46,7 +46,8 @@ class Engine:
             torch.set_num_threads(config.threads)
         self.config = config
         self.factory = PipelineFactory(config)
-        self.rgb_preview = RGBPreview(self.factory.vae, int(self.factory.pipeline.vae_scale_factor))
+        self.max_rows = config.max_rows if self.factory.merges else 1
+        self.rgb_preview = RGBPreview(self.factory.vae, self.factory.rules.vae_scale)
         self.cache = (
             StepCache(self.factory.denoiser, config.step_cache) if config.step_cache else None
         )
@@ -94,7 +95,7 @@ class Engine:
         Waits up to _IDLE_WAIT seconds if there is none.
         """
         self._admit()
-        calls = self.batcher.take(_IDLE_WAIT, self.config.max_rows)
+        calls = self.batcher.take(_IDLE_WAIT, self.max_rows)
         if calls:
             started = time.perf_counter()
             self._answer_calls(calls)

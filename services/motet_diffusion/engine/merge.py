@@ -1,13 +1,15 @@
 """Merge calls of one denoiser: which of them fit, how they are batched, how answers are split.
 
 A call is what a pipeline passes to its denoiser, by parameter name. Its rows are the first
-dimension of the denoiser's first parameter, the noisy latents. Tensors with as many rows are
-concatenated, a timestep shared by all rows is expanded to each, everything else must be equal.
+dimension of the denoiser's first parameter, the noisy latents, or their number where it is a list
+with one tensor for each row. Tensors with as many rows are concatenated, and so are lists with an
+entry for each row; a timestep shared by all rows is expanded to each, everything else must be equal.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +21,18 @@ Call = Mapping[str, Any]
 _TIME_PARAMETERS = frozenset({"timestep", "timesteps"})
 # Positions of a sequence: their first dimension is no batch dimension, though it may be as long.
 _POSITION_PARAMETERS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
+# Lists with an entry for each row: latents and texts of Z-Image, sizes of Qwen-Image.
+_LIST_PARAMETERS = frozenset({"x", "cap_feats", "img_shapes", "txt_seq_lens"})
+# Of these, those whose entries may have different lengths in one pass.
+_RAGGED_PARAMETERS = frozenset({"cap_feats", "txt_seq_lens"})
+# Tensors whose rows are not their first dimension: HiDream's texts of several layers.
+_ROW_DIMENSIONS = {"encoder_hidden_states_llama3": 1}
 
 
 def rows_of(call: Call) -> int:
     """Return the number of batch rows of a call."""
-    return int(next(iter(call.values())).shape[0])
+    first = next(iter(call.values()))
+    return len(first) if isinstance(first, (list, tuple)) else int(first.shape[0])
 
 
 def merge_key(call: Call) -> Hashable:
@@ -53,6 +62,9 @@ def split_output(answer: Any, rows: Sequence[int]) -> list[Any]:
             type(answer)(**{name: values[index] for name, values in parts.items()})
             for index in range(len(rows))
         ]
+    if _is_list_of_rows(answer, sum(rows)):
+        ends = list(itertools.accumulate(rows, initial=0))
+        return [answer[start:end] for start, end in itertools.pairwise(ends)]
     if isinstance(answer, (tuple, list)):
         return [
             type(answer)(values)
@@ -66,11 +78,16 @@ def _shape(name: str, value: Any, rows: int) -> Hashable:
         if name in _TIME_PARAMETERS:
             return ("time", value.dtype)
         if _has_rows(name, value, rows):
-            return ("rows", value.dtype, value.shape[1:])
+            axis = _ROW_DIMENSIONS.get(name, 0)
+            return ("rows", value.dtype, value.shape[:axis], value.shape[axis + 1 :])
         content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
         return ("same", value.dtype, value.shape, hashlib.blake2b(content).digest())
     if isinstance(value, Mapping):
         return tuple((key, _shape(key, entry, rows)) for key, entry in value.items())
+    if name in _LIST_PARAMETERS and isinstance(value, list) and len(value) == rows:
+        if name in _RAGGED_PARAMETERS:
+            return ("ragged",)
+        return ("rows", _entry_shape(value[0]))
     if isinstance(value, (tuple, list)):
         return tuple(_shape(name, entry, rows) for entry in value)
     try:
@@ -87,9 +104,13 @@ def _join(name: str, values: list[Any], rows: list[int]) -> Any:
             return torch.cat(
                 [value.reshape(-1).expand(count) for value, count in zip(values, rows, strict=True)]
             )
-        return torch.cat(values) if _has_rows(name, first, rows[0]) else first
+        if not _has_rows(name, first, rows[0]):
+            return first
+        return torch.cat(values, _ROW_DIMENSIONS.get(name, 0))
     if isinstance(first, Mapping):
         return {key: _join(key, [value[key] for value in values], rows) for key in first}
+    if name in _LIST_PARAMETERS and isinstance(first, list) and len(first) == rows[0]:
+        return [entry for value in values for entry in value]
     if isinstance(first, (tuple, list)):
         return type(first)(
             _join(name, list(entries), rows) for entries in zip(*values, strict=True)
@@ -98,4 +119,19 @@ def _join(name: str, values: list[Any], rows: list[int]) -> Any:
 
 
 def _has_rows(name: str, value: Tensor, rows: int) -> bool:
-    return name not in _POSITION_PARAMETERS and value.ndim > 0 and value.shape[0] == rows
+    axis = _ROW_DIMENSIONS.get(name, 0)
+    return name not in _POSITION_PARAMETERS and value.ndim > axis and value.shape[axis] == rows
+
+
+def _entry_shape(entry: Any) -> Hashable:
+    """Return what entries of a list with one for each row must have in common."""
+    return (entry.dtype, entry.shape) if isinstance(entry, Tensor) else repr(entry)
+
+
+def _is_list_of_rows(answer: Any, rows: int) -> bool:
+    """Return True for Z-Image's answer: a list of one tensor without a row dimension for each row."""
+    return (
+        isinstance(answer, list)
+        and len(answer) == rows
+        and all(isinstance(entry, Tensor) for entry in answer)
+    )

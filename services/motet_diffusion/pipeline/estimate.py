@@ -56,9 +56,11 @@ class RGBPreview:
         """Fit the matrix by encoding a few small pictures. `scale`: pixels per latent."""
         first = next(vae.parameters())
         pictures = _probes(scale).to(first)
+        is_video = any(isinstance(module, torch.nn.Conv3d) for module in vae.modules())
         with torch.no_grad():
-            encoded = vae.encode(pictures)
+            encoded = vae.encode(pictures[:, :, None] if is_video else pictures)
         latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded[0]
+        latents = latents[:, :, 0] if is_video else latents
         rgb_preview = avg_pool2d(pictures.float(), pictures.shape[-1] // latents.shape[-1])
         known = _flat(latents.float().cpu())
         known = torch.cat([known, known.new_ones(len(known), 1)], 1)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import json
+import logging
+import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,16 @@ from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
 from motet_kernels import gpu
-from motet_kernels.runtime.device import find_device
-from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError, InternalError
 
 from .adapters import Adapters
-from .rules import Rules, folder_defaults, kind_of
+from .loading import load, refused
+from .rules import Rules, folder_defaults, kind_of, vae_scale_of
 from .shared_modules import Denoise, LockedModule, SharedDenoiser, locked
+from .support import DENOISERS, DRAW, kinds_of, relatives
+from .trial import Trial, trial_request
 
-_DENOISERS = ("transformer", "unet")
-_TRIAL_LATENTS = 8  # latents, or patches of them, per side of the trial picture
+log = logging.getLogger(__name__)
 
 
 class PipelineFactory:
@@ -47,40 +49,73 @@ class PipelineFactory:
 
     def __init__(self, config: EngineConfig):
         self.config = config
-        self.pipeline: Any = _load(config)
+        self.pipeline: Any = load(config)
         self.denoiser_name = next(
-            (name for name in _DENOISERS if getattr(self.pipeline, name, None) is not None), ""
+            (name for name in DENOISERS if getattr(self.pipeline, name, None) is not None), ""
         )
-        if not self.denoiser_name:
-            kind = type(self.pipeline).__name__
-            raise ConfigError(
-                f"model={config.model!r}: a {kind} has neither of {', '.join(_DENOISERS)}; take another"
-            )
+        if not self.denoiser_name or getattr(self.pipeline, "vae", None) is None:
+            raise self._refused("the folder lacks its denoiser or its VAE")
         self.adapters = Adapters(self.pipeline, config.loras)
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
+        self.vae = self.pipeline.vae
+        self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
+        self._pipelines: dict[str, Any] = {}
+        self.rules, self.trial = self._try()
+        self.merges = self.trial.merges(self.denoiser)
         if config.packed:
             pack(self.denoiser)
-        self.vae = self.pipeline.vae
-        self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
-        self.rules = Rules(
-            config, self._pipelines, self.denoiser.config, folder_defaults(Path(config.model))
-        )
-        self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
         self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_linear(
             self.pipeline.scheduler
         )
         self._fuse()
 
+    # ---------------------------------------------------------------------------------------- trial
+    def _try(self) -> tuple[Rules, Trial]:
+        """Draw a small picture of each kind, and keep the kinds that can be drawn.
+
+        Raises ConfigError with the cause if there is none.
+        """
+        defaults = folder_defaults(Path(self.config.model))
+        unlimited = replace(self.config, max_pixels=1 << 40, max_steps=1 << 20)
+        own = dict.fromkeys(kinds_of(type(self.pipeline)), self.pipeline)
+        trial, kept = Trial(), dict[str, Any]()
+        for kind, pipeline in (*own.items(), *relatives(self.pipeline).items()):
+            if kind in kept:
+                continue
+            self._pipelines = {kind: pipeline}
+            rules = Rules(
+                unlimited, self.pipeline, {kind: pipeline}, self.denoiser.config, defaults
+            )
+            if trial.run(rules, self.open, self.denoiser, kind):
+                kept[kind] = pipeline
+            else:
+                log.info("%s: no %s: %s", type(pipeline).__name__, kind, trial.causes[kind])
+        if not kept:
+            raise self._refused(trial.causes[next(iter(own))])
+        self._pipelines = kept
+        return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
+
+    def _refused(self, cause: str) -> ConfigError:
+        return refused(self.config, type(self.pipeline).__name__, cause)
+
     # ------------------------------------------------------------------------------------ pipelines
+    def pipeline_of(self, kind: str) -> Any:
+        """Return the pipeline for a kind of picture; the drawing one where its loop is entered."""
+        return self._pipelines.get(kind, self.pipeline)
+
     def open(self, drawing: PictureRequest, denoise: Denoise) -> Any:
         """Return a pipeline for one picture, with `denoise` as its denoiser."""
-        pipeline = copy.copy(self._pipelines.get(kind_of(drawing), self.pipeline))
+        pipeline = copy.copy(self.pipeline_of(kind_of(drawing)))
         attributes = vars(pipeline)
         attributes[self.denoiser_name] = SharedDenoiser(
             self.denoiser, self.denoiser_signature, denoise
         )
         attributes["scheduler"] = copy.deepcopy(pipeline.scheduler)
+        if "default_sample_size" in attributes:
+            # HiDream draws every size with the area of this; rounding must not make it smaller.
+            side = math.sqrt(drawing.width * drawing.height) / float(vae_scale_of(self.pipeline))
+            attributes["default_sample_size"] = side * (1 + 1e-9)
         attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
         attributes["encode_prompt"] = locked(
             self._text_lock, self._with_adapters(pipeline.encode_prompt, drawing)
@@ -99,12 +134,26 @@ class PipelineFactory:
         return adapted
 
     def spatial(self, latents: Tensor, drawing: PictureRequest) -> Tensor:
-        """Return a pipeline's latents as `[1, channels, height, width]` in the scale of the VAE."""
+        """Return a pipeline's latents as `[1, channels, height, width]` in the scale of the VAE.
+
+        Raises ValueError if the family packs its latents in another way.
+        """
         if latents.ndim == 3:
             latents = self.pipeline._unpack_latents(
                 latents, drawing.height, drawing.width, self.pipeline.vae_scale_factor
             )
         config = self.vae.config
+        if latents.ndim == 5:  # a VAE of videos, as Qwen-Image's: a picture is the only frame
+            latents = latents[:, :, 0]
+        channels = getattr(config, "latent_channels", None) or config.z_dim
+        if latents.ndim != 4 or latents.shape[1] != channels:
+            raise ValueError(f"latents of {tuple(latents.shape)}, the VAE has {channels} channels")
+        if getattr(config, "latents_mean", None) is not None:
+            mean, std = (
+                torch.tensor(values).view(1, -1, 1, 1).to(latents)
+                for values in (config.latents_mean, config.latents_std)
+            )
+            return latents * std + mean
         shift = getattr(config, "shift_factor", None) or 0.0
         return latents / (getattr(config, "scaling_factor", None) or 1.0) + shift
 
@@ -117,12 +166,8 @@ class PipelineFactory:
 
     def _first_call(self) -> Call:
         """Return the first denoiser call for a small picture."""
-        width, height = (
-            min(side, _TRIAL_LATENTS * self.rules.size_multiple) for side in self.rules.default_size
-        )
-        drawing = self.rules.completed(
-            PictureRequest(prompt="a picture", width=width, height=height)
-        )
+        kind = DRAW if DRAW in self._pipelines else next(iter(self._pipelines))
+        drawing = self.rules.completed(trial_request(self.rules, kind))
         calls: list[Call] = []
 
         def capture(call: Call) -> None:
@@ -153,52 +198,3 @@ class _CallCaptured(BaseException):
 
     Not an Exception, so that no pipeline handles it as an error.
     """
-
-
-def _load(config: EngineConfig) -> Any:
-    from diffusers import DiffusionPipeline
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    diffusers_logging.set_verbosity_error()
-    for progress in (diffusers_logging, transformers_logging):
-        progress.disable_progress_bar()
-    for part in (Path(config.model), *sorted(Path(config.model).iterdir())):
-        if part.is_dir():
-            check_checkpoint(part)
-    try:
-        pipeline = DiffusionPipeline.from_pretrained(
-            Path(config.model),
-            dtype=getattr(torch, config.dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            low_cpu_mem_usage=False,
-            **_missing_parts(Path(config.model)),
-        )
-    except (OSError, ValueError, AttributeError, TypeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"model={config.model!r}: diffusers does not load it: {error}") from None
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(find_device(config.device, ConfigError))
-
-
-def _missing_parts(folder: Path) -> dict[str, None]:
-    """Return the parts that a folder declares missing, such as the largest text encoder of SD3.
-
-    diffusers requires them as explicit arguments.
-    """
-    index = json.loads((folder / "model_index.json").read_text())
-    return {name: None for name, kind in index.items() if kind == [None, None]}
-
-
-def _editors(pipeline: Any) -> dict[str, Any]:
-    """Return the pipelines that change pictures, where diffusers has them for this family."""
-    from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting
-
-    editors = {}
-    for kind, auto in (("change", AutoPipelineForImage2Image), ("fill", AutoPipelineForInpainting)):
-        try:
-            editors[kind] = auto.from_pipe(pipeline)
-        except ValueError:
-            continue
-        editors[kind].set_progress_bar_config(disable=True)
-    return editors

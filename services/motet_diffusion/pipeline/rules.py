@@ -36,6 +36,12 @@ def kind_of(drawing: PictureRequest) -> str:
     return "draw" if drawing.image is None else "change"
 
 
+def vae_scale_of(pipeline: Any) -> int:
+    """Return the number of pixels of a latent, per side."""
+    scale = getattr(pipeline, "vae_scale_factor", None)
+    return int(scale or pipeline.vae_scale_factor_spatial)
+
+
 def folder_defaults(folder: Path) -> dict[str, float]:
     """Return the defaults that a model's folder declares; {} for most models.
 
@@ -66,13 +72,14 @@ def folder_defaults(folder: Path) -> dict[str, float]:
 class Rules:
     """Validate and complete requests.
 
-    `pipelines` by kind; `denoiser_config` is the denoiser's config; `defaults` override those of the
-    pipelines.
+    `pipeline` is the folder's own; `pipelines` by kind; `denoiser_config` is the denoiser's config;
+    `defaults` override those of the pipelines.
     """
 
     def __init__(
         self,
         config: EngineConfig,
+        pipeline: Any,
         pipelines: Mapping[str, Any],
         denoiser_config: Any,
         defaults: Mapping[str, float],
@@ -80,7 +87,7 @@ class Rules:
         self._config, self._denoiser_config, self._pipeline = (
             config,
             denoiser_config,
-            pipelines["draw"],
+            pipeline,
         )
         self._defaults = defaults
         self._parameters = {
@@ -88,7 +95,7 @@ class Rules:
         }
         self._sdedit_kinds = (
             {"change", "fill"} - self._parameters.keys()
-            if supports_sdedit(self._pipeline)
+            if "draw" in self._parameters and supports_sdedit(self._pipeline)
             else set()
         )
         for kind in self._sdedit_kinds:
@@ -98,6 +105,11 @@ class Rules:
     def edits(self) -> list[str]:
         """Return the kinds of editing: changing pictures ("change"), and parts of them ("fill")."""
         return [kind for kind in self._parameters if kind != "draw"]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Return the kinds for which diffusers has a pipeline of this family."""
+        return [kind for kind in self._parameters if kind not in self._sdedit_kinds]
 
     def uses_sdedit(self, drawing: PictureRequest) -> bool:
         """Return True if the picture is changed by entering the drawing pipeline midway."""
@@ -109,7 +121,14 @@ class Rules:
         patch = getattr(self._denoiser_config, "patch_size", None)
         patch = patch if isinstance(patch, int) else 1
         packed = 2 if hasattr(self._pipeline, "_unpack_latents") else 1
-        return int(self._pipeline.vae_scale_factor) * max(patch, packed)
+        processor = getattr(self._pipeline, "image_processor", None)
+        own = int(processor.config.vae_scale_factor) if processor is not None else 1
+        return max(self.vae_scale * max(patch, packed), own)
+
+    @property
+    def vae_scale(self) -> int:
+        """Return the number of pixels of a latent, per side."""
+        return vae_scale_of(self._pipeline)
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -117,8 +136,7 @@ class Rules:
         size = getattr(self._denoiser_config, "sample_size", None)
         size = getattr(self._pipeline, "default_sample_size", None) if size is None else size
         height, width = size if isinstance(size, (list, tuple)) else (size or 64, size or 64)
-        scale = int(self._pipeline.vae_scale_factor)
-        return int(width) * scale, int(height) * scale
+        return int(width) * self.vae_scale, int(height) * self.vae_scale
 
     def completed(self, drawing: PictureRequest, kind: str = "") -> PictureRequest:
         """Return the request with defaults filled in, checked; `kind` if its image is not here yet.
@@ -129,7 +147,7 @@ class Rules:
         self._check_kind(kind)
         width, height = self._size(drawing)
         steps = self._steps(drawing, kind)
-        if drawing.negative_prompt and "true_cfg_scale" in self._parameters[kind]:
+        if drawing.negative_prompt and not self._takes_negative_prompt(kind):
             message = (
                 "negative_prompt: the guidance of this model is part of its weights; leave it out"
             )
@@ -146,14 +164,15 @@ class Rules:
     def arguments(self, drawing: PictureRequest, generator: torch.Generator) -> dict[str, Any]:
         """Return the pipeline's `__call__` arguments for a completed request: those that it knows."""
         size = (drawing.width, drawing.height)
+        kind = kind_of(drawing)
+        known = self._parameters["draw" if kind in self._sdedit_kinds else kind]
         given = {
             "prompt": drawing.prompt,
-            # Some pipelines treat an empty negative prompt differently from None.
-            "negative_prompt": drawing.negative_prompt or None,
+            "negative_prompt": self._negative_prompt(drawing, kind),
             "width": drawing.width,
             "height": drawing.height,
             "num_inference_steps": drawing.steps,
-            "guidance_scale": drawing.guidance_scale,
+            self._guidance_name(kind): drawing.guidance_scale,
             "generator": generator,
             "output_type": "pt",
             "image": None if drawing.image is None else drawing.image.resize(size),
@@ -163,15 +182,55 @@ class Rules:
             or self._defaults.get("max_sequence_length"),
             "use_resolution_binning": False,  # else PixArt draws in another size than requested
             "clean_caption": False,
+            "max_area": drawing.width * drawing.height,  # else Kontext draws about 1024x1024
+            "_auto_resize": False,  # else Kontext reads the image in about 1024x1024
         }
-        known = self._parameters[kind_of(drawing)]
-        return {name: value for name, value in given.items() if name in known and value is not None}
+        return {
+            name: value for name, value in given.items() if name in known and value is not None
+        } | self._distilled_times(drawing, known)
+
+    def _guidance_name(self, kind: str) -> str:
+        """Return the parameter of classifier-free guidance, or of guidance within the weights."""
+        is_distilled = getattr(self._denoiser_config, "guidance_embeds", False)
+        if "true_cfg_scale" in self._parameters[kind] and not is_distilled:
+            return "true_cfg_scale"
+        return "guidance_scale"
+
+    def _takes_negative_prompt(self, kind: str) -> bool:
+        return (
+            "true_cfg_scale" not in self._parameters[kind]
+            or self._guidance_name(kind) == "true_cfg_scale"
+        )
+
+    def _negative_prompt(self, drawing: PictureRequest, kind: str) -> str | None:
+        """Return the negative prompt; None if empty, as some pipelines treat "" differently.
+
+        Pipelines with `true_cfg_scale` guide only if they get one: a space, as their examples do.
+        """
+        guidance = drawing.guidance_scale or 0.0
+        if self._guidance_name(kind) == "true_cfg_scale" and guidance > 1:
+            return drawing.negative_prompt or " "
+        return drawing.negative_prompt or None
+
+    def _distilled_times(
+        self, drawing: PictureRequest, known: Mapping[str, inspect.Parameter]
+    ) -> dict[str, Any]:
+        """Return the times of Sana Sprint, whose default is for two steps only."""
+        is_changed = "intermediate_timesteps" in known and drawing.steps != 2
+        return {"intermediate_timesteps": None} if is_changed else {}
 
     # --------------------------------------------------------------------------------------- checks
     def _check_kind(self, kind: str) -> None:
         if kind not in self._parameters:
             family = type(self._pipeline).__name__
-            message = f"image: {self._config.model_name} ({family}) does not change pictures; leave it out"
+            name = f"{self._config.model_name} ({family})"
+            if kind == "draw":
+                message = f"image: {name} only changes pictures; send one"
+                raise BadRequest(message, param="image")
+            if kind == "fill" and "change" in self._parameters:
+                message = f"mask: {name} changes whole pictures only; leave the mask out"
+                raise UnsupportedParameter(message, param="mask")
+            message = f"image: {name} does not change pictures; leave it out"
             raise UnsupportedParameter(message, param="image")
 
     def _size(self, drawing: PictureRequest) -> tuple[int, int]:
@@ -208,7 +267,9 @@ class Rules:
         if guidance is None:
             default = self._config.guidance
             guidance = (
-                default if default >= 0 else float(self._default(kind, "guidance_scale", 0.0))
+                default
+                if default >= 0
+                else float(self._default(kind, self._guidance_name(kind), 0.0))
             )
         if not 0 <= guidance <= _MAX_GUIDANCE:
             raise BadRequest(
@@ -229,8 +290,9 @@ class Rules:
 
     def _default(self, kind: str, name: str, fallback: Any) -> Any:
         """Return the default of the model's folder, else the pipeline's, else `fallback`."""
-        if name in self._defaults:
-            return self._defaults[name]
+        listed = "guidance_scale" if name == "true_cfg_scale" else name
+        if listed in self._defaults:
+            return self._defaults[listed]
         parameter = self._parameters[kind].get(name)
         default = None if parameter is None else parameter.default
         return fallback if default in (None, inspect.Parameter.empty) else default

@@ -1,6 +1,6 @@
-"""Read the images and recordings of a chat from its messages, for the vision service.
+"""Read the images and recordings of a chat from its messages, for the encoder service.
 
-Of an image only the URL is checked here; the vision service decodes and checks the file.
+Of an image only the URL is checked here; the encoder service decodes and checks the file.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from motet_gateway.context import Service
 from motet_gateway.http.problems import RETRY_AFTER
-from motet_pipelines.chat.models import servable, without_vision
+from motet_pipelines.chat.models import servable, without_encoder
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared import __version__
 
@@ -29,11 +29,11 @@ async def ready(
     """
     missing = service.readiness.missing(model)
     models = list(servable(service.bus.directory))
-    blind = without_vision(service.bus.directory)
+    blind = without_encoder(service.bus.directory)
     body: dict[str, Any] = {
         "models": models,
         "speech": {"missing": SpeechServices.find(service.bus.directory).missing},
-        "images": {"missing": ["vision"] if blind else [], "models": blind},
+        "images": {"missing": ["encoder"] if blind else [], "models": blind},
     }
     if not missing:
         return JSONResponse({"status": "ready", **body})

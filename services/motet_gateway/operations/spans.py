@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # Services in the order of a request, each inside the one before, with their stages in order.
 STAGES = {
     "gateway": (),
-    "tokenizer": ("encode", "vision", "wait"),
+    "tokenizer": ("encode", "media", "wait"),
     "decode": ("grammar", "queue", "transfer", "prefill", "decode"),
 }
 

@@ -1,7 +1,7 @@
 """Handle images in a conversation: `input_image` parts of user items, as data URLs.
 
 They are checked when their item is created, kept with it unchanged, and lent to the model with each
-response. The vision service decodes the files.
+response. The encoder service decodes the files.
 """
 
 from __future__ import annotations

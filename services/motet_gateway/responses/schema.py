@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from motet_gateway.http.decoding import Decoder
-from motet_gateway.http.fields import Int64, Metadata, Name, Penalty, Positive, Ratio, Strict
+from motet_gateway.http.fields import Count, Int64, Metadata, Name, Penalty, Positive, Ratio, Strict
 from motet_gateway.openai.hints import Ignored
+from motet_gateway.openai.schema import MAX_STOP_IDS, Bias, check_stops
 from motet_gateway.openai.structured import JsonFormat, TextFormat
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
@@ -56,8 +57,8 @@ class StreamOptions(Strict):
 class ResponseBody(Strict):
     """Body of POST /v1/responses.
 
-    `seed`, `top_k`, `min_p`, `repetition_penalty` and the penalties of OpenAI's chats are
-    extensions.
+    `seed`, `stop`, `logit_bias` and the penalties of OpenAI's chats are extensions, and so are
+    those that /v1/completions shares with other servers of open models, which benchmarks send.
     """
 
     model: str
@@ -86,6 +87,11 @@ class ResponseBody(Strict):
     top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     min_p: Ratio | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[Count], Meta(max_length=MAX_STOP_IDS)] | None = None
+    logit_bias: dict[Count, Bias] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     # They cannot change the answer, which repeats them.
     metadata: Metadata | None = None
@@ -151,6 +157,7 @@ def _check(body: ResponseBody) -> None:
     if body.top_logprobs is not None and LOGPROBS not in body.included:
         message = f"`top_logprobs` needs {LOGPROBS!r} in `include`"
         raise BadRequest(message, param="top_logprobs")
+    check_stops([body.stop] if isinstance(body.stop, str) else body.stop or [])
     if body.background and body.store is False:
         message = "`background` needs the response to be stored; leave `store` out"
         raise BadRequest(message, param="store")

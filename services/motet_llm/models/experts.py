@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from motet_kernels import gpu
+from motet_kernels.linear.expert_linear import ExpertLinear, ExpertRows
 from motet_llm.weights.packer import Packer
 
 Product = Callable[[Tensor], Tensor]
@@ -80,14 +82,44 @@ class PackedExperts(nn.Module):
         return mix(rows_TH, index_Tk, weights_Tk, self.gate, gate_up, down).view(hidden.shape)
 
 
-def pack_experts(name: str, experts: Any, packer: Packer) -> PackedExperts:
+class GroupedExperts(nn.Module):
+    """Compute all experts of a layer with one product each for `gate_up` and `down`, on a GPU."""
+
+    def __init__(self, gate: Product, gate_up: ExpertLinear, down: ExpertLinear):
+        super().__init__()
+        self.gate, self.gate_up, self.down = gate, gate_up, down
+
+    def forward(self, hidden: Tensor, index_Tk: Tensor, weights_Tk: Tensor) -> Tensor:
+        """Return each token's results, times its weights, summed in float32."""
+        rows_TH = hidden.reshape(-1, hidden.shape[-1])
+        rows = ExpertRows.of(index_Tk, self.down.experts)
+        inner_RI = self.gate(self.gate_up(rows_TH[rows.order_R // index_Tk.shape[-1]], rows))
+        result_RH = self.down(inner_RI, rows)
+        routes_RH = torch.empty_like(result_RH).index_copy_(0, rows.order_R, result_RH)
+        routes_TkH = routes_RH.view(*index_Tk.shape, -1)
+        out_TH = (routes_TkH.float() * weights_Tk.float().unsqueeze(-1)).sum(1)
+        return out_TH.to(hidden.dtype).view(hidden.shape)
+
+
+def pack_experts(name: str, experts: Any, packer: Packer) -> PackedExperts | GroupedExperts:
     """Return packed experts; the originals' weights are freed. name: of their module."""
+    if gpu.is_gpu(packer.device):
+        return _group(experts, packer)
     packed: list[Sequence[nn.Module]] = []
     for part in parameters_of(experts):
         stack, bias_EN = getattr(experts, part), getattr(experts, f"{part}_bias", None)
         turned = stack.transpose(1, 2) if experts.is_transposed else stack
         packed.append(packer.stack(f"{name}.{part}", turned, bias_EN))
     return PackedExperts(gate_of(experts), *packed)
+
+
+def _group(experts: Any, packer: Packer) -> GroupedExperts:
+    made = []
+    for part in parameters_of(experts):
+        stack, bias_EN = getattr(experts, part), getattr(experts, f"{part}_bias", None)
+        turned = stack.transpose(1, 2) if experts.is_transposed else stack
+        made.append(ExpertLinear.quantized(turned, bias_EN, packer.form, packer.device))
+    return GroupedExperts(gate_of(experts), *made)
 
 
 def gate_of(experts: Any) -> Product:

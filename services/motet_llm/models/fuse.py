@@ -66,8 +66,7 @@ def optimize(
                 setattr(parent, name, child.packed(full, packer))
                 counts["packed"] += 1
             elif (
-                weights != "float32"
-                and not gpu.is_gpu(device)
+                _packs_experts(weights, device)
                 and (experts := other_experts.pack(full, child, packer)) is not None
             ):
                 setattr(parent, name, experts)
@@ -92,6 +91,11 @@ def optimize(
     return counts | (
         fused_layers.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {}
     )
+
+
+def _packs_experts(weights: str, device: torch.device) -> bool:
+    """Return True if experts are packed: on a GPU, only in codes; floats are transformers' there."""
+    return weights not in EXACT if gpu.is_gpu(device) else weights != "float32"
 
 
 def _pack(name: str, linears: list[nn.Linear], packer: Packer) -> Linear:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from motet_kernels import gpu
 from motet_llm.weights.packer import Packer
 
 from .experts import PackedExperts, Product, is_experts, mix, pack_experts
@@ -30,6 +31,8 @@ def pack(name: str, module: nn.Module, packer: Packer) -> nn.Module | None:
     """
     if is_experts(module):
         return pack_experts(name, module, packer)
+    if gpu.is_gpu(packer.device):
+        return None  # of these structures, which stay transformers'
     known = _PACKERS.get(type(module).__name__)
     return None if known is None else known(name, module, packer)
 

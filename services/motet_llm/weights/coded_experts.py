@@ -15,8 +15,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet_kernels import gpu
+from motet_kernels.linear.expert_linear import ExpertLinear
 from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
-from motet_llm.models.experts import PackedExperts, gate_of, is_experts, mix, parameters_of
+from motet_kernels.runtime.errors import KernelError
+from motet_llm.models.experts import (
+    GroupedExperts,
+    PackedExperts,
+    gate_of,
+    is_experts,
+    mix,
+    parameters_of,
+)
 from motet_shared.errors import ConfigError
 
 from .coded_linear import CodedLinear, CodeSource
@@ -62,16 +71,13 @@ class CodedExperts(nn.Module):
             _with_biases(last, self.down, getattr(self, f"{last}_bias")),
         )
 
-    def packed(self, name: str, packer: Packer) -> PackedExperts:
-        """Return experts that compute the same on a CPU. Raises ConfigError for a GPU.
+    def packed(self, name: str, packer: Packer) -> PackedExperts | GroupedExperts:
+        """Return experts that compute the same. name: of the module.
 
-        name: of the module.
+        Raises ConfigError on a GPU if the experts' matrices are of different formats.
         """
         if gpu.is_gpu(packer.device):
-            raise ConfigError(
-                "experts in codes are computed on CPUs only; give the original weights",
-                param="device",
-            )
+            return self._grouped(name, packer)
         gate_up, down = (
             [
                 linear.taken(f"{name}.{part}.{number}", packer)
@@ -80,6 +86,18 @@ class CodedExperts(nn.Module):
             for part, linears in zip(self._parameters_of, self._linears(), strict=True)
         )
         return PackedExperts(self.gate, gate_up, down)
+
+    def _grouped(self, name: str, packer: Packer) -> GroupedExperts:
+        made = []
+        for part, sources in zip(self._parameters_of, (self.gate_up, self.down), strict=True):
+            bias_EN = getattr(self, f"{part}_bias")
+            try:
+                made.append(ExpertLinear([source() for source in sources], bias_EN, packer.device))
+            except KernelError as error:
+                raise ConfigError(
+                    f"{name}.{part}: {error}; give the original weights", param="device"
+                ) from error
+        return GroupedExperts(self.gate, *made)
 
 
 def _with_biases(

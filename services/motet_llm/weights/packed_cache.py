@@ -7,6 +7,7 @@ fails a load: what cannot be read is packed again, what cannot be written is not
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -75,7 +76,10 @@ class PackedCache:
         try:
             self._write(key, model)
         except _FAILURES as error:
-            log.warning("packed weights are not kept", extra={"reason": str(error)})
+            # A container's file system is read-only on purpose.
+            expected = getattr(error, "errno", None) in (errno.EROFS, errno.EACCES)
+            level = logging.INFO if expected else logging.WARNING
+            log.log(level, "packed weights are not kept", extra={"reason": str(error)})
             return False
         log.info("packed weights kept", extra={"bytes": model.nbytes, "folder": str(self.folder)})
         return True

@@ -1,6 +1,6 @@
 """Transfer bulk bytes out of band: messages carry a `BlobRef`, the bytes bypass NATS.
 
-    async with BlobStore("vision-1", capacity=256 << 20) as store:       # the owner
+    async with BlobStore("encoder-1", capacity=256 << 20) as store:       # the owner
         ref = store.put(data, "float32", (256, 1024), readers=["decode-1"])
     ...                                                                   # ref travels over NATS
     data = await store.get(ref)                                           # the reader's own store

@@ -18,7 +18,7 @@ ROLES = (
     "tokenizer",
     "decode",
     "prefill",
-    "vision",
+    "encoder",
     "vad",
     "asr",
     "tts",

@@ -14,7 +14,7 @@ HEARTBEATS = f"{ROOT}.ev.*.*.heartbeat"
 CACHE_UPDATES = f"{ROOT}.ev.*.*.cache"
 
 _INSTANCE = re.compile(r"[a-z]+(-[a-z0-9]{1,32}){1,4}")
-_ROLES = "gateway|tokenizer|decode|prefill|vision|asr|tts|vad|diffusion|embedding|ranking|speakers|planner"
+_ROLES = "gateway|tokenizer|decode|prefill|encoder|asr|tts|vad|diffusion|embedding|ranking|speakers|planner"
 _INTERNAL = re.compile(
     rf"\bmotet\.v\d+(?:\.[\w>*-]+)+|\$SRV(?:\.[\w-]+)+|\b(?P<role>{_ROLES})-(?=[a-z0-9]*\d)[a-z0-9]{{6,32}}\b"
 )

@@ -13,8 +13,9 @@ import torch
 
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
+from motet_llm.models.experts import GroupedExperts
 from motet_shared.messages import Sampling
-from support import families
+from support import experts_checkpoints, families
 from support.lora_folders import make_adapter
 from support.triton_modes import without_triton
 
@@ -139,3 +140,23 @@ def test_adapters_say_what_they_say_on_the_cpu(device: torch.device, tmp_path: P
         due = said("cpu")
     assert said(str(device)) == due
     assert due["one"] != due["free"]
+
+
+@pytest.mark.parametrize("kind", ["int4", "mxfp4"])
+@pytest.mark.timeout(600)
+def test_experts_in_codes_say_nearly_what_they_say_on_the_cpu(
+    device: torch.device, tmp_path: Path, kind: str
+) -> None:
+    """Of a checkpoint of floats and of ones in codes: all experts of a layer in one launch."""
+    settings = {"weights": kind} if kind == "int4" else {"code_inputs": "int16"}
+    if kind == "mxfp4":
+        folder, _ = experts_checkpoints.mxfp4_experts(tmp_path)
+    else:
+        folder = experts_checkpoints.plain(tmp_path / "plain", experts_checkpoints.QWEN3_MOE)
+    _, due = on_cpu(folder, **settings)
+    engine = engine_of(folder, str(device), **settings)
+    grouped = [m for m in engine.runner.model.modules() if isinstance(m, GroupedExperts)]
+    assert len(grouped) == 2
+    _, logprobs = answers(engine)
+    tolerance = 0.2 if kind == "int4" else 5e-3  # which rounds inputs on a CPU alone
+    torch.testing.assert_close(logprobs, due, rtol=0, atol=tolerance)

@@ -11,6 +11,10 @@ from benchmarks.operation import batches
 from benchmarks.operation.batches import Findings
 
 
+def test_the_whole_run_has_enough_pairs_for_an_interval() -> None:
+    assert batches.Plan().rounds >= 20
+
+
 def test_ratios_are_of_p95() -> None:
     alone, beside = [0.1] * 19 + [0.2], [0.1] * 18 + [0.3, 0.4]
     found = Findings(alone=[alone, alone], beside=[beside, alone])
@@ -24,7 +28,9 @@ def test_ratios_are_of_p95() -> None:
 def test_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "batches.json"
     batches.main(["--quick", "--output", str(output)])
-    assert "| p95 ITL beside a batch / alone |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| p95 ITL beside a batch / alone |" in shown
+    assert "confidence interval of their median" in shown
     document = json.loads(output.read_text())
     plan, found = document["plan"], document["findings"]
     assert [len(gaps) for gaps in (*found["alone"], *found["beside"])] == [

@@ -12,10 +12,10 @@ import pytest
 from benchmarks.engine import adapters, llm, speculation, switches, techniques
 from benchmarks.engine.checkpoint import SHAPES, random_checkpoint
 from benchmarks.engine.figures import Figures, decode_rate, ratio, targets, whole_rate
-from benchmarks.engine.peers import LLAMA_PYTHON
+from benchmarks.engine.peers import LLAMA_PYTHON, VLLM_PYTHON
 from benchmarks.engine.prompts import prompts_of
 from benchmarks.engine.replay import Job, Limits, Served
-from benchmarks.serving import serving
+from benchmarks.serving import engine_wire, serving
 from benchmarks.serving.goodput import Trace
 from benchmarks.serving.served_stack import letters
 from benchmarks.support.measures import median_interval
@@ -68,6 +68,29 @@ def test_targets_compare_rounds_with_the_best_of_the_named_peers() -> None:
         "motet int8 / llama.cpp Q4_0, c=32": (1.2, False),
     }
     assert ratio([1.0, 9.0, 4.0], [1.0, 1.0, 2.0]) == 2.0
+
+
+def test_the_cost_of_a_stack_in_front_of_an_engine_is_judged_by_pairs() -> None:
+    found = engine_wire.Findings(
+        rates={"motet": [98.0, 99.0, 50.0], "vllm": [100.0, 100.0, 100.0]},
+        ttft={"motet": [[0.011, 0.5, 0.012], [0.013]], "vllm": [[0.010, 0.011], [0.010]]},
+    )
+    assert found.ratios == [0.98, 0.99, 0.5]
+    assert found.added == pytest.approx([1.5, 3.0])
+    rate, first = engine_wire.targets(found, engine_wire.Plan())
+    assert (rate.value, rate.met) == (0.98, True)
+    assert (first.value, first.met) == (pytest.approx(2.25), False)
+    text = engine_wire.report(found, engine_wire.Plan())
+    assert "Share of tokens/s 0.980 (95 % interval 0.500 to 0.990)" in text
+
+
+def test_an_engine_that_is_not_there_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VLLM_PYTHON, raising=False)
+    engine_wire.main(["--quick", "--output", str(tmp_path / "engine_wire.json")])
+    assert VLLM_PYTHON in capsys.readouterr().out
+    assert not (tmp_path / "engine_wire.json").exists()
 
 
 def test_median_intervals_cover_the_median_in_95_percent() -> None:
@@ -136,14 +159,16 @@ def test_checkpoints_are_generated_once(cache: Path) -> None:
 def test_engines_are_compared(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(LLAMA_PYTHON, "/bin/false")
-    engines = ["--engines", "motet bf16", "transformers generate", "llama.cpp Q4_0"]
+    for name in (LLAMA_PYTHON, VLLM_PYTHON):
+        monkeypatch.setenv(name, "/bin/false")
+    engines = ["--engines", "motet bf16", "transformers generate", "llama.cpp Q4_0", "vllm"]
     output = ["--cache", str(cache), "--output", str(tmp_path / "llm.json")]
     llm.main(["--quick", "--threads", "1", "--dtype", "float32", *engines, *output])
     out = capsys.readouterr().out
     assert "| motet bf16 | 100% |" in out
     assert "| transformers generate, float32 | 100% |" in out  # the two compute the same model
     assert "llama.cpp Q4_0 is absent: llama-cpp-python and gguf are not installed" in out
+    assert "vllm float32 is absent: vllm is not installed" in out
     findings = json.loads((tmp_path / "llm.json").read_text())["findings"]
     assert all(
         rate > 0

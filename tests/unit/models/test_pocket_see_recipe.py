@@ -14,12 +14,12 @@ pytest.importorskip("transformers")
 
 from PIL import Image  # noqa: E402
 
+from motet_encoder.checkpoint import load_family  # noqa: E402
 from motet_llm.config import EngineConfig  # noqa: E402
 from motet_llm.engine.engine import Engine  # noqa: E402
 from motet_llm.models.image_embeddings import ImageEmbedding  # noqa: E402
 from motet_shared.messages import Sampling  # noqa: E402
 from motet_tokenizer.encoding.vocabulary import Vocabulary  # noqa: E402
-from motet_vision.checkpoint import load_family  # noqa: E402
 from recipes.chat import evaluate  # noqa: E402
 from recipes.chat.data import scene_conversation  # noqa: E402
 from recipes.chat.recipe import Phase  # noqa: E402
@@ -27,7 +27,7 @@ from recipes.chat.recipe import Recipe as ChatRecipe  # noqa: E402
 from recipes.chat.stream import held_out  # noqa: E402
 from recipes.chat.train import Trainer as ChatTrainer  # noqa: E402
 from recipes.draw.check import detect_things  # noqa: E402
-from recipes.see.batches import pixels  # noqa: E402
+from recipes.see.batches import Stream, pixels  # noqa: E402
 from recipes.see.data import (  # noqa: E402
     CELLS,
     KINDS,
@@ -212,9 +212,12 @@ def test_training_never_meets_a_scene_of_a_held_out_picture() -> None:
         assert not picture_conversation(Recipe().seed, index).conversation.keys & (kept | told)
 
 
+def stream_of(model: Model) -> Stream:
+    return Stream(TINY, model.tokenizer, model.llava.config.image_token_index)
+
+
 def test_a_row_has_one_token_per_cell(words: Path) -> None:
-    model = Model(TINY, words)
-    stream = TalkTrainer(TINY, model).stream
+    stream = stream_of(Model(TINY, words))
     shown = round(TINY.picture_share * TINY.talk.batch)
     for index in range(TINY.talk.batch):
         row = stream.row(index)
@@ -269,7 +272,8 @@ def test_the_tower_learns_what_stands_in_a_cell(words: Path) -> None:
 
 
 def test_the_talk_stage_lowers_both_losses(words: Path) -> None:
-    trainer = TalkTrainer(TINY, Model(TINY, words))
+    model = Model(TINY, words)
+    trainer = TalkTrainer(TINY.talk, model, stream_of(model))
     same = trainer.stream.batches(0)
     reports = [trainer.train_step(same) for _ in range(TINY.talk.steps)]
     assert reports[-1].picture_loss < 0.9 * reports[0].picture_loss

@@ -84,7 +84,7 @@ def test_an_empty_scene_is_nothing() -> None:
         ("things", lambda: scene_of(("red", "star", 0, 0), ("blue", "star", 0, 0))),
         (
             "things",
-            lambda: Scene(things=tuple(Thing(colour="red", shape="star") for _ in range(5))),
+            lambda: Scene(things=tuple(Thing(colour="red", shape="star") for _ in range(7))),
         ),
     ],
 )

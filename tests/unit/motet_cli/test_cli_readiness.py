@@ -11,7 +11,7 @@ from support.stream_server import listening
 
 ANSWERS: list[tuple[str, dict[str, Any]]] = [
     ("503 Service Unavailable", {"missing": ["decode for m is not ready yet"], "models": []}),
-    ("503 Service Unavailable", {"missing": ["vision for m is not ready yet"], "models": ["m"]}),
+    ("503 Service Unavailable", {"missing": ["encoder for m is not ready yet"], "models": ["m"]}),
     ("200 OK", {"models": ["m"]}),
 ]
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import kubernetes_validate
 import pytest
 import yaml
 
 from motet_cli.deploy.compose import substitute, variables
 from motet_cli.deploy.kubernetes import kubernetes_files
+from motet_cli.deploy.large_model import GPUS, HOSTS, vllm_arguments
 from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_cli.main import main
+from motet_engines.config import EnginesConfig
 from motet_shared.credentials import SHARED, USERS
+from motet_shared.process.config import load
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
@@ -22,7 +29,7 @@ STACK = yaml.safe_load(SWARM[STACK_FILE])
 MANIFESTS: list[dict[str, Any]] = [
     document
     for name, text in sorted(KUBERNETES.items())
-    if name.endswith(".yaml") and name != "kustomization.yaml"
+    if name.endswith(".yaml") and name not in ("kustomization.yaml", "large-model.yaml")
     for document in yaml.safe_load_all(text)
 ]
 
@@ -104,7 +111,7 @@ def test_a_role_has_the_passwords_of_its_own_users_alone() -> None:
 
 def test_the_kustomization_names_every_file() -> None:
     named = yaml.safe_load(KUBERNETES["kustomization.yaml"])
-    files = set(KUBERNETES) - {"kustomization.yaml", "autoscaling.yaml"}
+    files = set(KUBERNETES) - {"kustomization.yaml", "autoscaling.yaml", "large-model.yaml"}
     assert {*named["resources"], *named["configMapGenerator"][0]["files"]} == files
 
 
@@ -150,3 +157,92 @@ def test_variables_have_their_defaults_inner_ones_first() -> None:
     assert substitute("${A:-${B:-x}}/${C:-y}", {}) == "x/y"
     assert substitute("${A:-${B:-x}}/${C:-y}", {"B": "b", "C": ""}) == "b/"
     assert substitute("${A:-${B:-x}}", {"A": "a", "B": "b"}) == "a"
+
+
+# ----------------------------------------------------------------------------------- models larger than a host
+POD_TEMPLATE = {"type": "object", "required": ["metadata", "spec"]}
+# What the LeaderWorkerSet API (leaderworkerset.x-k8s.io/v1) says of the fields that are rendered.
+GROUP = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {"enum": ["None", "RecreateGroupOnPodRestart"]},
+                        "leaderTemplate": POD_TEMPLATE,
+                        "workerTemplate": POD_TEMPLATE,
+                    },
+                },
+            },
+        },
+    },
+}
+LARGE = list(yaml.safe_load_all(KUBERNETES["large-model.yaml"]))
+
+
+def test_a_model_on_several_hosts_is_what_kubernetes_takes(tmp_path: Path) -> None:
+    group, service, host = LARGE
+    assert jsonschema_rs.is_valid(GROUP, group)
+    template = group["spec"]["leaderWorkerTemplate"]
+    leader, worker = template["leaderTemplate"], template["workerTemplate"]
+    pods = [
+        {"apiVersion": "v1", "kind": "Pod", **one, "metadata": {"name": "x", **one["metadata"]}}
+        for one in (leader, worker)
+    ]
+    for manifest in (service, host, *pods):
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    assert service["spec"]["selector"] == leader["metadata"]["labels"]
+    assert service["spec"]["selector"] != worker["metadata"]["labels"]
+    for pod in (leader, worker):
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": str(GPUS)}
+    (container,) = host["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one["value"] for one in container["env"]}
+    assert env["MOTET_ENGINE_URL"] == f"http://{service['metadata']['name']}:8000/v1"
+    (tmp_path / "config.json").write_text("{}")
+    read = load(EnginesConfig, [], {**env, "MOTET_MODEL": str(tmp_path)})  # it takes them all
+    assert (read.engine, read.engine_dialect) == ("openai", "vllm")
+
+
+def test_hosts_have_the_same_arguments_under_compose() -> None:
+    """`docker compose config` takes the file, where Compose is installed."""
+    path, chosen = ROOT / "deploy" / "vllm-two-hosts.yaml", {"MOTET_LEADER": "192.0.2.1"}
+    text = path.read_text()
+    if shutil.which("docker-compose"):
+        text = subprocess.run(
+            [
+                "docker-compose",
+                "-f",
+                str(path),
+                "--profile",
+                "leader",
+                "--profile",
+                "worker",
+                "config",
+            ],
+            env={**os.environ, **chosen},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+    else:
+        text = substitute(text, chosen)
+    services = yaml.safe_load(text)["services"]
+    for rank, name in enumerate(("leader", "worker")):
+        due = vllm_arguments("/models/my-model", str(rank), "192.0.2.1")
+        assert services[name]["command"] == due
+        (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+    assert len(services) == HOSTS

@@ -84,18 +84,23 @@ def test_experts(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found == pytest.approx(held(folder, weights=weights), rel=WITHIN)
 
 
-def test_experts_of_a_gpu_stay_in_16_bits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = experts.plain(tmp_path / "m", experts.QWEN3_MOE)
-    on_gpu = {
-        weights: planned(folder, capsys, "--gpu", "H100", "--weights", weights)
-        for weights in ("bf16", "int4")
-    }
+@pytest.mark.parametrize("weights", ["int4", "int8", "float8"])
+def test_experts_of_a_gpu(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They take the bytes of the format that is asked for, as the engine packs them there."""
+    import torch
+
+    from motet_kernels.linear.expert_linear import ExpertLinear
+
     config = experts.QWEN3_MOE
-    matrices = 3 * config.hidden_size * config.moe_intermediate_size * config.num_hidden_layers
-    assert on_gpu["int4"] > matrices * config.num_experts * 2
-    assert on_gpu["int4"] < on_gpu["bf16"]
+    folder = experts.plain(tmp_path / "m", config)
+    on_gpu = planned(folder, capsys, "--gpu", "H100", "--weights", weights)
+    count, inner = config.num_experts, config.moe_intermediate_size
+    stack = torch.randn(count, 2 * inner, config.hidden_size)
+    packed = ExpertLinear.quantized(stack, None, weights, torch.device("cpu"))
+    form = WEIGHT_FORMATS[weights]
+    due = form.matrix_bytes(stack.numel(), count * 2 * inner)
+    assert packed.nbytes == pytest.approx(due, rel=0.05)
+    assert on_gpu < planned(folder, capsys, "--gpu", "H100") - 1.4 * stack.numel()
 
 
 def test_the_own_format_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

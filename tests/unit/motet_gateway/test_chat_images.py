@@ -1,4 +1,4 @@
-"""Chats with pictures through vision, tokenizer and decode: exact, and through the death of any of them."""
+"""Chats with pictures through encoder, tokenizer and decode: exact, and through the death of any of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoTokenizer
 
+from motet_encoder.checkpoint import load_family
 from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 from motet_shared.messages import Generate
 from motet_shared.testing import die
-from motet_vision.checkpoint import load_family
 from support.refusals import refuses
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 from support.vlm_stage import stage
@@ -80,7 +80,7 @@ def assert_same(ids: list[int], ties: list[set[int]]) -> None:
 async def test_the_answer_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     folder = tiny_vlm(name, tmp_path)
     async with stage(folder) as made:
-        await made.vision()
+        await made.encoder()
         await made.decode(token_budget=16)
         await made.tokenizer()
         reply = await made.ask(TWO, made.pictures(1, 2))
@@ -117,7 +117,7 @@ async def test_texts_alone_are_served_as_ever(folder: Path) -> None:
 
 async def test_a_written_placeholder_is_text(folder: Path) -> None:
     async with stage(folder) as made:
-        await made.vision()
+        await made.encoder()
         await made.decode()
         await made.tokenizer()
         forged = [{"type": "text", "text": "<image> <image>"}, {"type": "image"}]
@@ -129,7 +129,7 @@ async def test_a_written_placeholder_is_text(folder: Path) -> None:
         assert first.end.usage.prompt_tokens == second.end.usage.prompt_tokens
 
 
-async def test_without_a_vision_instance_it_is_unavailable_for_now(folder: Path) -> None:
+async def test_without_an_encoder_instance_it_is_unavailable_for_now(folder: Path) -> None:
     async with stage(folder) as made:
         await made.decode()
         await made.tokenizer(decode_wait=0.2)
@@ -137,23 +137,23 @@ async def test_without_a_vision_instance_it_is_unavailable_for_now(folder: Path)
             await made.ask(ONE, made.pictures(1))
 
 
-async def test_a_vision_instance_that_comes_late_is_waited_for(folder: Path) -> None:
+async def test_an_encoder_instance_that_comes_late_is_waited_for(folder: Path) -> None:
     async with stage(folder) as made:
         await made.decode()
         await made.tokenizer(decode_wait=20.0)
         asking = asyncio.create_task(made.ask(ONE, made.pictures(1)))
         await asyncio.sleep(0.05)
-        await made.vision()
+        await made.encoder()
         assert (await asking).ids
 
 
-async def test_vision_dies_and_another_one_looks(folder: Path) -> None:
+async def test_encoder_dies_and_another_one_looks(folder: Path) -> None:
     async with stage(folder) as made:
-        visions = [await made.vision(), await made.vision()]
+        encoders = [await made.encoder(), await made.encoder()]
         await made.decode()
         tokenizer = await made.tokenizer(decode_wait=20.0)
         whole = await made.ask(ONE, made.pictures(1))
-        seer = next(vision for vision in visions if vision.stats()["pictures"])
+        seer = next(encoder for encoder in encoders if encoder.stats()["pictures"])
         made.actors.remove(seer)
         die(seer.bus)
         tokenizer.bus.directory.suspect(seer.bus.instance)
@@ -161,9 +161,9 @@ async def test_vision_dies_and_another_one_looks(folder: Path) -> None:
         assert again.ids == whole.ids
 
 
-async def test_vision_dies_while_it_looks(folder: Path) -> None:
+async def test_encoder_dies_while_it_looks(folder: Path) -> None:
     async with stage(folder) as made:
-        first = await made.vision(max_prepared=1)
+        first = await made.encoder(max_prepared=1)
         await first._prepare_slots.acquire()  # it gets no further
         await made.decode()
         await made.tokenizer(decode_wait=30.0)
@@ -172,7 +172,7 @@ async def test_vision_dies_while_it_looks(folder: Path) -> None:
             await asyncio.sleep(0.001)
         made.actors.remove(first)
         die(first.bus)
-        second = await made.vision()
+        second = await made.encoder()
         assert (await asking).ids
         assert second.stats()["pictures"] == 1
         first._prepare_slots.release()
@@ -180,7 +180,7 @@ async def test_vision_dies_while_it_looks(folder: Path) -> None:
 
 async def test_embeddings_that_are_gone_are_looked_at_again(folder: Path) -> None:
     async with stage(folder) as made:
-        vision, decode = await made.vision(), await made.decode()
+        encoder, decode = await made.encoder(), await made.decode()
         tokenizer = await made.tokenizer()
         whole = await made.ask(ONE, made.pictures(1))
         lost: list[str] = []
@@ -189,21 +189,21 @@ async def test_embeddings_that_are_gone_are_looked_at_again(folder: Path) -> Non
         async def forgetful(call: Any, request: Generate) -> None:
             if not lost:
                 lost.append(request.request_id)
-                while vision._cache.stats()["cached"]:
-                    vision._cache._evict_oldest()
+                while encoder._cache.stats()["cached"]:
+                    encoder._cache._evict_oldest()
             await generate(call, request)
 
         decode.bus.calls.handlers["generate"] = forgetful
         again = await made.ask(ONE, made.pictures(1))
         assert lost
         assert again.ids == whole.ids
-        assert vision.stats()["pictures"] == 2
+        assert encoder.stats()["pictures"] == 2
         assert tokenizer.counters.failovers == 0
 
 
 async def test_decode_dies_in_mid_answer(folder: Path) -> None:
     async with stage(folder) as made:
-        await made.vision()
+        await made.encoder()
         decodes = [await made.decode(), await made.decode()]
         tokenizer = await made.tokenizer(decode_wait=20.0)
         whole = await made.ask(ONE, made.pictures(1), max_tokens=60)
@@ -218,7 +218,7 @@ async def test_decode_dies_in_mid_answer(folder: Path) -> None:
 
 async def test_refusals_name_what_is_wrong(folder: Path) -> None:
     async with stage(folder) as made:
-        await made.vision()
+        await made.encoder()
         await made.decode()
         await made.tokenizer(max_images=2)
         with refuses(BadRequest, "messages"):
@@ -234,7 +234,7 @@ async def test_refusals_name_what_is_wrong(folder: Path) -> None:
 
 async def test_images_that_hold_too_much_memory_are_refused(folder: Path) -> None:
     async with stage(folder) as made:
-        await made.vision()
+        await made.encoder()
         decode = await made.decode()
         await made.tokenizer()
         decode._image_reader._capacity = 1000

@@ -251,7 +251,7 @@ async def test_models(here: World) -> None:
 class Eyes(FakeDecode):
     """Announces that it sees for the model."""
 
-    role = "vision"
+    role = "encoder"
 
 
 async def test_health(here: World) -> None:
@@ -259,8 +259,8 @@ async def test_health(here: World) -> None:
     ready = await here.get("/health/ready").done()
     assert (ready.status, ready.json()["models"]) == (200, [MODEL])
     assert ready.json()["speech"] == {"missing": ["asr", "vad", "tts"]}
-    assert ready.json()["images"] == {"missing": ["vision"], "models": [MODEL]}
-    async with running(Eyes(None, await memory_bus(here.hub, "vision"))):
+    assert ready.json()["images"] == {"missing": ["encoder"], "models": [MODEL]}
+    async with running(Eyes(None, await memory_bus(here.hub, "encoder"))):
         await settle()
         ready = await here.get("/health/ready").done()
         assert ready.json()["images"] == {"missing": [], "models": []}

@@ -95,6 +95,17 @@ async def test_what_was_sent_is_repeated(here: Responses) -> None:
     assert chat.tenant == "s"
 
 
+async def test_extensions_of_benchmarks_reach_the_engine(here: Responses) -> None:
+    await here.create(
+        ignore_eos=True, min_tokens=4, max_output_tokens=8, stop=None, stop_token_ids=[7]
+    )
+    sampling = here.requests[-1].sampling
+    assert (sampling.ignore_eos, sampling.min_tokens, sampling.max_tokens) == (True, 4, 8)
+    assert sampling.stop_token_ids == [7]
+    await here.create(stop=["."], logit_bias={"5": -3})
+    assert (here.requests[-1].stop, here.requests[-1].sampling.logit_bias) == (["."], {5: -3})
+
+
 async def test_a_reply_that_is_cut_is_incomplete(here: Responses) -> None:
     here.made.tokenizer.status = "length"
     events = await here.stream()
@@ -332,6 +343,8 @@ async def test_what_is_hosted_elsewhere_is_refused_by_name(
         ({"conversation": "conv_1"}, ("invalid_request", "conversation")),
         ({"prompt": {"id": "p"}}, ("invalid_request", "prompt")),
         ({"colour": "red"}, ("unsupported_parameter", "colour")),
+        ({"stop": list("abcde")}, ("invalid_request", "stop")),
+        ({"min_tokens": 9, "max_output_tokens": 8}, ("invalid_request", "min_tokens")),
         ({"temperature": 3}, ("invalid_request", "temperature")),
         ({"max_output_tokens": 0}, ("invalid_request", "max_output_tokens")),
         ({"input": [{"role": "nobody", "content": "x"}]}, ("invalid_request", "input[0].role")),

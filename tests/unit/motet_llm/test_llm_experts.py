@@ -121,6 +121,7 @@ def test_packed_experts_compute_with_their_weights(form: str) -> None:
     for parameter in original.parameters():
         parameter.normal_(std=0.1)
     packed = pack_experts("experts", copy.deepcopy(original), Packer(form, torch.device("cpu")))
+    assert isinstance(packed, PackedExperts)
     for name, linears in (("gate_up_proj", packed.gate_up), ("down_proj", packed.down)):
         stack = torch.stack([linear.weight() for linear in linears])  # type: ignore[operator]
         getattr(original, name).copy_(stack)

@@ -102,7 +102,7 @@ class Studio:
 @pytest.fixture
 async def studio(eyes: Path, easel: Path) -> AsyncIterator[Studio]:
     async with stage(eyes) as here:
-        await here.vision()
+        await here.encoder()
         eager = await here.decode(Eager)
         assert isinstance(eager, Eager)
         eager.script = tuple(Vocabulary.load(MODEL, str(eyes)).encode(CALL))
@@ -155,7 +155,7 @@ async def imagined(here: Any, asked: Chat, brush: Draw = BRUSH, **options: Any) 
 # ----------------------------------------------------------------------------------------------------------------- see
 async def test_a_question_about_pictures(eyes: Path) -> None:
     async with stage(eyes) as here:
-        await here.vision()
+        await here.encoder()
         await here.decode()
         await here.tokenizer()
         content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "?"}]

@@ -296,10 +296,10 @@ def test_hops_merge_so_that_totals_differ_by_the_plumbing() -> None:
     inner.add("step", 0.25)
     outer = Stopwatch("tokenizer")
     outer.merge(inner)
-    outer.merge({"decode.step": 0.5, "vision.encode": 1.0})
+    outer.merge({"decode.step": 0.5, "encoder.encode": 1.0})
     result = outer.as_dict()
     assert result["decode.step"] == 1.0
-    assert result["vision.encode"] == 1.0
+    assert result["encoder.encode"] == 1.0
     assert result["decode.total"] > 0
     assert outer.total < 0.5
 

@@ -68,7 +68,7 @@ def test_profiles() -> None:
         name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service
     }
     assert profiles == {
-        **{f"{name}-gpu": ["gpu"] for name in ("decode", "vision", "asr", "tts")},
+        **{f"{name}-gpu": ["gpu"] for name in ("decode", "encoder", "asr", "tts")},
         **{"embedding-gpu": ["gpu-embedding"], "diffusion-gpu": ["gpu-images"]},
         "ranking-gpu": ["gpu-ranking"],
         **{name: ["observability"] for name in ("prometheus", "grafana", "otel")},

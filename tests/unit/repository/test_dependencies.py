@@ -34,8 +34,8 @@ RULES = {
     "services/motet_asr": ("asr", {"motet_shared", "motet_models", "motet_media", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared", "motet_media", "motet_models"}),
     "services/motet_speakers": ("speakers", {"motet_shared", "motet_media", "motet_models"}),
-    "services/motet_vision": (
-        "vision",
+    "services/motet_encoder": (
+        "encoder",
         {"motet_shared", "motet_media", "motet_models", "motet_kernels"},
     ),
     "services/motet_diffusion": (

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = SETTINGS["project"]["optional-dependencies"]
 SERVICES = sorted(path.name.removeprefix("motet_") for path in (ROOT / "services").glob("motet_*"))
-WITH_TORCH = {"asr", "diffusion", "embedding", "llm", "tts", "vision"}
+WITH_TORCH = {"asr", "diffusion", "embedding", "llm", "tts", "encoder"}
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import model_columns
-from list_models import PAGE, rows_on
-from motet_models.image_support import MODEL_TYPES
+from list_models import PAGE, ranks_of, ranks_section, rows_on
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
 from motet_shared.reasoning import registry as reasoning_formats
 from motet_shared.tool_formats import registry as tool_formats
 from support.chat_templates import family
@@ -50,9 +50,17 @@ def test_the_dialect_of_a_template_is_that_of_its_type(name: str) -> None:
         assert reasoning.name in names(cells[5])
 
 
-def test_types_with_pictures_and_files_are_those_of_the_registries() -> None:
+def test_types_that_see_and_hear_and_files_are_those_of_the_registries() -> None:
     assert {row for row, cells in ROWS.items() if cells[6] == "yes"} == MODEL_TYPES
+    assert {row for row, cells in ROWS.items() if cells[7] == "yes"} == HEARING_TYPES
     with_gguf = {row for row, cells in ROWS.items() if "GGUF" in cells[3]}
     assert with_gguf == set(model_columns.GGUF_TYPES) & ROWS.keys()
     quantized = {row for row, cells in ROWS.items() if "quantized" in cells[3]}
     assert {"llama", "qwen3", "qwen3_moe", "deepseek_v3"} <= quantized
+
+
+def test_types_that_rank_are_those_compared_with_sentence_transformers() -> None:
+    ranking = {row: cells[8] for row, cells in ROWS.items() if cells[8]}
+    assert ranking == {row: ranks_of(row) for row in ROWS if ranks_of(row)}
+    assert {"bert", "qwen3"} <= ranking.keys()
+    assert "\n".join(ranks_section()) in PAGE.read_text(), "run scripts/list_models.py"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import extended
+import gpu_parts
 from support import tiers
 
 ROOT = Path(__file__).parents[3]
@@ -136,3 +137,45 @@ def test_a_part_goes_on_behind_what_has_passed(
     monkeypatch.setattr(extended, "commit", lambda: "def")
     assert extended.run_part("storm", [first], results=tmp_path)
     assert ran.read_text() == "xx"
+
+
+# ---------------------------------------------------------------------------------------------------------- make gpu
+def test_a_gpu_is_tested_in_short_parts() -> None:
+    for env in ({}, {gpu_parts.DRY: "1"}):
+        steps = gpu_parts.gpu_steps(env)
+        assert max(step.seconds for step in steps) <= gpu_parts.LONGEST == 480
+        assert sum(step.seconds for step in steps) <= gpu_parts.ALL == 1500
+        names = [step.name for step in steps]
+        assert len(set(names)) == len(names)
+    files = {part for step in gpu_parts.gpu_steps({}) for part in step.argv if "test_gpu_" in part}
+    alone = {"benchmark", "compile"}  # the first is a step itself, the second needs no GPU
+    written = {
+        str(path.relative_to(ROOT))
+        for path in gpu_parts.TESTS.glob("test_gpu_*.py")
+        if path.stem.removeprefix("test_gpu_") not in alone
+    }
+    assert files == written
+    dry = [part for step in gpu_parts.gpu_steps({gpu_parts.DRY: "1"}) for part in step.argv]
+    assert "cuda" not in dry
+    assert dry.count("--quick") == 2
+
+
+def test_a_part_without_its_packages_is_skipped_by_name(tmp_path: Path) -> None:
+    ran = extended.Step(name="ran", argv=("-c", "print('| a | b |')"), seconds=30)
+    absent = extended.Step(name="absent", argv=(), seconds=30, needs=("json", "no_such_package"))
+    assert extended.run_part("gpu", [ran, absent], results=tmp_path)
+    first, second = json.loads((tmp_path / "gpu.json").read_text())["steps"]
+    assert (first["passed"], second["passed"]) == (True, False)
+    assert second["skipped"].endswith("no_such_package not installed")
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| ran | passed |" in page
+    assert f"| absent | {second['skipped']} |" in page
+    assert page.endswith("## ran\n\n| a | b |\n")
+    failing = extended.Step(name="failing", argv=("-c", "raise SystemExit(1)"), seconds=30)
+    assert not extended.run_part("gpu", [ran, absent, failing], results=tmp_path)
+
+
+def test_tracked_files_fit_on_a_machine_without_a_network() -> None:
+    listed = extended.git("ls-files", "-z").split("\0")
+    sizes = [(ROOT / name).stat().st_size for name in listed if (ROOT / name).is_file()]
+    assert sum(sizes) < 55e6

@@ -81,22 +81,20 @@ def _rows(x_ptr, m, k, M, K, stride_m):
 
 
 @triton.jit
-def _grouped_linear(
+def grouped_sums(
     x_ptr,
     code_ptr,
     scale_ptr,
     shift_ptr,
     level_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
+    n,
+    m,
     M,
     N,
     K,
     row_bytes,
     groups,
     stride_m,
-    residual_stride,
     offset,
     NIBBLES: tl.constexpr,
     FLOAT8: tl.constexpr,
@@ -104,8 +102,7 @@ def _grouped_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    """Return the products `[n, m]` of rows `m` below M with output features `n`, in float32."""
     j = tl.arange(0, _BYTES)
     codes = code_ptr + n.to(tl.int64)[:, None] * row_bytes + j[None, :]
     sums_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -141,6 +138,56 @@ def _grouped_linear(
                 GROUP,
             )
             sums_NM = tl.dot(w_NK.to(x_KM.dtype), x_KM, sums_NM, input_precision="ieee")
+    return sums_NM
+
+
+@triton.jit
+def _grouped_linear(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    shift_ptr,
+    level_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    row_bytes,
+    groups,
+    stride_m,
+    residual_stride,
+    offset,
+    NIBBLES: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    sums_NM = grouped_sums(
+        x_ptr,
+        code_ptr,
+        scale_ptr,
+        shift_ptr,
+        level_ptr,
+        n,
+        m,
+        M,
+        N,
+        K,
+        row_bytes,
+        groups,
+        stride_m,
+        offset,
+        NIBBLES,
+        FLOAT8,
+        GROUP,
+        BLOCK_N,
+        BLOCK_M,
+    )
     finish(sums_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
 
 

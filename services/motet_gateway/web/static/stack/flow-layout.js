@@ -7,13 +7,14 @@ const CALLER = {
   tokenizer: "gateway",
   decode: "tokenizer",
   prefill: "decode",
-  vision: "tokenizer",
+  encoder: "tokenizer",
   vad: "gateway",
   asr: "gateway",
   speakers: "gateway",
   tts: "gateway",
   diffusion: "gateway",
   embedding: "gateway",
+  ranking: "gateway",
 };
 
 export const BOX = { width: 176, height: 62 };

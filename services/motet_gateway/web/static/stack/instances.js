@@ -5,7 +5,7 @@ import { count, percent, plural, rate } from "./figures.js";
 import { Sparkline } from "./sparkline.js";
 import { roleWords } from "./words.js";
 
-const ORDER = ["gateway", "tokenizer", "prefill", "decode", "vision", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "ranking", "planner"];
+const ORDER = ["gateway", "tokenizer", "prefill", "decode", "encoder", "vad", "asr", "speakers", "tts", "diffusion", "embedding", "ranking", "planner"];
 const MAX_CARDS = 120; // per service
 
 export class Instances {

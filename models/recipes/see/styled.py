@@ -1,0 +1,86 @@
+"""Make pictures of other styles for training: drawn by `recipes.world.styles`, as clients send them.
+
+Everything is a function of (seed, index). A scene is held out as in `recipes.see.data`.
+"""
+
+from __future__ import annotations
+
+import io
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from recipes.chat.mix import Mix
+from recipes.see.data import (
+    PictureConversation,
+    PictureWriter,
+    cell_kinds,
+    is_held_out_scene,
+    weighted_choice,
+)
+from recipes.training.held_out_seeds import check_training_seed
+from recipes.world.pictures import SIZE, Picture, draw
+from recipes.world.scenes import Scene
+from recipes.world.styles import sample_pictured_scene, styled_picture
+
+
+class Lesson(NamedTuple):
+    """Hold a picture, the same scene as the micro-world draws it, and the kind of each cell."""
+
+    picture: Picture
+    plain: Picture
+    kinds: NDArray[np.int64]
+
+
+def sent_picture(picture: Picture, rng: Random) -> Picture:
+    """Return a picture as the model gets it: compressed at times, scaled to the model's size."""
+    image = Image.fromarray(picture)
+    if rng.random() < 0.15:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=rng.randint(50, 95))
+        image = Image.open(file).convert("RGB")
+    if image.size == (SIZE, SIZE):
+        return np.asarray(image)
+    return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+
+
+def styled_scene(rng: Random) -> tuple[Scene, Picture]:
+    """Return a training scene and its picture in a random style, as the model gets it."""
+    while True:
+        scene = sample_pictured_scene(rng)
+        if len(scene.things) > 1 and is_held_out_scene(scene):
+            continue
+        picture = styled_picture(scene.things, rng)
+        if picture is not None:
+            return scene, sent_picture(picture, rng)
+
+
+def lesson(seed: int, index: int) -> Lesson:
+    """Return lesson `index` of `seed` for the tower."""
+    check_training_seed(seed)
+    rng = Random(f"styles/{seed}/{index}")
+    scene, picture = styled_scene(rng)
+    return Lesson(picture, draw(scene, rng), cell_kinds(scene.things))
+
+
+def styled_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
+    """Write questions about pictures of other styles; None if one is held out."""
+    from recipes.see.questions import in_reading_order
+
+    writer = PictureWriter(rng, mix)
+    writer.system()
+    for number in range(rng.choice((1, 1, 2))):
+        if writer.picture_pending:
+            break
+        scene, picture = styled_scene(rng)
+        writer.show(in_reading_order(scene), picture)
+        if number == 0 and rng.random() < 0.3:
+            writer.ask("description")
+        for _ in range(rng.choice((3, 5, 7))):
+            writer.ask(weighted_choice(rng, mix.scene))
+    if writer.picture_pending:
+        writer.ask("description")
+    return None if writer.has_held_out_scene else writer.finish_with_pictures()

@@ -1,0 +1,88 @@
+"""Load the pipeline of a folder with diffusers, or refuse it with the cause."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from motet_diffusion.config import EngineConfig
+from motet_kernels.runtime.device import find_device
+from motet_models.checkpoints import check_checkpoint
+from motet_models.processors import without_videos
+from motet_shared.errors import ConfigError
+
+from .support import pipeline_class, refusal
+
+
+def load(config: EngineConfig) -> Any:
+    """Return the pipeline of a folder, as diffusers loads it. Raises ConfigError with the cause."""
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    name = json.loads((Path(config.model) / "model_index.json").read_text()).get("_class_name", "")
+    if (kind := pipeline_class(str(name))) is None:
+        raise ConfigError(f"model={config.model!r}: diffusers has no pipeline called {name!r}")
+    if (cause := refusal(kind)) is not None:
+        raise refused(config, kind.__name__, cause)
+    diffusers_logging.set_verbosity_error()
+    for progress in (diffusers_logging, transformers_logging):
+        progress.disable_progress_bar()
+    for part in (Path(config.model), *sorted(Path(config.model).iterdir())):
+        if part.is_dir():
+            check_checkpoint(part)
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(
+            Path(config.model),
+            dtype=getattr(torch, config.dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            low_cpu_mem_usage=False,
+            **missing_parts(Path(config.model)),
+            **processors(Path(config.model)),
+        )
+    except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model={config.model!r}: diffusers does not load it: {cause}") from None
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(find_device(config.device, ConfigError))
+
+
+def missing_parts(folder: Path) -> dict[str, None]:
+    """Return the parts that a folder declares missing, such as the largest text encoder of SD3.
+
+    diffusers requires them as explicit arguments.
+    """
+    index = json.loads((folder / "model_index.json").read_text())
+    return {name: None for name, kind in index.items() if kind == [None, None]}
+
+
+def processors(folder: Path) -> dict[str, Any]:
+    """Return the processors of pictures and text, without their parts for videos, by name.
+
+    Qwen-Image's editing has one. diffusers would load them whole, which needs torchvision.
+    """
+    import transformers
+    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
+
+    found = {}
+    for name, kind in json.loads((folder / "model_index.json").read_text()).items():
+        if not isinstance(kind, list) or kind[0] != "transformers":
+            continue
+        whole = getattr(transformers, str(kind[1]), None)
+        if inspect.isclass(whole) and issubclass(whole, transformers.ProcessorMixin):
+            found[name] = without_videos(whole, MODALITY_TO_AUTOPROCESSOR_MAPPING).from_pretrained(
+                folder / name, local_files_only=True, trust_remote_code=False
+            )
+    return found
+
+
+def refused(config: EngineConfig, kind: str, cause: str) -> ConfigError:
+    """Return the error for a pipeline that is not served."""
+    return ConfigError(
+        f"model={config.model!r}: {kind} is not supported: {cause}; docs/pictures.md lists others"
+    )

@@ -1,0 +1,120 @@
+"""Find which pipelines of diffusers are served, and what each can be asked for, from its class.
+
+A pipeline that passes these checks is tried when it is loaded (`trial.py`); what a class alone
+decides is refused before any weights are read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+DENOISERS = ("transformer", "unet")
+DRAW, CHANGE, FILL = "draw", "change", "fill"
+# What the class names of a family end with, by kind, where diffusers' auto classes have no entry.
+_ENDINGS = {CHANGE: ("Img2ImgPipeline",), FILL: ("InpaintPipeline", "InpaintingPipeline")}
+# Components that read a further picture, which must accompany every request.
+_CONTROLS = (
+    "controlnet",
+    "adapter",
+    "image_noising_scheduler",
+    "image_normalizer",
+    "safety_concept",
+)
+# Inputs that some pipelines require, and no route of a picture has.
+_FOREIGN_INPUTS = (
+    "control_image",
+    "example_image",
+    "image_embeds",
+    "depth_map",
+    "gligen_phrases",
+    "source_prompt",
+    "editing_prompt",
+    "class_labels",
+    "token_indices",
+    "task_prompt",
+)
+
+
+def pipeline_class(name: str) -> Any:
+    """Return diffusers' class of this name; None if it has none."""
+    import diffusers
+
+    found = getattr(diffusers, name, None)
+    is_pipeline = inspect.isclass(found) and issubclass(found, diffusers.DiffusionPipeline)
+    return found if is_pipeline else None
+
+
+def call_parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a pipeline's `__call__`, by name."""
+    return inspect.signature(kind.__call__).parameters
+
+
+def refusal(kind: Any) -> str | None:
+    """Return why no pipeline of this class is served; None if it has to be tried."""
+    components = inspect.signature(kind.__init__).parameters
+    parameters = call_parameters(kind)
+    if ".deprecated." in kind.__module__:
+        return "diffusers has deprecated it"
+    if "prompt" not in parameters:
+        return "it does not draw from text (no `prompt`)"
+    if hasattr(kind, "_set_pag_attn_processor"):
+        return "it exchanges the denoiser's attention during a picture (PAG), as pictures share it"
+    for name in _CONTROLS:
+        if name in components:
+            return f"it needs a further picture with every request (its component `{name}`)"
+    for name in _FOREIGN_INPUTS:
+        if name in parameters:
+            return f"it needs `{name}` with every request"
+    if not any(name in components for name in DENOISERS):
+        return f"it chains several models (none of its components is `{'` or `'.join(DENOISERS)}`)"
+    if "vae" not in components:
+        return "it has no VAE: its pictures are drawn in stages, or in pixels"
+    return None
+
+
+def kinds_of(kind: Any) -> tuple[str, ...]:
+    """Return what a pipeline of this class may be able to do: draw, change pictures, fill masks."""
+    parameters = call_parameters(kind)
+    if "mask_image" in parameters:
+        return (FILL,)
+    return (DRAW, CHANGE) if "image" in parameters else (DRAW,)
+
+
+def relatives(pipeline: Any) -> dict[str, Any]:
+    """Return pipelines of the same modules for the kinds that `pipeline` itself does not have."""
+    own = kinds_of(type(pipeline))
+    found = {}
+    for kind in (DRAW, CHANGE, FILL):
+        if kind in own and len(own) == 1:
+            continue
+        if (other := _relative(pipeline, kind)) is not None:
+            found[kind] = other
+    return found
+
+
+def _relative(pipeline: Any, kind: str) -> Any:
+    """Return diffusers' pipeline of the same family for a kind; None if it has none."""
+    import diffusers
+
+    auto = {
+        DRAW: diffusers.AutoPipelineForText2Image,
+        CHANGE: diffusers.AutoPipelineForImage2Image,
+        FILL: diffusers.AutoPipelineForInpainting,
+    }[kind]
+    stem = type(pipeline).__name__.removesuffix("Pipeline")
+    names = [stem + ending for ending in _ENDINGS.get(kind, ())]
+    makers = [
+        auto.from_pipe,
+        *(found.from_pipe for name in names if (found := pipeline_class(name))),
+    ]
+    for make in makers:
+        try:
+            other = make(pipeline)
+        except (ValueError, TypeError, AttributeError):
+            continue  # the family has no such pipeline, or it needs other components
+        if kind in kinds_of(type(other)) and refusal(type(other)) is None:
+            other.set_progress_bar_config(disable=True)
+            return other
+    return None

@@ -1,0 +1,177 @@
+"""Try a pipeline when it is loaded, so that a picture that is asked for later does not fail.
+
+Each kind (drawing, changing, filling a mask) draws one small picture in as few steps as possible,
+with the denoiser itself. The calls of the first picture show the form of the denoiser's answers,
+and whether two calls in one forward pass give what each gives alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, split_output
+from motet_diffusion.engine.request import PictureRequest
+
+from .rules import Rules
+from .support import DRAW, FILL
+
+log = logging.getLogger(__name__)
+CELLS = 8  # latents, or patches of them, per side of the trial picture
+_SMALLEST_IMAGE = 64  # pixels per side; Flux.2 reads no smaller ones
+_STEPS = 2
+# Largest difference, relative to the largest value, that a pass of two calls may make.
+_TOLERANCES = {torch.float32: 1e-3}
+_TOLERANCE = 0.1
+
+
+@dataclass
+class Trial:
+    """Hold what a trial found.
+
+    calls: denoiser calls with their answers, of the first picture that was drawn.
+    causes: why a kind cannot be drawn, by kind.
+    """
+
+    calls: list[tuple[Call, Any]] = field(default_factory=list)
+    causes: dict[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        rules: Rules,
+        open_pipeline: Callable[[PictureRequest, Callable[[Call], Any]], Any],
+        denoiser: Callable[..., Any],
+        kind: str,
+    ) -> bool:
+        """Draw a small picture of a kind. Return True if it can be drawn."""
+        calls: list[tuple[Call, Any]] = []
+        self.causes.pop(kind, None)  # of another pipeline that was tried for this kind
+
+        def denoise(call: Call) -> Any:
+            call = dict(call)
+            merge_key(call)
+            answer = denoiser(**call)
+            calls.append((call, answer))
+            return split_output(answer, [rows_of(call)])[0]
+
+        try:
+            with torch.no_grad():
+                drawing = rules.completed(trial_request(rules, kind))
+                pipeline = open_pipeline(drawing, denoise)
+                images = pipeline(
+                    **rules.arguments(drawing, torch.Generator().manual_seed(0))
+                ).images
+            self.causes.update(_result_causes(kind, images, drawing, calls))
+        except Exception as error:  # whatever a pipeline raises is the cause of its refusal
+            self.causes[kind] = _described(error)
+        if kind in self.causes:
+            return False
+        self.calls = self.calls or calls
+        return True
+
+    def merges(self, denoiser: Callable[..., Any]) -> bool:
+        """Return True if two calls in one pass give what each gives alone."""
+        for index, (call, answer) in enumerate(self.calls):
+            for other, other_answer in self.calls[index + 1 :]:
+                if merge_key(call) != merge_key(other):
+                    continue
+                try:
+                    with torch.no_grad():
+                        together = denoiser(**merge_calls([call, other]))
+                    parts = split_output(together, [rows_of(call), rows_of(other)])
+                except Exception as error:  # a family whose calls do not fit runs one by one
+                    log.info("calls are not merged: %s", _described(error))
+                    return False
+                return _alike(parts[0], answer) and _alike(parts[1], other_answer)
+        return False
+
+    def zeros(self, call: Call) -> Any:
+        """Return zeros in the form of the denoiser's answer to `call`."""
+        known, answer = self.calls[0]
+        sample, now = _first(next(iter(known.values()))), _first(next(iter(call.values())))
+        rows = rows_of(call)
+
+        def zero(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return [zero(value[0])] * rows if isinstance(value, (list, tuple)) else value
+            shape = list(now.shape)
+            if value.ndim == sample.ndim:
+                for axis, (had, gave) in enumerate(zip(sample.shape, value.shape, strict=True)):
+                    shape[axis] = gave if had != gave else shape[axis]
+            return now.new_zeros(shape)
+
+        return (zero(_first_output(answer)),)
+
+
+def trial_request(rules: Rules, kind: str) -> PictureRequest:
+    """Return the request for the trial picture of a kind: small, of few steps."""
+    multiple = rules.size_multiple
+    width, height = (min(side, CELLS * multiple) for side in rules.default_size)
+    smallest = multiple if kind == DRAW else max(multiple, _SMALLEST_IMAGE)
+    width, height = (
+        math.ceil(max(side, smallest) / multiple) * multiple for side in (width, height)
+    )
+    image = None if kind == DRAW else Image.new("RGB", (width, height), "gray")
+    mask = Image.new("L", (width, height), 255) if kind == FILL else None
+    return PictureRequest(
+        prompt="a picture",
+        width=width,
+        height=height,
+        steps=_STEPS,
+        image=image,
+        mask=mask,
+        strength=None if kind == DRAW else 1.0,
+    )
+
+
+def _result_causes(
+    kind: str, images: Any, drawing: PictureRequest, calls: list[tuple[Call, Any]]
+) -> dict[str, str]:
+    """Return why what a pipeline returned is no picture, by kind; {} if it is one."""
+    if not calls:
+        return {kind: "it draws without its denoiser"}
+    if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != 1:
+        return {kind: "it gives several pictures, or none, for one request"}
+    size = (images.shape[3], images.shape[2])
+    if images.shape[1] != 3 or size != (drawing.width, drawing.height):
+        form = "x".join(str(side) for side in images.shape[1:])
+        return {kind: f"it gives {form} for 3x{drawing.height}x{drawing.width}"}
+    return {}
+
+
+def _described(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"
+
+
+def _first_output(answer: Any) -> Any:
+    """Return the prediction of a denoiser's answer, a tensor or a list of one for each row."""
+    if isinstance(answer, Tensor):
+        return answer
+    return answer[0]
+
+
+def _first(value: Any) -> Tensor:
+    """Return the noisy latents of a call: a tensor, or the first of a list."""
+    tensor: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+    return tensor
+
+
+def _alike(one: Any, other: Any) -> bool:
+    one, other = _first_output(one), _first_output(other)
+    if isinstance(one, Tensor):
+        one, other = [one], [other]
+    for left, right in zip(one, other, strict=True):
+        if left.shape != right.shape:
+            return False
+        limit = _TOLERANCES.get(right.dtype, _TOLERANCE) * float(right.abs().max() + 1e-6)
+        if not float((left.float() - right.float()).abs().max()) <= limit:
+            return False
+    return True

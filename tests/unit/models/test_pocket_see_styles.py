@@ -1,0 +1,155 @@
+"""Test the lessons that widen pocket-chat: pictures of other styles, calls of tools, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from recipes.chat.calls import calling_conversation  # noqa: E402
+from recipes.chat.mix import FINISHING  # noqa: E402
+from recipes.chat.objects import object_conversation  # noqa: E402
+from recipes.see.adapt import LessonStream, TowerAdapter, lesson_batch, load  # noqa: E402
+from recipes.see.data import KINDS, is_held_out_scene  # noqa: E402
+from recipes.see.mix import SEEING  # noqa: E402
+from recipes.see.recipe import Adaptation  # noqa: E402
+from recipes.see.styled import lesson, styled_conversation, styled_scene  # noqa: E402
+from recipes.see.train import Model  # noqa: E402
+from recipes.training.errors import RecipeError  # noqa: E402
+from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
+from recipes.training.loop import Stage  # noqa: E402
+from recipes.world.pictures import SIZE  # noqa: E402
+from recipes.world.scenes import GRID, SHAPES, Thing  # noqa: E402
+from recipes.world.styles import (  # noqa: E402
+    LEAST_PIXELS,
+    REACH,
+    Figure,
+    Style,
+    arrange,
+    distance,
+    paint,
+    sample_pictured_scene,
+    sample_style,
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_distances_are_negative_inside_and_grow_outside(shape: str) -> None:
+    x = np.linspace(-2, 2, 41)
+    found = distance(shape, x[None, :], x[:, None], Style())
+    assert found[20, 20] < 0
+    assert (found[np.hypot(x[None, :], x[:, None]) > REACH[shape] + 0.1] > 0).all()
+    assert found[0, 0] > found[5, 5]
+
+
+@pytest.mark.parametrize("softness", [0.0, 1.5])
+def test_a_figure_is_painted_where_it_stands(softness: float) -> None:
+    canvas = np.full((60, 120, 3), 255.0)
+    thing = Thing(shape="square", colour="red")
+    style = Style(width=120, height=60, softness=softness, outline=0.2)
+    paint(canvas, Figure(thing, 0.25, 0.5, 12.0), (200, 0, 0), (0, 0, 0), style)
+    assert canvas[30, 30].tolist() == [200, 0, 0]
+    assert canvas[30, 90].tolist() == [255, 255, 255]
+    shades = len(np.unique(canvas[..., 1]))
+    assert shades == 2 if not softness else shades > 2
+
+
+def test_things_find_room_in_their_cells() -> None:
+    rng = Random(2)
+    for _ in range(60):
+        scene, style = sample_pictured_scene(rng), sample_style(rng)
+        assert 24 <= min(style.width, style.height) <= max(style.width, style.height) <= 1024
+        least = LEAST_PIXELS * SIZE / min(style.width, style.height)
+        for figure in arrange(scene.things, rng, least=least) or ():
+            cell = int(figure.x * GRID), int(figure.y * GRID)
+            assert cell == (figure.thing.column, figure.thing.row)
+            assert figure.radius >= least
+            reach = figure.radius * REACH[figure.thing.shape] / SIZE
+            assert reach <= min(figure.x, 1 - figure.x, figure.y, 1 - figure.y)
+
+
+def test_lessons_are_a_function_of_their_number_and_leave_held_out_scenes_out() -> None:
+    seed = Adaptation().seed
+    one, same = lesson(seed, 3), lesson(seed, 3)
+    assert one.picture.shape == one.plain.shape == (SIZE, SIZE, 3)
+    assert (one.picture == same.picture).all()
+    assert 0 < one.kinds.max() < len(KINDS)
+    scenes = [styled_scene(Random(number))[0] for number in range(40)]
+    assert not any(len(s.things) > 1 and is_held_out_scene(s) for s in scenes)
+    assert max(len(scene.things) for scene in scenes) > 4
+    with pytest.raises(RecipeError):
+        lesson(HELD_OUT_SEEDS.start, 0)
+
+
+def test_conversations_about_other_styles_have_a_picture_per_part() -> None:
+    made = [styled_conversation(Random(number), SEEING) for number in range(12)]
+    for found in filter(None, made):
+        parts = [
+            part
+            for message in found.conversation.messages
+            if isinstance(message["content"], list)
+            for part in message["content"]
+            if part["type"] == "image"
+        ]
+        assert len(parts) == len(found.pictures) > 0
+
+
+def test_calls_name_a_declared_tool_and_its_fields() -> None:
+    for number in range(60):
+        conversation = calling_conversation(Random(number), FINISHING)
+        declared = {tool["function"]["name"]: tool["function"] for tool in conversation.tools}
+        for index, message in enumerate(conversation.messages):
+            for call in message.get("tool_calls", ()):
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                assert set(arguments) == set(declared[name]["parameters"]["properties"])
+                said = conversation.messages[index - 1]["content"]
+                assert all(str(value) in said for value in arguments.values())
+
+
+def test_replies_in_json_are_short() -> None:
+    for number in range(80):
+        reply = object_conversation(Random(number), FINISHING).messages[-1]
+        assert reply["role"] == "assistant"
+        json.loads(reply["content"])
+        assert len(reply["content"]) < 600
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    torch.set_num_threads(1)
+    return load(Adaptation(), Path("models/pocket-chat"))
+
+
+def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model) -> None:
+    recipe = Adaptation()
+    stage = recipe.stages["words"]
+    stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
+    rows = [stream.row(index) for index in range(stage.batch)]
+    pictured = recipe.lessons["styled"] + recipe.lessons["own"]
+    assert [bool(row.pictures) for row in rows] == [n < pictured for n in range(stage.batch)]
+    reply = rows[pictured + recipe.lessons["calls"]]
+    opening = len(model.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
+    first = reply.weights.index(1.0)
+    assert reply.weights[first - 1] == 0.0
+    assert model.tokenizer.decode(reply.ids[first - 1 - opening : first - 1]).endswith(
+        "assistant\n"
+    )
+
+
+@pytest.mark.long
+def test_the_tower_learns_from_the_frozen_one(model: Model) -> None:
+    recipe = Adaptation(reference_pictures=100)
+    stage = Stage(steps=6, batch=12, matrix_lr=4e-3, other_lr=6e-4, warmup=1)
+    trainer = TowerAdapter(recipe, model, stage, teacher=model)
+    before = {name: one.clone() for name, one in trainer.teacher.model.named_parameters()}
+    same = lesson_batch(recipe, stage, 0)
+    reports = [trainer.train_step(same) for _ in range(stage.steps)]
+    assert reports[-1].distance < 0.8 * reports[0].distance
+    after = dict(trainer.teacher.model.named_parameters())
+    assert all(torch.equal(after[name], one) for name, one in before.items())
