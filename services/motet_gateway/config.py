@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +111,26 @@ class GatewayConfig(ProcessConfig):
         default=8 * 2**20,
         min=2**16,
     )
+    max_calls: int = setting(
+        "most realtime calls over WebRTC at a time; 0: none are taken", default=64, min=0
+    )
+    call_time: Duration = setting("longest time of a call", default=3600.0, min=1.0)
+    call_ports: str = setting(
+        "UDP ports of calls, such as 40000-40999; any: those that the system gives", default="any"
+    )
+    call_addresses: tuple[str, ...] = setting(
+        "addresses that calls listen on; by default that of --host, or all of this machine",
+        default=(),
+    )
+    call_announced: tuple[str, ...] = setting(
+        "addresses at which clients reach those of calls, behind NAT or in a container",
+        default=(),
+    )
+    ice_servers: tuple[str, ...] = setting(
+        "STUN or TURN server of calls, one of each, such as stun:stun.example:3478", default=()
+    )
+    ice_username: str | None = setting("user name for the TURN server", default=None)
+    ice_credential: str | None = setting("password for the TURN server", default=None, secret=True)
     request_timeout: Duration = setting("longest time for one reply", default=600.0, min=0.1)
     patience: Duration = setting(
         "least time that a broken reply waits for its service to return; longer if its start took longer",
@@ -166,9 +187,20 @@ class GatewayConfig(ProcessConfig):
                 f"{missing}: is not set, but {given} is; give both or neither", param=missing
             )
         Presence().expect(self.expect)
+        _check_calls(self)
         if self.max_upload > self.upload_memory:
             message = f"max_upload: {self.max_upload} bytes do not fit into upload_memory={self.upload_memory}"
             raise ConfigError(f"{message}; raise that too", param="max_upload")
+
+    @property
+    def call_port_range(self) -> tuple[int, int]:
+        """Return the lowest and the highest UDP port of calls; (0, 0) for any."""
+        if self.call_ports == "any":
+            return 0, 0
+        low, _, high = self.call_ports.partition("-")
+        if not (low.isdigit() and (high or low).isdigit()):
+            raise ValueError(self.call_ports)
+        return int(low), int(high or low)
 
     @property
     def needs_key(self) -> bool:
@@ -182,6 +214,29 @@ class GatewayConfig(ProcessConfig):
     def api_keys(self) -> tuple[str, ...]:
         """Return the API keys, one per line; blank lines are ignored."""
         return tuple(key for line in (self.api_key or "").splitlines() if (key := line.strip()))
+
+
+def _check_calls(config: GatewayConfig) -> None:
+    """Raise ConfigError for ports, addresses or servers of calls that cannot be."""
+    try:
+        low, high = config.call_port_range
+        fits = config.call_ports == "any" or 1024 <= low <= high < 65536
+    except ValueError:
+        fits = False
+    if not fits:
+        message = f"call_ports: {config.call_ports!r} is no range; give one such as 40000-40999"
+        raise ConfigError(message, param="call_ports")
+    for name in ("call_addresses", "call_announced"):
+        for address in getattr(config, name):
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                message = f"{name}: {address!r} is no IP address; give one such as 192.0.2.1"
+                raise ConfigError(message, param=name) from None
+    for server in config.ice_servers:
+        if not re.fullmatch(r"(stun|turn|turns):[^?:\s]+(:\d+)?(\?transport=(udp|tcp))?", server):
+            message = f"ice_servers: {server!r} is none; give stun:HOST:PORT or turn:HOST:PORT"
+            raise ConfigError(message, param="ice_servers")
 
 
 def is_loopback(host: str) -> bool:

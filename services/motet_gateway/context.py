@@ -74,6 +74,7 @@ class GatewayContext:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
+        self.calls: dict[str, Any] = {}  # over WebRTC, by id
         self.client_secrets = ClientSecrets(clock, self.sessions.has)
         self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
         self.store: ImageStore | None = None  # set if NATS has JetStream

@@ -45,7 +45,7 @@ from motet_gateway.openai.schema import ChatBody, CompletionBody
 from motet_gateway.openapi import answers, messages, ollama, responses, stored_files
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
-from motet_gateway.openapi.forms import Schema, edit_form, file_form, transcription_form
+from motet_gateway.openapi.forms import Schema, call_form, edit_form, file_form, transcription_form
 from motet_gateway.operations import health, stack
 from motet_gateway.operations.adapters import (
     LoadAdapterBody,
@@ -58,6 +58,7 @@ from motet_gateway.ranking.pair_scores import ScoreBody, score_pairs
 from motet_gateway.ranking.rerank import RerankBody, rerank, rerank_v2
 from motet_gateway.realtime.client_secrets import ClientSecretBody, create_client_secret
 from motet_gateway.realtime.endpoint import realtime
+from motet_gateway.realtime.webrtc.endpoint import CallsQuery, create_call, hang_up
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
 from motet_gateway.responses.schema import ResponseBody
@@ -324,6 +325,16 @@ _SOUNDS = (
         "POST", "/v1/realtime/client_secrets", TENANT, create_client_secret, STREAM,
         summary="A key for one realtime session", tag="realtime",
         body=ClientSecretBody, answer={JSON: answers.ClientSecretAnswer},
+    ),
+    Route(
+        "POST", "/v1/realtime/calls", TENANT, create_call, STREAM,
+        summary="A realtime session over WebRTC", tag="realtime", status=201, errors=(503,),
+        parameters=query_parameters(CallsQuery), client_secrets=True,
+        body=call_form(), answer={"application/sdp": _TEXT},
+    ),
+    Route(
+        "POST", "/v1/realtime/calls/{call_id}/hangup", TENANT, hang_up, STREAM,
+        summary="The end of a call", tag="realtime", errors=(404,), client_secrets=True,
     ),
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ _EXPOSED = (
     "server-timing",
     "motet-ignored",
     "motet-served-by",
+    "location",
     *(
         f"x-ratelimit-{what}-{kind}"
         for kind in ("requests", "tokens")

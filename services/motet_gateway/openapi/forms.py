@@ -101,3 +101,16 @@ def _form(fields: Schema, *required: str) -> Schema:
         "required": list(required),
         "additionalProperties": False,
     }
+
+
+def call_form() -> Schema:
+    """Return the schema of POST /v1/realtime/calls; the offer alone may be sent as it is, too."""
+    fields: Schema = {
+        "sdp": {"type": "string", "description": "The client's offer."},
+        "session": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "description": "The settings of the session, as in session.update.",
+        },
+    }
+    return _form(fields, "sdp")

@@ -5,17 +5,38 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
-from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.asgi import ClientGone, Scope
 from motet_gateway.http.problems import Problem
-from motet_gateway.http.socket import Socket
 
 from .event_log import EventLog
 
 _encode = msgspec.json.Encoder().encode
+
+
+class Connection(Protocol):
+    """Describe a client's connection: a WebSocket, or the data channel of a call.
+
+    scope: of the request that opened it. What sends raises ClientGone after the client has left.
+    """
+
+    scope: Scope
+
+    async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text of `take` as a message; `take` is called once the client reads."""
+
+    def ask(self, mark: int) -> None:
+        """Call what `on_arrived` was given with `mark` once all sent data has arrived."""
+
+    def on_arrived(self, tell: Callable[[int], None]) -> None:
+        """Set what is called with marks."""
+
+    async def close(self, code: int, reason: str = "") -> None:
+        """Close with a code of the WebSocket protocol."""
 
 
 class Channel:
@@ -24,13 +45,13 @@ class Channel:
     Raises ClientGone once the channel is closed.
     """
 
-    def __init__(self, socket: Socket, memory: int):
+    def __init__(self, socket: Connection, memory: int):
         """Start with `socket`; keep `memory` bytes of events for a client that reconnects."""
         self._prefix = b"event_" + secrets.token_hex(6).encode() + b"_"
         self._count = 0
         self.closed = False
         self._log = EventLog(memory)
-        self._socket: Socket | None = None
+        self._socket: Connection | None = None
         self._changed = asyncio.Event()  # set while there is a socket, and once it is closed
         self._away_since, self._away = time.monotonic(), 0.0  # seconds
         self.attach(socket)
@@ -65,7 +86,7 @@ class Channel:
             if self.closed:
                 raise ClientGone
 
-    async def _write(self, socket: Socket) -> None:
+    async def _write(self, socket: Connection) -> None:
         try:
             await socket.write(self._log.take)
         except ClientGone:
@@ -94,7 +115,7 @@ class Channel:
         """Raise EventNotFound if a client that saw event `after` last cannot have what followed."""
         self._log.check(after)
 
-    def attach(self, socket: Socket, after: str | None = None) -> None:
+    def attach(self, socket: Connection, after: str | None = None) -> None:
         """Attach a client's socket; the next `send` begins with what followed the event `after`."""
         self._log.rewind(after)
         socket.on_arrived(self._log.arrived)
@@ -102,7 +123,7 @@ class Channel:
         self._socket = socket
         self._changed.set()
 
-    def detach(self, socket: Socket) -> None:
+    def detach(self, socket: Connection) -> None:
         """Detach the client on this socket, if it is still the attached one."""
         if self._socket is socket:
             socket.on_arrived(lambda mark: None)

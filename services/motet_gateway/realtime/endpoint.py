@@ -103,22 +103,30 @@ def _prepared(
     service: GatewayContext, caller: Caller, secret: ClientSecret, query: _Query, socket: Socket
 ) -> Session:
     """Open the session of a client secret, which that can do once."""
-    secret.check_unused()
-    prepared: PreparedSession = secret.settings
-    model = prepared.settings.model
-    if query.model not in ("", model) and role_of_alias(query.model) != CHAT:
-        message = (
-            f"`model` is {query.model!r}, but the client secret is for {model!r}; leave it out"
-        )
-        raise BadRequest(message, param="model")
-    _check_room(service)
-    if model:
-        service.admit(model)
-    service.check_open()
-    session = Session(service, socket, caller, model, prepared.settings.kind, prepared)
+    prepared = admit_secret(service, secret, query.model)
+    settings = prepared.settings
+    session = Session(service, socket, caller, settings.model, settings.kind, prepared)
     service.sessions.add(session)
     secret.opened = True
     return session
+
+
+def admit_secret(service: GatewayContext, secret: ClientSecret, given: str) -> PreparedSession:
+    """Return the session that a secret opens. `given`: the model that the client names, if any.
+
+    Raises MotetError if it cannot be opened now.
+    """
+    secret.check_unused()
+    prepared: PreparedSession = secret.settings
+    model = prepared.settings.model
+    if given not in ("", model) and role_of_alias(given) != CHAT:
+        message = f"`model` is {given!r}, but the client secret is for {model!r}; leave it out"
+        raise BadRequest(message, param="model")
+    check_room(service)
+    if model:
+        service.admit(model)
+    service.check_open()
+    return prepared
 
 
 def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:
@@ -127,7 +135,7 @@ def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:
         return _admit_transcription(service, query.intent)
     if not query.model:
         raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
-    _check_room(service)
+    check_room(service)
     return service.admit(query.model), "realtime"
 
 
@@ -138,12 +146,13 @@ def _admit_transcription(service: GatewayContext, intent: str) -> tuple[str, Kin
             f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent"
         )
     SpeechServices.find(service.bus.directory, coming=True).need("intent", transcription=True)
-    _check_room(service)
+    check_room(service)
     service.check_open()
     return "", "transcription"
 
 
-def _check_room(service: GatewayContext) -> None:
+def check_room(service: GatewayContext) -> None:
+    """Raise Overloaded if as many sessions are open as may be."""
     connected = service.sessions.connected
     if connected >= service.config.max_sockets:
         raise Overloaded(
@@ -161,13 +170,17 @@ async def _resume(
     """
     service.check_open()
     session = service.sessions.find(query.session_id, caller)
+    if session.player is not None:
+        raise BadRequest(
+            "the session is a call, which ends with its connection", param="session_id"
+        )
     if query.model not in ("", session.settings.model) and role_of_alias(query.model) != CHAT:
         message = f"`model` is {query.model!r}, but the session talks to {session.settings.model!r}; leave it out"
         raise BadRequest(message, param="model")
     session.channel.check(query.after)
     async with session.moving:
         if service.sessions.is_kept(session):
-            _check_room(service)
+            check_room(service)
         await session.release()
         service.sessions.find(query.session_id, caller)  # it may have ended in the meantime
         try:

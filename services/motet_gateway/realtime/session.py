@@ -14,7 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
@@ -22,14 +22,13 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
-from motet_gateway.http.socket import Socket
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
 from motet_pipelines.voice.conversation.converse import converse
-from motet_pipelines.voice.conversation.events import Drained, Event, Failed
+from motet_pipelines.voice.conversation.events import Drained, Event, Failed, SpeechStarted
 from motet_pipelines.voice.conversation.history import new_id
 from motet_pipelines.voice.conversation.settings import ConversationLimits
 from motet_pipelines.voice.services import SpeechServices
@@ -38,7 +37,7 @@ from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 from . import events
 from .admission import TenantAdmission
 from .audio_settings import check_transcription, check_voice
-from .channel import Channel
+from .channel import Channel, Connection
 from .formats import decode, input_rate
 from .items import stored
 from .pictures import check_pictures
@@ -53,11 +52,24 @@ TAKEN_OVER = 4001
 _MOVE_WITHIN = 5.0  # seconds in which the last event of the old socket has to be handled
 
 
+class Player(Protocol):
+    """Describe what plays speech that is not sent as events: the audio track of a call."""
+
+    def take(self, event: Event) -> Event:
+        """Play the speech of an event; return the event without it."""
+
+    def clear(self) -> list[tuple[str, int]]:
+        """Play no more of what there is; return the items that are cut, with the ms played."""
+
+    async def finish(self) -> None:
+        """Wait until all was played."""
+
+
 @dataclass(slots=True)
 class Attachment:
     """A socket of a session, from when it becomes the client's until it is no longer read."""
 
-    socket: Socket
+    socket: Connection
     first: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     taken_over: bool = False
@@ -69,17 +81,22 @@ class Session:
     def __init__(
         self,
         service: GatewayContext,
-        socket: Socket,
+        socket: Connection,
         caller: Caller,
         model: str,
         kind: Kind = "realtime",
         prepared: PreparedSession | None = None,
+        player: Player | None = None,
     ):
-        """Begin a session. Raises BadRequest for a target that its model does not have."""
+        """Begin a session; with a `player`, it is a call's, and ends with its connection.
+
+        Raises BadRequest for a target that its model does not have.
+        """
         self.service = service
         self.caller = caller
         self.channel = Channel(socket, service.config.session_memory)
         self.attachment = Attachment(socket, first=True)
+        self.player = player
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
         self.settings = SessionSettings.default(model, self.speech, kind)
         self.id = new_id("sess")
@@ -150,7 +167,7 @@ class Session:
                 "the session is busy with an event that came before; try again"
             ) from None
 
-    def attach(self, socket: Socket, after: str | None) -> Attachment:
+    def attach(self, socket: Connection, after: str | None) -> Attachment:
         """Attach a client that has the events up to `after`.
 
         Raises EventNotFound if what followed is not kept any more.
@@ -164,6 +181,8 @@ class Session:
         with contextlib.suppress(ClientGone):
             await self._do(inputs.Drain())
             await self._unless_over(self._drained.wait())
+            if self.player is not None:
+                await self._unless_over(self.player.finish())
         with contextlib.suppress(ClientGone):
             await self.channel.close(
                 1012, "the server restarts; connect again and open a new session"
@@ -215,8 +234,24 @@ class Session:
             self._refused |= isinstance(event, Failed) and event.tag is not None
             if isinstance(event, Drained):
                 self._drained.set()
+        if self.player is not None:
+            batch = [self._played(self.player, event) for event in batch]
         if rendered := [text for event in batch for text in self._rendering.render(event)]:
             await self.channel.send(*rendered)
+
+    def _played(self, player: Player, event: Event) -> Event:
+        """Give speech to the player; the user's stops it, where that is a barge-in."""
+        turns = self.settings.audio.turn_detection
+        if isinstance(event, SpeechStarted) and turns is not None and turns.interrupt_response:
+            self._cut(player)
+        return player.take(event)
+
+    def _cut(self, player: Player) -> None:
+        """Stop the player, and cut the items in it to what was heard."""
+        for item_id, ms in player.clear():
+            # Not waited for: the conversation may wait for its events to be read.
+            handled = asyncio.get_running_loop().create_future()
+            self._inputs.put_nowait((inputs.TruncateItem(item_id, ms), handled))
 
     async def _next_inputs(self) -> AsyncGenerator[inputs.Input, None]:
         """Yield the inputs queued by `_do`; mark each as handled when the next is requested."""
@@ -296,6 +331,10 @@ class Session:
         if await self._do(inputs.AppendAudio(pcm, tag=_tag(event))):
             self._received_ms += duration_ms(len(pcm), input_rate(format))
 
+    async def hear(self, pcm: bytes) -> bool:
+        """Append sound of a call's track; False if it was refused, by an error event."""
+        return bool(self.speech.transcription) and await self._do(inputs.AppendAudio(pcm, tag=""))
+
     async def _commit_audio(self, event: events.AudioCommit) -> None:
         self.speech.need("type", transcription=True)
         await self._do(inputs.CommitAudio(tag=_tag(event)))
@@ -304,9 +343,12 @@ class Session:
         await self._do(inputs.ClearAudio(tag=_tag(event)))
 
     async def _clear_output(self, event: events.OutputClear) -> None:
-        raise UnsupportedParameter(
-            "output_audio_buffer.clear is for WebRTC; use conversation.item.truncate", param="type"
-        )
+        if self.player is None:
+            raise UnsupportedParameter(
+                "output_audio_buffer.clear is for WebRTC; use conversation.item.truncate",
+                param="type",
+            )
+        self._cut(self.player)
 
     # ---------------------------------------------------------------------------------------- items
     async def _create_item(self, event: events.ItemCreate) -> None:

@@ -73,6 +73,8 @@ EXPECTED = {
     ("GET", "/v1/models/{name:path}"): TENANT,
     (SOCKET, "/v1/realtime"): TENANT,
     ("POST", "/v1/realtime/client_secrets"): TENANT,
+    ("POST", "/v1/realtime/calls"): TENANT,
+    ("POST", "/v1/realtime/calls/{call_id}/hangup"): TENANT,
     ("GET", "/metrics"): OPERATOR,
     ("GET", "/metrics/stack"): OPERATOR,
     ("GET", "/metrics/doctor"): OPERATOR,
