@@ -32,7 +32,7 @@ from support.refusals import refuses  # noqa: E402
 
 EXACT = exact_rows(PAGE.read_text())
 REFUSED = refused_rows(PAGE.read_text())
-# One of each mechanism: latents in lists and a VAE of videos in `make test`; texts by layer, packed
+# One of each mechanism: a VAE of videos in `make test`; latents in lists, texts by layer, packed
 # latents with an image beside them, a VAE without a distribution in `make test-long`.
 QUICK = ("QwenImagePipeline",)
 LONG = (
