@@ -30,6 +30,7 @@ CASES_BY_MODULE: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "quantization": matrices.roundings,
     "linear": matrices.products,
     "grouped_linear": matrices.grouped,
+    "expert_linear": matrices.experts,
     "lora": matrices.adapters,
     "sampling": sampling.draws,
     "candidates": sampling.filtered_draws,

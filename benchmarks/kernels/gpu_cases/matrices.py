@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from motet_kernels.linear.expert_linear import ExpertLinear, ExpertRows
 from motet_kernels.linear.group_weights import GroupWeights
 from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.lora import LoraFactors
@@ -61,6 +62,25 @@ def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
                 moved,
                 2 * rows * weight_NK.numel(),
             )
+
+
+def experts(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    """Yield int4 matrices of eight experts, two for each token, in one launch."""
+    number, chosen = 8, 2
+    weight_ENK = random(device, number, max(1, sizes.features // number), sizes.channels)
+    linear = ExpertLinear.quantized(weight_ENK.float(), None, "int4", device)
+    for tokens in sizes.multiplied:
+        index_Tk = torch.rand(tokens, number, device=device).topk(chosen, dim=1).indices
+        rows = ExpertRows.of(index_Tk, number)
+        x_RK = random(device, tokens * chosen, sizes.channels)
+        moved = linear.nbytes + nbytes_of(x_RK) + 2 * len(x_RK) * linear.out_features
+        operations = 2 * len(x_RK) * linear.out_features * linear.in_features
+        yield Case(
+            f"int4, {tokens} tokens",
+            partial(linear, x_RK, rows),
+            nbytes=moved,
+            operations=operations,
+        )
 
 
 def adapters(sizes: Sizes, device: torch.device) -> Iterator[Case]:

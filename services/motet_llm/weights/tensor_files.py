@@ -111,6 +111,10 @@ class TensorFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorFiles:
+        """Return itself: copies of a module read the same files."""
+        return self
+
     def stored_name(self, name: str) -> str:
         """Return the name of a tensor in its file; `name` if there is none."""
         return self._files[name].name if name in self._files else name
