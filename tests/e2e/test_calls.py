@@ -18,7 +18,11 @@ from motet_pipelines.voice.speak import RATE
 from support.call_client import CallClient, calling
 from support.spoken import silence
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("pocket")]
+pytestmark = [
+    pytest.mark.extended("conformance"),
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("pocket"),
+]
 
 SENTENCE = "There are two red circles and a blue square."
 LONG = "A red circle, a blue square, a green star, a yellow circle and a red square."
