@@ -155,7 +155,7 @@ def device_of(table: ModelTable | RoleTable) -> str:
 def flags(settings: Mapping[str, Setting]) -> list[str]:
     """Return settings as flags of a process; a list repeats its flag.
 
-    The device is none of them: processes are told theirs where they are placed.
+    The device is none of them: each process gets its own when it is placed.
     """
     found = []
     for name, value in settings.items():

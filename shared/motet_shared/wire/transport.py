@@ -104,8 +104,10 @@ def check_payload(subject: str, size: int, limit: int) -> None:
         )
 
 
-def _is_denied(error: Exception) -> bool:
-    """Return True if the server has refused the user or the password."""
+def _is_refusal(error: Exception) -> bool:
+    """Return True for what retries cannot fix: a certificate, a user or a password is refused."""
+    if isinstance(error, ssl.SSLError):
+        return True
     return isinstance(error, nats.errors.Error) and "authorization violation" in str(error).lower()
 
 
@@ -165,8 +167,7 @@ class NatsTransport:
             await transport._connected_within(asyncio.ensure_future(connecting), connect_timeout)
         except (OSError, TimeoutError, nats.errors.Error) as error:
             await transport.client.close()
-            refused = isinstance(error, ssl.SSLError) or _is_denied(error)
-            raise (ConfigError if refused else NatsUnreachable)(
+            raise (ConfigError if _is_refusal(error) else NatsUnreachable)(
                 f"nats_url: cannot connect to {url} as {user or 'anonymous'}: {type(error).__name__} {error}; "
                 "is nats-server running there, and are the password and the certificates right?"
             ) from error
@@ -274,11 +275,7 @@ class NatsTransport:
     async def _on_error(self, error: Exception) -> None:
         name = type(error).__name__
         self.errors[name] = self.errors.get(name, 0) + 1
-        if (
-            (isinstance(error, ssl.SSLError) or _is_denied(error))
-            and self._refused is not None
-            and not self._refused.done()
-        ):
+        if self._refused is not None and not self._refused.done() and _is_refusal(error):
             self._refused.set_result(error)
         if isinstance(error, (nats.errors.Error, OSError)):
             # A permission error surfaces only here: nats-py's publish has long returned.
