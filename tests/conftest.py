@@ -14,7 +14,7 @@ import pytest
 
 from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
-pytest_plugins = ["support.limits", "support.stacks"]
+pytest_plugins = ["support.failures", "support.limits", "support.stacks"]
 
 # Seconds depend on what else the machine does: no example has a deadline; every test has a timeout.
 hypothesis.settings.register_profile("motet", deadline=None)

@@ -291,7 +291,7 @@ def alive(pid: int) -> bool:
     """Return whether a process runs; one that has ended but was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended while the file was read
         return False
 
 
