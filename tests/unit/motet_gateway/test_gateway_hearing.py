@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.app import App
 from motet_media.audio import pcm_bytes, wav_header
 from motet_media.sound_file import read_audio
+from motet_pipelines.voice.conversation.converse import converse
+from motet_pipelines.voice.conversation.events import ReplyEnded
 from motet_pipelines.voice.conversation.history import History, chat_messages, user_audio_item
+from motet_pipelines.voice.conversation.inputs import (
+    AppendAudio,
+    CommitAudio,
+    CreateReply,
+    Input,
+)
+from motet_pipelines.voice.conversation.settings import ConversationSettings, ReplySettings
 from motet_pipelines.voice.conversation.user_sound import (
     LONGEST_MS,
     SOUND,
@@ -217,6 +226,43 @@ async def test_sound_of_given_items_is_heard_in_its_place() -> None:
         assert client.words == ["one two"]
 
 
+async def test_sound_counts_where_old_turns_are_dropped() -> None:
+    async with ears() as client:
+        limit = {
+            "type": "retention_ratio",
+            "retention_ratio": 0.5,
+            "token_limits": {"post_instructions": 80},
+        }
+        client.socket.send("session.update", session={"truncation": limit})
+        await client.set(turn_detection=SERVER)
+        for said in ("one two three four five six", "seven eight nine ten eleven twelve"):
+            await client.say(say(said), END)
+            await client.until("response.done")
+        assert client.words == ["seven eight nine ten eleven twelve"]
+
+
+async def test_a_conversation_without_a_gateway_hears() -> None:
+    async with ears() as client, BlobStore("library", 1 << 20) as store:
+
+        async def stored() -> BlobStore:
+            return store
+
+        async def microphone() -> AsyncIterator[Input]:
+            yield AppendAudio(say("show me"))
+            yield CommitAudio()
+            yield CreateReply()
+
+        reply = ReplySettings(model=MODEL, hears=True, speaks=False)
+        bus, settings = client.world.buses[0], ConversationSettings(reply=reply)
+        async with aclosing(converse(bus, stored, microphone(), settings)) as batches:
+            events = [event async for batch in batches for event in batch]
+        assert [event.status for event in events if isinstance(event, ReplyEnded)] == ["completed"]
+        assert client.asked == [[{"type": "audio"}]]
+        assert client.words == ["show me"]
+        store.check_integrity()
+        assert store.stats()["blobs"] == 0
+
+
 # ----------------------------------------------------------------------------------------- settings
 async def test_a_transcription_that_is_asked_for_is_what_the_model_gets() -> None:
     async with ears(asr=True) as client:
@@ -367,6 +413,7 @@ def expected(folder: Path, model: Any, messages: list[Any], files: list[bytes], 
     return str(processor.tokenizer.decode(ids, skip_special_tokens=True))
 
 
+@pytest.mark.long
 async def test_a_spoken_conversation_is_that_of_transformers(tmp_path: Path) -> None:
     model = processed_vlms.write_family(NAME, hearing.FAMILIES[NAME], tmp_path)
     async with vlm_stage.stage(tmp_path) as made, AsyncExitStack() as stack:
