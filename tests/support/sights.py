@@ -57,7 +57,7 @@ def _deaf(name: str, config_class: type) -> str:
     if name in FOUND_OF_SOUND:
         return FOUND_OF_SOUND[name]
     if "thinker_config" in getattr(config_class, "sub_configs", {}):
-        return "its language model is within a thinker, which is served by itself"
+        return "its language model is within its `thinker_config`, beside a talker"
     if config_class not in PROCESSOR_MAPPING:
         return "transformers has no processor for it"
     return "not compared with `generate`"
