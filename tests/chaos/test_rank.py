@@ -18,8 +18,8 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
 from motet_shared.wire.stream import Stream
-from support.fork_server import ForkServer
-from support.ranking_checkpoints import cross_encoder
+from support.checkpoints.ranking_checkpoints import cross_encoder
+from support.running.fork_server import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from motet_encoder.processors import processor_class
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
-from support import composites
+from support.families import composites
 
 # What a comparison with `generate` found, where the rules below find nothing.
 FOUND = {

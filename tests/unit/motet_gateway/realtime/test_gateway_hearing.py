@@ -40,10 +40,20 @@ from motet_shared.messages import ModelCard
 from motet_shared.process.actor import Actor
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import memory_bus, running, settle
-from support import hearing, processed_vlms, vlm_stage
-from support.coded_speech import ASR_MODEL, RATE, CodedAsr, CodedVad, cough, quiet, say, words_in
-from support.fake_services import MODEL, words
-from support.gateway_client import Socket, World, session, world
+from support.clients.gateway_client import Socket, World, session, world
+from support.families import hearing, processed_vlms
+from support.media.coded_speech import (
+    ASR_MODEL,
+    RATE,
+    CodedAsr,
+    CodedVad,
+    cough,
+    quiet,
+    say,
+    words_in,
+)
+from support.services.fake_services import MODEL, words
+from support.stages import vlm_stage
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 SERVER = {"type": "server_vad", "prefix_padding_ms": 0}
