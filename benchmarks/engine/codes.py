@@ -106,8 +106,8 @@ class Found:
     name: str
     own: dict[int, list[float]]
     codes: dict[int, list[float]]
-    own_bytes: float
-    codes_bytes: float
+    own_bytes: int
+    codes_bytes: int
 
     def shares(self, streams: int) -> tuple[float, float]:
         """Return the share of the faster quarters, and the median over pairs."""
@@ -137,6 +137,12 @@ def recode(engine: Engine, kind: Kind) -> None:
             coded = CodeLinear(made[shape], module.bias_N)
             module.__class__ = CodeLinear
             module.__dict__ = coded.__dict__
+
+
+def matrix_bytes(engine: Engine) -> int:
+    """Return the memory of all packed matrices."""
+    modules = engine.runner.model.modules()
+    return sum(module.nbytes for module in modules if isinstance(module, Linear))
 
 
 def engine_of(bench: Bench, kind: Kind, *, coded: bool) -> Engine:
@@ -177,8 +183,7 @@ def measure(bench: Bench, kind: Kind, own: Engine, steps: int, clock: Clock) -> 
         return clock() - began
 
     coded = engine_of(bench, kind, coded=True)
-    sizes = [engine.stats()["weight_bytes"] for engine in (own, coded)]
-    found = Found(kind.name, {}, {}, *sizes)
+    found = Found(kind.name, {}, {}, matrix_bytes(own), matrix_bytes(coded))
     for streams in STREAMS:
         seconds: tuple[list[float], list[float]] = [], []
         for engine in (own, coded):

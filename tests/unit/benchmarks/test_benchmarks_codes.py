@@ -37,6 +37,7 @@ def test_codes_are_measured_beside_our_own_format(
         kind.name for kind in codes.KINDS if "_K" in kind.name
     ]
     for one in found:
+        assert one["codes_bytes"] != one["own_bytes"]
         for seconds in (*one["own"].values(), *one["codes"].values()):
             assert len(seconds) == 4
             assert min(seconds) > 0
