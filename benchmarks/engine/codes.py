@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,7 +150,7 @@ def engine_of(bench: Bench, kind: Kind, *, coded: bool) -> Engine:
     """Return an engine of our own format, or of random codes."""
     blocks = blocks_for(max(STREAMS), PROMPT + bench.plan.output + SETTLE)
     sizes = {"max_running": max(STREAMS), "num_blocks": blocks}
-    settings = {"threads": bench.plan.threads, "weights": kind.own, **sizes}
+    settings: dict[str, Any] = {"threads": bench.plan.threads, "weights": kind.own, **sizes}
     if not coded:  # packed anew, so that both lie on huge pages
         settings["packed_cache"] = 0
     engine = Engine(EngineConfig(model=str(bench.folder), **settings))
