@@ -6,32 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoTokenizer,
-    MoonshineForConditionalGeneration,
-    ParakeetForCTC,
-    WhisperForConditionalGeneration,
-)
+import transformers
+from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from motet_asr.engine.engine import SAMPLE_RATE, Engine
-from motet_asr.engine.slot_engine import SlotEngine
-from motet_asr.models.ctc import CtcEngine, Parakeet
-from motet_asr.models.moonshine import Moonshine
-from motet_asr.models.whisper import Whisper
+from motet_asr.models.registry import RECOGNIZERS
 from motet_kernels.runtime.device import check_float16, find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
 
-_CLASSES: dict[str, Any] = {
-    "whisper": WhisperForConditionalGeneration,
-    "moonshine": MoonshineForConditionalGeneration,
-    "parakeet_ctc": ParakeetForCTC,
-}
 # What transformers raises for files that it cannot interpret.
 _UNUSABLE = (
     OSError,
@@ -60,16 +46,19 @@ def load_engine(config: EngineConfig) -> Engine:
         model_config.model_type,
     )
     check_float16("weights", config.weights, device, ConfigError)
-    if kind not in _CLASSES:
+    if (recognizer := RECOGNIZERS.get(kind)) is None:
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} is no speech recognizer; give one of {', '.join(_CLASSES)}"
+            f"model={config.model!r}: model_type {kind!r} is no speech recognizer that loads here; "
+            f"give one of {', '.join(RECOGNIZERS)}"
         )
+    _check_class(config, model_config, recognizer.class_name)
     if config.weights != "auto" and kind != "whisper":
         raise ConfigError(
             f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto"
         )
     disable_progress_bar()
-    model = _load(folder, "the weights", _CLASSES[kind], dtype=dtype, use_safetensors=True)
+    model_class = getattr(transformers, recognizer.class_name)
+    model = _load(folder, "the weights", model_class, dtype=dtype, use_safetensors=True)
     model.eval().requires_grad_(False).to(device)
     extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
     tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
@@ -78,10 +67,16 @@ def load_engine(config: EngineConfig) -> Engine:
             f"model={config.model!r}: its features are computed at {extractor.sampling_rate} Hz; "
             f"give a model for {SAMPLE_RATE} Hz"
         )
-    if kind == "parakeet_ctc":
-        return CtcEngine(config, Parakeet(config, model, extractor, tokenizer))
-    family = {"whisper": Whisper, "moonshine": Moonshine}[kind](config, model, extractor, tokenizer)
-    return SlotEngine(config, family)
+    return recognizer.build(config, model, extractor, tokenizer)
+
+
+def _check_class(config: EngineConfig, model_config: Any, wanted: str) -> None:
+    """Raise ConfigError if the checkpoint is of another class, such as an encoder without a head."""
+    given = model_config.architectures or [wanted]
+    if wanted not in given:
+        raise ConfigError(
+            f"model={config.model!r}: a {given[0]} writes no text; give a {wanted}"
+        )
 
 
 def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from motet_shared.errors import (
     UnsupportedParameter,
 )
 
+from .audio_stream import AudioStream
 from .request import Key, StepOutput, TimedSegment, TranscriptionOptions, WindowResult
 
 SAMPLE_RATE = 16_000
@@ -34,12 +36,12 @@ Audio = np.ndarray[tuple[int], np.dtype[np.float32]]
 class WaitingWindow:
     """Hold a window that has not been encoded yet.
 
-    features: as prepared by its family.
+    features: as prepared by its family, or a `StreamChunk`.
     """
 
     key: Key
     options: TranscriptionOptions
-    features: Tensor
+    features: Any
     seconds: float
 
 
@@ -64,6 +66,9 @@ class RecognizerFamily(ABC):
     translates: whether task `translate` is supported.
     prompts: whether it can continue from a text given as prompt.
     languages: codes that may be requested; empty: none.
+    word_times: what times words: "frames" that tokens belong to, or "attention"; empty: nothing
+        does, and times of words are refused.
+    streams: whether live audio is heard chunk by chunk, each once: `open_stream`.
     """
 
     device: torch.device
@@ -73,6 +78,8 @@ class RecognizerFamily(ABC):
     translates = False
     prompts = False
     languages: frozenset[str] = frozenset()
+    word_times = ""
+    streams = False
 
     @abstractmethod
     def features(self, audio: Audio) -> Tensor:
@@ -91,9 +98,22 @@ class RecognizerFamily(ABC):
     def text_of(self, tokens: list[int]) -> str:
         """Return the text of tokens of a segment, without special ones. Thread-safe."""
 
+    def open_stream(self) -> AudioStream:
+        """Begin a live stream. Raises InternalError if the model does not stream."""
+        raise InternalError(f"{type(self).__name__} hears windows only")
+
     def describe(self) -> dict[str, str]:
         """Return what was chosen when the model was loaded, such as dtype and device."""
         return {"dtype": dtype_name(self.dtype), **describe(self.device)}
+
+    def check_words(self) -> None:
+        """Raise UnsupportedParameter if nothing times the words of this model."""
+        if not self.word_times:
+            raise UnsupportedParameter(
+                "timestamp_granularities: this model does not say when words are spoken; leave "
+                "`word` out, or choose a model with word times (docs/recognizers.md)",
+                param="timestamp_granularities",
+            )
 
     def code(self, language: str) -> str:
         """Return the code of a language given by code or name; unchanged if it is neither."""
@@ -144,7 +164,7 @@ class Engine(ABC):
             return self.family.features(audio)
 
     def add(
-        self, key: Key, features: Tensor, seconds: float, options: TranscriptionOptions
+        self, key: Key, features: Any, seconds: float, options: TranscriptionOptions
     ) -> None:
         """Queue a window. Raises BadRequest, or Overloaded when the queue is full."""
         self.family.check(options)

@@ -75,6 +75,7 @@ class Whisper(SlotFamily):
         self._max_tokens: int = model.config.max_target_positions
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
         self._format = dtype_name(self.dtype) if config.weights == "auto" else config.weights
+        self.word_times = "attention" if heads else ""
         self.decoder = WhisperDecoder(model, heads, self._format)
         self._features = WhisperFeatures(extractor, self.device)
         # Only one of the two is kept: the packed matrices replace the model's.

@@ -1,0 +1,181 @@
+"""Write a tiny random checkpoint of every kind of recognizer that loads, by `model_type`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    GraniteSpeech5CTCConfig,
+    GraniteSpeech5FeatureExtractor,
+    LasrCTCConfig,
+    LasrFeatureExtractor,
+    NemotronAsrStreamingFeatureExtractor,
+    ParakeetFeatureExtractor,
+    ParakeetTokenizer,
+    SeamlessM4TFeatureExtractor,
+    Wav2Vec2BertConfig,
+    Wav2Vec2CTCTokenizer,
+    Wav2Vec2FeatureExtractor,
+)
+
+from support.asr_checkpoints import RATE, letters, spread, tiny_moonshine, tiny_parakeet, tiny_whisper
+
+VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *(chr(code) for code in range(0x61, 0x7B)))
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+CONVOLUTIONS: dict[str, Any] = {
+    "conv_dim": (16, 16, 16),
+    "conv_kernel": (10, 3, 3),
+    "conv_stride": (10, 4, 4),
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+}
+WAVEFORMS = {
+    "data2vec-audio": "Data2VecAudioForCTC",
+    "hubert": "HubertForCTC",
+    "sew": "SEWForCTC",
+    "sew-d": "SEWDForCTC",
+    "unispeech": "UniSpeechForCTC",
+    "unispeech-sat": "UniSpeechSatForCTC",
+    "wav2vec2": "Wav2Vec2ForCTC",
+    "wav2vec2-conformer": "Wav2Vec2ConformerForCTC",
+    "wavlm": "WavLMForCTC",
+}
+
+
+def tiny_waveform_ctc(path: Path, class_name: str, *, norm: str = "layer", **options: Any) -> Path:
+    """Write a wav2vec2 or a relative of it: convolutions over samples, tokens that are letters.
+
+    norm: "layer" normalizes each frame, "group" the whole window.
+    """
+    kind = getattr(transformers, class_name)
+    config = kind.config_class(
+        **SIZES | CONVOLUTIONS | {"vocab_size": len(VOCABULARY), "pad_token_id": 0} | options
+    )
+    if hasattr(config, "feat_extract_norm"):
+        config.feat_extract_norm = norm
+    spread(kind(config), 0).save_pretrained(path)
+    masked = norm == "layer"
+    Wav2Vec2FeatureExtractor(
+        sampling_rate=RATE, do_normalize=True, return_attention_mask=masked
+    ).save_pretrained(path)
+    return _letter_tokenizer(path)
+
+
+def _letter_tokenizer(path: Path) -> Path:
+    vocabulary = path / "vocab.json"
+    vocabulary.write_text(json.dumps({token: index for index, token in enumerate(VOCABULARY)}))
+    Wav2Vec2CTCTokenizer(str(vocabulary)).save_pretrained(path)
+    return path
+
+
+def tiny_wav2vec2_bert(path: Path) -> Path:
+    config = Wav2Vec2BertConfig(
+        **SIZES, vocab_size=len(VOCABULARY), pad_token_id=0, conv_depthwise_kernel_size=5
+    )
+    spread(transformers.Wav2Vec2BertForCTC(config), 0).save_pretrained(path)
+    SeamlessM4TFeatureExtractor(feature_size=80, stride=2, padding_value=1).save_pretrained(path)
+    return _letter_tokenizer(path)
+
+
+def tiny_lasr(path: Path) -> Path:
+    encoder = SIZES | {"num_mel_bins": 128, "subsampling_conv_channels": 8, "conv_kernel_size": 9}
+    config = LasrCTCConfig(vocab_size=64, pad_token_id=63, encoder_config=encoder)
+    spread(transformers.LasrForCTC(config), 0).save_pretrained(path)
+    LasrFeatureExtractor().save_pretrained(path)
+    letters(path, ParakeetTokenizer, ["<unk>"], blank="<pad>")
+    return path
+
+
+def tiny_granite_speech5(path: Path) -> Path:
+    encoder = SIZES | {"vocab_size": 64, "num_mel_bins": 80, "context_size": 16}
+    config = GraniteSpeech5CTCConfig(vocab_size=64, pad_token_id=63, encoder_config=encoder)
+    model = spread(transformers.GraniteSpeech5ForCTC(config), 0)
+    with torch.no_grad():
+        model.ctc_head.bias.zero_()
+    model.save_pretrained(path)
+    GraniteSpeech5FeatureExtractor().save_pretrained(path)
+    letters(path, ParakeetTokenizer, ["<unk>"], blank="<pad>")
+    return path
+
+
+def tiny_transducer(
+    path: Path,
+    class_name: str,
+    specials: tuple[str, ...] = (),
+    *,
+    blank: float = 6.0,
+    **options: Any,
+) -> Path:
+    """Write a transducer.
+
+    blank: makes blanks likely enough for tokens to spread over the frames.
+    """
+    kind = getattr(transformers, class_name)
+    encoder = SIZES | {"subsampling_conv_channels": 8, "num_mel_bins": 80}
+    config = kind.config_class(
+        vocab_size=64,
+        blank_token_id=63,
+        pad_token_id=0,
+        decoder_hidden_size=24,
+        max_symbols_per_step=3,
+        encoder_config=encoder | {"max_position_embeddings": 512} | options.pop("encoder", {}),
+        **options,
+    )
+    model = spread(kind(config), 0)
+    with torch.no_grad():
+        model.joint.head.bias[63] += blank
+    model.generation_config.decoder_start_token_id = 63
+    joint = range(64, model.joint.head.out_features)  # durations are no tokens
+    model.generation_config.suppress_tokens = list(joint) or None
+    model.save_pretrained(path)
+    extractor = NemotronAsrStreamingFeatureExtractor if "Nemotron" in class_name else None
+    (extractor or ParakeetFeatureExtractor)().save_pretrained(path)
+    letters(path, ParakeetTokenizer, ["<unk>", *specials], blank="<blank>")
+    return path
+
+
+def tiny_nemotron(path: Path, class_name: str = "NemotronAsrStreamingForRNNT", **options: Any) -> Path:
+    """Write a streaming transducer that remembers 19 frames and looks 4 ahead in recordings."""
+    encoder = {"sliding_window": 20, "default_num_lookahead_tokens": 4}
+    tiny_transducer(path, class_name, encoder=encoder, **{"blank": 0.0} | options)
+    settings = {"supported_num_lookahead_tokens": [4, 1, 0], "default_num_lookahead_tokens": 4}
+    (path / "processor_config.json").write_text(json.dumps(settings | PROMPTS))
+    return path
+
+
+PROMPTS = {"prompt_dictionary": {"en-US": 0, "en": 0, "de-DE": 1, "de": 1, "auto": 2}}
+
+
+def tiny_prompted_nemotron(path: Path) -> Path:
+    """Write a streaming transducer that is told the language, or names it by a tag."""
+    sizes = {"num_prompts": 3, "prompt_intermediate_size": 24, "default_prompt_id": 2}
+    return tiny_nemotron(path, "Nemotron3_5AsrForRNNT", specials=("<en-US>", "<de-DE>"), **sizes)
+
+
+def _waveform(class_name: str) -> Callable[[Path], Path]:
+    return lambda path: tiny_waveform_ctc(path, class_name)
+
+
+TINY: dict[str, Callable[[Path], Path]] = {
+    **{kind: _waveform(class_name) for kind, class_name in WAVEFORMS.items()},
+    "granite_speech5_ctc": tiny_granite_speech5,
+    "lasr_ctc": tiny_lasr,
+    "moonshine": tiny_moonshine,
+    "parakeet_ctc": tiny_parakeet,
+    "nemotron3_5_asr": tiny_prompted_nemotron,
+    "nemotron_asr_streaming": tiny_nemotron,
+    "parakeet_rnnt": lambda path: tiny_transducer(path, "ParakeetForRNNT"),
+    "parakeet_tdt": lambda path: tiny_transducer(path, "ParakeetForTDT", blank=4.0),
+    "wav2vec2-bert": tiny_wav2vec2_bert,
+    "whisper": tiny_whisper,
+}
