@@ -14,6 +14,7 @@ from motet_asr.engine.engine import SAMPLE_RATE, Engine
 from motet_asr.models.registry import RECOGNIZERS
 from motet_kernels.runtime.device import check_float16, find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint
+from motet_models.image_support import HEARING_TYPES
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
@@ -48,8 +49,8 @@ def load_engine(config: EngineConfig) -> Engine:
     check_float16("weights", config.weights, device, ConfigError)
     if (recognizer := RECOGNIZERS.get(kind)) is None:
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} is no speech recognizer that loads here; "
-            f"give one of {', '.join(RECOGNIZERS)}"
+            f"model={config.model!r}: model_type {kind!r} {refusal(kind)}; give one of "
+            f"{', '.join(RECOGNIZERS)}"
         )
     _check_class(config, model_config, recognizer.class_name)
     if config.weights != "auto" and kind != "whisper":
@@ -67,16 +68,31 @@ def load_engine(config: EngineConfig) -> Engine:
             f"model={config.model!r}: its features are computed at {extractor.sampling_rate} Hz; "
             f"give a model for {SAMPLE_RATE} Hz"
         )
-    return recognizer.build(config, model, extractor, tokenizer)
+    return recognizer.load(config, model, extractor, tokenizer)
+
+
+def refusal(model_type: str) -> str:
+    """Return why a checkpoint of a type does not load, as the end of a sentence about it."""
+    if model_type in HEARING_TYPES:
+        return "is a chat model that hears: serve it with `motet up --llm`"
+    if model_type in NAMES:
+        return NAMES[model_type]
+    return "is no speech recognizer that loads here"
+
+
+# Types that transformers lists beside recognizers, and what they are.
+NAMES = {
+    "dia": "speaks, and does not hear",
+    "pop2piano": "writes notes for a piano, not words",
+    "speech-encoder-decoder": "joins an encoder and a decoder of any class, whose prompt it does not say",
+}
 
 
 def _check_class(config: EngineConfig, model_config: Any, wanted: str) -> None:
     """Raise ConfigError if the checkpoint is of another class, such as an encoder without a head."""
     given = model_config.architectures or [wanted]
     if wanted not in given:
-        raise ConfigError(
-            f"model={config.model!r}: a {given[0]} writes no text; give a {wanted}"
-        )
+        raise ConfigError(f"model={config.model!r}: a {given[0]} writes no text; give a {wanted}")
 
 
 def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:

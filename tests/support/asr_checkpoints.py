@@ -149,15 +149,17 @@ def tiny_parakeet(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def letters(path: Path, kind: Any, specials: list[str], blank: str | None = None) -> None:
-    """Return a tokenizer of 64 entries: special tokens, the space and one-letter segments."""
+def letters(
+    path: Path, kind: Any, specials: list[str], blank: str | None = None, size: int = 64
+) -> None:
+    """Write a tokenizer of `size` entries: special tokens, the space and one-letter segments."""
     segments = [
         *specials,
         "▁",
         *(chr(code) for code in range(0x61, 0x7B)),
         *(f"▁{chr(code)}" for code in range(0x61, 0x7B)),
     ]
-    segments += [f"<{index}>" for index in range(64 - len(segments) - (blank is not None))] + (
+    segments += [f"<{index}>" for index in range(size - len(segments) - (blank is not None))] + (
         [blank] if blank else []
     )
     tokenizer = Tokenizer(

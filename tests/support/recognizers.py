@@ -10,20 +10,31 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
+    CanaryConfig,
+    CohereAsrConfig,
     GraniteSpeech5CTCConfig,
     GraniteSpeech5FeatureExtractor,
     LasrCTCConfig,
     LasrFeatureExtractor,
+    MoonshineStreamingConfig,
     NemotronAsrStreamingFeatureExtractor,
     ParakeetFeatureExtractor,
     ParakeetTokenizer,
+    PreTrainedTokenizerFast,
     SeamlessM4TFeatureExtractor,
     Wav2Vec2BertConfig,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2FeatureExtractor,
 )
 
-from support.asr_checkpoints import RATE, letters, spread, tiny_moonshine, tiny_parakeet, tiny_whisper
+from support.asr_checkpoints import (
+    RATE,
+    letters,
+    spread,
+    tiny_moonshine,
+    tiny_parakeet,
+    tiny_whisper,
+)
 
 VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *(chr(code) for code in range(0x61, 0x7B)))
 SIZES: dict[str, Any] = {
@@ -101,7 +112,7 @@ def tiny_granite_speech5(path: Path) -> Path:
     config = GraniteSpeech5CTCConfig(vocab_size=64, pad_token_id=63, encoder_config=encoder)
     model = spread(transformers.GraniteSpeech5ForCTC(config), 0)
     with torch.no_grad():
-        model.ctc_head.bias.zero_()
+        model.encoder.input_linear.weight *= 8  # its log-mel features hardly differ otherwise
     model.save_pretrained(path)
     GraniteSpeech5FeatureExtractor().save_pretrained(path)
     letters(path, ParakeetTokenizer, ["<unk>"], blank="<pad>")
@@ -144,7 +155,9 @@ def tiny_transducer(
     return path
 
 
-def tiny_nemotron(path: Path, class_name: str = "NemotronAsrStreamingForRNNT", **options: Any) -> Path:
+def tiny_nemotron(
+    path: Path, class_name: str = "NemotronAsrStreamingForRNNT", **options: Any
+) -> Path:
     """Write a streaming transducer that remembers 19 frames and looks 4 ahead in recordings."""
     encoder = {"sliding_window": 20, "default_num_lookahead_tokens": 4}
     tiny_transducer(path, class_name, encoder=encoder, **{"blank": 0.0} | options)
@@ -162,16 +175,90 @@ def tiny_prompted_nemotron(path: Path) -> Path:
     return tiny_nemotron(path, "Nemotron3_5AsrForRNNT", specials=("<en-US>", "<de-DE>"), **sizes)
 
 
+PROMPT_TOKENS = (
+    "<|startofcontext|>",
+    "<|startoftranscript|>",
+    "<|emo:undefined|>",
+    "<|pnc|>",
+    "<|noitn|>",
+    "<|notimestamp|>",
+    "<|nodiarize|>",
+    "<|en|>",
+    "<|de|>",
+    "<|fr|>",
+)
+
+
+def tiny_canary(path: Path) -> Path:
+    """Write a Canary that knows three languages and writes 40 tokens at most."""
+    encoder = SIZES | {"subsampling_conv_channels": 8, "num_mel_bins": 80, "scale_input": False}
+    decoder = SIZES | {"vocab_size": 80, "head_dim": 8, "num_key_value_heads": 4}
+    config = CanaryConfig(
+        vocab_size=80,
+        decoder_start_token_id=4,
+        encoder_config=encoder,
+        decoder_config=decoder | {"max_position_embeddings": 40},
+    )
+    return _prompted(path, transformers.CanaryForConditionalGeneration(config))
+
+
+def tiny_cohere(path: Path) -> Path:
+    """Write a transcriber of Cohere's that knows three languages and writes 40 tokens at most."""
+    encoder = SIZES | {"hidden_size": 24, "subsampling_conv_channels": 8, "num_mel_bins": 80}
+    config = CohereAsrConfig(
+        **SIZES,
+        vocab_size=80,
+        decoder_start_token_id=14,
+        max_position_embeddings=40,
+        encoder_config=encoder,
+    )
+    return _prompted(path, transformers.CohereAsrForConditionalGeneration(config))
+
+
+def _prompted(path: Path, model: Any) -> Path:
+    spread(model, 0)
+    with torch.no_grad():
+        model.proj_out.bias[model.config.eos_token_id] -= 2  # else most answers are empty
+    model.save_pretrained(path)
+    kind = "CohereAsr" if "Cohere" in type(model).__name__ else "Parakeet"
+    extractor = getattr(transformers, f"{kind}FeatureExtractor")
+    extractor(feature_size=80).save_pretrained(path)
+    specials = ["<unk>", "<s>", "<pad>", "</s>", *PROMPT_TOKENS]
+    letters(path, PreTrainedTokenizerFast, specials, size=80)
+    return path
+
+
+def tiny_streaming_moonshine(path: Path) -> Path:
+    encoder = SIZES | {"num_key_value_heads": 4, "sliding_windows": ((16, 4), (16, 0))}
+    config = MoonshineStreamingConfig(
+        **SIZES | {"hidden_size": 24, "num_key_value_heads": 4},
+        vocab_size=64,
+        max_position_embeddings=512,
+        decoder_start_token_id=1,
+        encoder_config=encoder,
+    )
+    model = transformers.MoonshineStreamingForConditionalGeneration(config)
+    spread(model, 0).save_pretrained(path)
+    Wav2Vec2FeatureExtractor(
+        sampling_rate=RATE, do_normalize=False, return_attention_mask=True
+    ).save_pretrained(path)
+    letters(path, PreTrainedTokenizerFast, ["<unk>", "<s>", "</s>"])
+    return path
+
+
 def _waveform(class_name: str) -> Callable[[Path], Path]:
     return lambda path: tiny_waveform_ctc(path, class_name)
 
 
 TINY: dict[str, Callable[[Path], Path]] = {
     **{kind: _waveform(class_name) for kind, class_name in WAVEFORMS.items()},
+    "canary": tiny_canary,
+    "cohere_asr": tiny_cohere,
     "granite_speech5_ctc": tiny_granite_speech5,
     "lasr_ctc": tiny_lasr,
     "moonshine": tiny_moonshine,
     "parakeet_ctc": tiny_parakeet,
+    "moonshine_streaming": tiny_streaming_moonshine,
     "nemotron3_5_asr": tiny_prompted_nemotron,
     "nemotron_asr_streaming": tiny_nemotron,
     "parakeet_rnnt": lambda path: tiny_transducer(path, "ParakeetForRNNT"),
@@ -179,3 +266,15 @@ TINY: dict[str, Callable[[Path], Path]] = {
     "wav2vec2-bert": tiny_wav2vec2_bert,
     "whisper": tiny_whisper,
 }
+
+
+class Checkpoints(dict[str, Path]):
+    """Hold tiny checkpoints by `model_type`, each written when it is first needed."""
+
+    def __init__(self, folder: Callable[[str], Path]):
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = TINY[kind](self._folder(kind))
+        return self[kind]

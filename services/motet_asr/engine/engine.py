@@ -66,6 +66,8 @@ class RecognizerFamily(ABC):
     translates: whether task `translate` is supported.
     prompts: whether it can continue from a text given as prompt.
     languages: codes that may be requested; empty: none.
+    detects: whether it finds the language by itself.
+    needs_language: whether it must be told the language.
     word_times: what times words: "frames" that tokens belong to, or "attention"; empty: nothing
         does, and times of words are refused.
     streams: whether live audio is heard chunk by chunk, each once: `open_stream`.
@@ -78,6 +80,8 @@ class RecognizerFamily(ABC):
     translates = False
     prompts = False
     languages: frozenset[str] = frozenset()
+    detects = False
+    needs_language = False
     word_times = ""
     streams = False
 
@@ -127,12 +131,18 @@ class RecognizerFamily(ABC):
         """Raise BadRequest or UnsupportedParameter for options that the model does not support."""
         if options.task == "translate" and not self.translates:
             raise BadRequest(
-                "task: 'translate' needs a multilingual Whisper; leave it out, or choose such a model",
+                "task: 'translate' needs a model that translates; leave it out, or choose one (docs/recognizers.md)",
                 param="task",
             )
         if options.prompt.strip() and not self.prompts:
             raise UnsupportedParameter(
                 "`prompt`: this model cannot continue a given text; leave it out", param="prompt"
+            )
+        if self.needs_language and not options.language:
+            known = ", ".join(sorted(self.languages))
+            raise BadRequest(
+                f"language: this model does not detect what is spoken; give one of {known}",
+                param="language",
             )
         if options.language and self.languages and options.language not in self.languages:
             known = ", ".join(sorted(self.languages))
@@ -143,7 +153,12 @@ class RecognizerFamily(ABC):
 
 
 class Engine(ABC):
-    """Queue windows and collect outputs; base class of the engines."""
+    """Queue windows and collect outputs; base class of the engines.
+
+    decoding: how tokens are found, in a word for people.
+    """
+
+    decoding: str
 
     def __init__(self, config: EngineConfig, family: RecognizerFamily):
         self.config = config
@@ -163,9 +178,7 @@ class Engine(ABC):
         with torch.inference_mode():
             return self.family.features(audio)
 
-    def add(
-        self, key: Key, features: Any, seconds: float, options: TranscriptionOptions
-    ) -> None:
+    def add(self, key: Key, features: Any, seconds: float, options: TranscriptionOptions) -> None:
         """Queue a window. Raises BadRequest, or Overloaded when the queue is full."""
         self.family.check(options)
         if self.holds(key):

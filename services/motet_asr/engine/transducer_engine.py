@@ -104,6 +104,7 @@ class TransducerFamily(RecognizerFamily):
 class TransducerEngine(Engine):
     """Decode all running windows together, token by token."""
 
+    decoding = "transducer"
     family: TransducerFamily
 
     def __init__(self, config: EngineConfig, family: TransducerFamily):

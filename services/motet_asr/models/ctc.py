@@ -189,6 +189,7 @@ def _result(tokens_N: Tensor, logprobs_N: Tensor) -> WindowResult:
 class CtcEngine(Engine):
     """Transcribe one whole batch of windows per step."""
 
+    decoding = "CTC"
     family: Ctc
 
     def __init__(self, config: EngineConfig, family: Ctc):

@@ -163,12 +163,14 @@ class NemotronStream(AudioStream):
 class PromptedNemotron(Nemotron):
     """Transcribe with a `Nemotron3_5AsrForRNNT`, which is told the language or names it by a tag."""
 
+    detects = True
+
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
         super().__init__(config, model, extractor, tokenizer)
         prompts = self.processor.get("prompt_dictionary") or DEFAULT_PROMPT_DICTIONARY
         if max(prompts.values()) >= model.config.num_prompts:
             raise ConfigError(
-                f"{config.model}: prompt_dictionary names prompt {max(prompts.values())}, the model "
+                f"model={config.model!r}: prompt_dictionary names prompt {max(prompts.values())}, the model "
                 f"has {model.config.num_prompts}; one of the two files is of another model"
             )
         self._auto: int = prompts.get("auto", model.config.default_prompt_id)

@@ -42,7 +42,7 @@ class Transducer(TransducerFamily):
         self.device, self.dtype = model.device, model.dtype
         if self.max_symbols < 1 or any(duration < 0 for duration in self.durations):
             raise ConfigError(
-                f"{config.model}: max_symbols_per_step={self.max_symbols}, durations={self.durations}; "
+                f"model={config.model!r}: max_symbols_per_step={self.max_symbols}, durations={self.durations}; "
                 "give at least one symbol a step, and durations from 0 on"
             )
         factor = model.config.encoder_config.subsampling_factor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,18 @@ from motet_asr.checkpoint import load_engine
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import Engine
 from motet_asr.engine.request import TranscriptionOptions, WindowResult
+from motet_asr.engine.transducer_engine import TransducerEngine
+from motet_asr.models.ctc import CtcEngine
 from motet_asr.models.nemotron import DELAY, Nemotron
 from motet_asr.models.registry import RECOGNIZERS
 from motet_shared.errors import BadRequest, ConfigError, InternalError, UnsupportedParameter
 from support.asr_checkpoints import RATE, noise
-from support.recognizers import TINY, tiny_waveform_ctc
+from support.recognizers import Checkpoints, tiny_waveform_ctc
 from support.refusals import refuses
 
 BLANK = 63
-CTC = [kind for kind, recognizer in RECOGNIZERS.items() if recognizer.decoding == "CTC"]
-TRANSDUCERS = [kind for kind, one in RECOGNIZERS.items() if one.decoding == "transducer"]
+CTC = [kind for kind, one in RECOGNIZERS.items() if one.engine is CtcEngine]
+TRANSDUCERS = [kind for kind, one in RECOGNIZERS.items() if one.engine is TransducerEngine]
 STREAMING = [kind for kind in TRANSDUCERS if "nemotron" in kind]
 SECONDS = (0.3, 1.04, 1.7, 0.3, 2.3)
 # What transformers says of its own code: WavLM's masks, and the length of any answer.
@@ -39,15 +40,8 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    """Checkpoints by `model_type`, written when a test first needs them."""
-
-    class Folders(dict[str, Path]):
-        def __missing__(self, kind: str) -> Path:
-            self[kind] = TINY[kind](tmp_path_factory.mktemp(kind))
-            return self[kind]
-
-    yield Folders()
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(lambda kind: tmp_path_factory.mktemp(kind))
 
 
 def engine_of(path: Path, **options: Any) -> Engine:
@@ -102,7 +96,7 @@ def spans_of(result: WindowResult) -> list[tuple[int, int]]:
 
 @pytest.mark.long(after=3)
 @pytest.mark.parametrize("kind", CTC)
-def test_ctc_is_exact_in_any_company(folders: dict[str, Path], kind: str) -> None:
+def test_ctc_is_exact_in_any_company(folders: Checkpoints, kind: str) -> None:
     engine = engine_of(folders[kind], max_rows=3, encode_batch=3)
     sounds = [noise(seconds, index) for index, seconds in enumerate(SECONDS)]
     for key, sound in enumerate(sounds):
@@ -155,7 +149,7 @@ def test_a_window_that_is_normalized_as_a_whole_is_not_padded(tmp_path: Path) ->
     cancelled=st.sets(st.integers(0, 4), max_size=2),
 )
 def test_transducers_are_exact_under_any_schedule(
-    folders: dict[str, Path],
+    folders: Checkpoints,
     kind: str,
     lengths: list[int],
     arrivals: list[int],
@@ -189,7 +183,7 @@ def test_transducers_are_exact_under_any_schedule(
 
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("kind", TRANSDUCERS)
-def test_tokens_spread_over_the_frames_and_make_words(folders: dict[str, Path], kind: str) -> None:
+def test_tokens_spread_over_the_frames_and_make_words(folders: Checkpoints, kind: str) -> None:
     """Else the test above would prove little."""
     engine = engine_of(folders[kind])
     add(engine, 0, noise(3.0, 3))
@@ -201,7 +195,7 @@ def test_tokens_spread_over_the_frames_and_make_words(folders: dict[str, Path], 
 
 
 def test_what_computes_no_numbers_ends_its_window_and_nothing_else(
-    folders: dict[str, Path],
+    folders: Checkpoints,
 ) -> None:
     engine = engine_of(folders["parakeet_tdt"])
     add(engine, 0, noise(1.0, 1))
@@ -251,7 +245,7 @@ def streamed(model: Any, extractor: Any, sound: Any, lookahead: int, **options: 
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("kind", STREAMING)
 def test_a_stream_says_what_transformers_says_of_its_chunks(
-    folders: dict[str, Path], kind: str
+    folders: Checkpoints, kind: str
 ) -> None:
     engine = engine_of(folders[kind])
     family = engine.family
@@ -271,7 +265,7 @@ def test_a_stream_says_what_transformers_says_of_its_chunks(
         assert starts == sorted(starts)
 
 
-def test_words_come_at_most_300_ms_behind_the_voice(folders: dict[str, Path]) -> None:
+def test_words_come_at_most_300_ms_behind_the_voice(folders: Checkpoints) -> None:
     """Every frame is encoded as soon as its chunk is complete, whatever the size of the pieces."""
     engine = engine_of(folders["nemotron_asr_streaming"])
     stream, sound, covered = engine.family.open_stream(), noise(2.0, 4), 0.0
@@ -281,13 +275,14 @@ def test_words_come_at_most_300_ms_behind_the_voice(folders: dict[str, Path]) ->
     assert covered > 1.7
 
 
-def test_streams_of_many_callers_are_decoded_together(folders: dict[str, Path]) -> None:
+def test_streams_of_many_callers_are_decoded_together(folders: Checkpoints) -> None:
     engine = engine_of(folders["nemotron_asr_streaming"])
     sounds = [noise(2.0, seed) for seed in range(3)]
     alone = [stream_of(engine, sound, 1 << 20).words for sound in sounds]
     streams = [engine.family.open_stream() for _ in sounds]
     pending = [
-        [*stream.feed(sound), *stream.finish()] for stream, sound in zip(streams, sounds, strict=True)
+        [*stream.feed(sound), *stream.finish()]
+        for stream, sound in zip(streams, sounds, strict=True)
     ]
     most = 0
     while any(pending):
@@ -304,7 +299,7 @@ def test_streams_of_many_callers_are_decoded_together(folders: dict[str, Path]) 
     assert most == 3
 
 
-def test_a_prompted_model_is_told_the_language_or_names_it(folders: dict[str, Path]) -> None:
+def test_a_prompted_model_is_told_the_language_or_names_it(folders: Checkpoints) -> None:
     folder = folders["nemotron3_5_asr"]
     engine = engine_of(folder)
     assert engine.family.languages == {"en-us", "en", "de-de", "de"}
@@ -324,7 +319,7 @@ def test_a_prompted_model_is_told_the_language_or_names_it(folders: dict[str, Pa
         add(engine, 9, sound, language="fr")
 
 
-def test_what_a_model_cannot_do_is_refused_by_name(folders: dict[str, Path]) -> None:
+def test_what_a_model_cannot_do_is_refused_by_name(folders: Checkpoints) -> None:
     engine = engine_of(folders["parakeet_tdt"])
     with refuses(BadRequest, "task"):
         add(engine, 0, noise(1.0), task="translate")
@@ -347,7 +342,16 @@ def test_a_checkpoint_without_a_head_for_text_is_refused_at_load(tmp_path: Path)
         engine_of(tmp_path)
 
 
-async def pieces(sound: Any, step: int) -> AsyncIterator[bytes]:
-    pcm = (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
-    for start in range(0, len(pcm), step):
-        yield pcm[start : start + step]
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("kind", RECOGNIZERS)
+def test_a_loaded_model_does_what_its_family_says(folders: Checkpoints, kind: str) -> None:
+    """docs/recognizers.md is written from what the families say."""
+    engine, said = engine_of(folders[kind]), RECOGNIZERS[kind].family
+    family = engine.family
+    assert isinstance(engine, RECOGNIZERS[kind].engine)
+    for name in ("word_times", "translates", "detects", "needs_language", "streams"):
+        assert getattr(family, name) == getattr(said, name)
+    if family.detects or family.needs_language or family.translates:
+        assert family.languages
+    add(engine, 0, noise(0.5, 1), language=min(family.languages, default=""))
+    assert list(run(engine)) == [0]
