@@ -125,11 +125,13 @@ def tiny_transducer(
     specials: tuple[str, ...] = (),
     *,
     blank: float = 6.0,
+    seed: int = 0,
     **options: Any,
 ) -> Path:
     """Write a transducer.
 
     blank: makes blanks likely enough for tokens to spread over the frames.
+    seed: of the weights; with some there is one token only.
     """
     kind = getattr(transformers, class_name)
     encoder = SIZES | {"subsampling_conv_channels": 8, "num_mel_bins": 80}
@@ -142,7 +144,7 @@ def tiny_transducer(
         encoder_config=encoder | {"max_position_embeddings": 512} | options.pop("encoder", {}),
         **options,
     )
-    model = spread(kind(config), 0)
+    model = spread(kind(config), seed)
     with torch.no_grad():
         model.joint.head.bias[63] += blank
     model.generation_config.decoder_start_token_id = 63
@@ -172,7 +174,8 @@ PROMPTS = {"prompt_dictionary": {"en-US": 0, "en": 0, "de-DE": 1, "de": 1, "auto
 def tiny_prompted_nemotron(path: Path) -> Path:
     """Write a streaming transducer that is told the language, or names it by a tag."""
     sizes = {"num_prompts": 3, "prompt_intermediate_size": 24, "default_prompt_id": 2}
-    return tiny_nemotron(path, "Nemotron3_5AsrForRNNT", specials=("<en-US>", "<de-DE>"), **sizes)
+    options = {"specials": ("<en-US>", "<de-DE>"), "blank": 11.0, "seed": 1}
+    return tiny_nemotron(path, "Nemotron3_5AsrForRNNT", **options, **sizes)
 
 
 PROMPT_TOKENS = (

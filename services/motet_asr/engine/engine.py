@@ -114,8 +114,9 @@ class RecognizerFamily(ABC):
         """Raise UnsupportedParameter if nothing times the words of this model."""
         if not self.word_times:
             raise UnsupportedParameter(
-                "timestamp_granularities: this model does not say when words are spoken; leave "
-                "`word` out, or choose a model with word times (docs/recognizers.md)",
+                "timestamp_granularities: this model does not say when words are spoken, which "
+                "`diarized_json` needs too; leave `word` out, or choose a model with word times "
+                "(docs/recognizers.md)",
                 param="timestamp_granularities",
             )
 

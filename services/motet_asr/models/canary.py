@@ -60,10 +60,12 @@ class Canary(GreedyFamily):
     def code(self, language: str) -> str:
         names = {name.lower(): code for code, name in LANGUAGE_CODE_TO_NAME.items()}
         language = super().code(language)
-        return names.get(language, language)
+        code: str = names.get(language, language)
+        return code
 
     def language_name(self, code: str) -> str:
-        return LANGUAGE_CODE_TO_NAME.get(code, code).lower()
+        name: str = LANGUAGE_CODE_TO_NAME.get(code, code).lower()
+        return name
 
     def features(self, audio: Audio) -> Tensor:
         """Return features [T, M] without padding."""

@@ -63,7 +63,8 @@ class Nemotron(Transducer):
 
     def delay_of(self, lookahead: int) -> float:
         """Return how long after a sound its frame can be computed at most, in seconds."""
-        return (lookahead + 1) * self.frame + self.half / SAMPLE_RATE
+        delay: float = (lookahead + 1) * self.frame + self.half / SAMPLE_RATE
+        return delay
 
     def _encoder_options(self, windows: Sequence[WaitingWindow]) -> dict[str, Any]:
         return {"num_lookahead_tokens": self._lookahead}

@@ -11,7 +11,6 @@ from motet_asr.engine.request import TimedSegment, Word
 from .rules import text_compression
 
 _SEGMENT_PAUSE = 0.8  # seconds without a token that separate two segments
-_SPACES = str.maketrans("▁|", "  ")  # how SentencePiece and wav2vec2's tokenizers write a space
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,16 @@ class WordBuilder:
 
 
 def spell(tokenizer: Any, token: int) -> str:
-    """Return the letters of a token, with spaces; those of a special one are empty."""
+    """Return the letters of a token, with spaces; those of a special one are empty.
+
+    wav2vec2's tokenizers have a special token between words, SentencePiece's a mark before them.
+    """
+    if token == getattr(tokenizer, "word_delimiter_token_id", None):
+        return " "
     if token in tokenizer.all_special_ids:
         return ""
     spelling: str = tokenizer.convert_ids_to_tokens(token)
-    return spelling.translate(_SPACES)
+    return spelling.replace("▁", " ")
 
 
 def timed_segments(

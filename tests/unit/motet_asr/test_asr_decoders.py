@@ -95,7 +95,7 @@ def test_prompted_decoders_are_exact_in_any_company(folders: Checkpoints, kind: 
             assert result.tokens == reference.tokens(SOUNDS[key], prompt, LONGEST)
             assert result.language == "fr"
             said.add(tuple(result.tokens))
-    assert len(said) > 4
+    assert len(said) > 3
 
 
 def test_moonshine_streaming_is_exact_in_any_company(folders: Checkpoints) -> None:
