@@ -16,9 +16,9 @@ from motet_asr.engine.engine import Engine
 from motet_asr.engine.request import TranscriptionOptions, WindowResult
 from motet_asr.models.registry import RECOGNIZERS
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
-from support.asr_checkpoints import RATE, noise
-from support.recognizers import TINY, Checkpoints
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import RATE, noise
+from support.checkpoints.recognizers import TINY, Checkpoints
+from support.running.refusals import refuses
 
 SECONDS = (0.33, 1.04, 1.7, 0.33, 2.3)
 SOUNDS = [noise(seconds, index) for index, seconds in enumerate(SECONDS)]

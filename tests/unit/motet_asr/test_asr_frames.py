@@ -23,9 +23,9 @@ from motet_asr.models.ctc import CtcEngine
 from motet_asr.models.nemotron import DELAY, Nemotron
 from motet_asr.models.registry import RECOGNIZERS
 from motet_shared.errors import BadRequest, ConfigError, InternalError, UnsupportedParameter
-from support.asr_checkpoints import RATE, noise
-from support.recognizers import Checkpoints, tiny_waveform_ctc
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import RATE, noise
+from support.checkpoints.recognizers import Checkpoints, tiny_waveform_ctc
+from support.running.refusals import refuses
 
 BLANK = 63
 CTC = [kind for kind, one in RECOGNIZERS.items() if one.engine is CtcEngine]

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts"))
 from list_recognizers import PAGE, page, refused
 from motet_asr.models.registry import RECOGNIZERS
 from motet_models.image_support import HEARING_TYPES
-from support.recognizers import TINY
+from support.checkpoints.recognizers import TINY
 
 
 def test_the_page_is_what_the_registry_says() -> None:

@@ -23,9 +23,9 @@ from motet_shared.errors import BadRequest, UnknownModel, UnsupportedParameter
 from motet_shared.messages import Listen, Partial, Segment, Transcribe
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
-from support.recognizers import TINY
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
+from support.checkpoints.recognizers import TINY
+from support.running.refusals import refuses
 
 MODEL = "ears"
 
