@@ -19,6 +19,12 @@ from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
 
+# Types that transformers lists beside recognizers, and what they are.
+_OTHER_TYPES = {
+    "dia": "speaks, and does not hear",
+    "pop2piano": "writes notes for a piano, not words",
+    "speech-encoder-decoder": "joins an encoder and a decoder of any class, whose prompt it does not say",
+}
 # What transformers raises for files that it cannot interpret.
 _UNUSABLE = (
     OSError,
@@ -75,24 +81,18 @@ def refusal(model_type: str) -> str:
     """Return why a checkpoint of a type does not load, as the end of a sentence about it."""
     if model_type in HEARING_TYPES:
         return "is a chat model that hears: serve it with `motet up --llm`"
-    if model_type in NAMES:
-        return NAMES[model_type]
+    if model_type in _OTHER_TYPES:
+        return _OTHER_TYPES[model_type]
     return "is no speech recognizer that loads here"
-
-
-# Types that transformers lists beside recognizers, and what they are.
-NAMES = {
-    "dia": "speaks, and does not hear",
-    "pop2piano": "writes notes for a piano, not words",
-    "speech-encoder-decoder": "joins an encoder and a decoder of any class, whose prompt it does not say",
-}
 
 
 def _check_class(config: EngineConfig, model_config: Any, wanted: str) -> None:
     """Raise ConfigError if the checkpoint is of another class, such as an encoder without a head."""
     given = model_config.architectures or [wanted]
-    if wanted not in given:
-        raise ConfigError(f"model={config.model!r}: a {given[0]} writes no text; give a {wanted}")
+    if not isinstance(given, list) or wanted not in given:
+        raise ConfigError(
+            f"model={config.model!r}: architectures={given!r} writes no text; give a {wanted}"
+        )
 
 
 def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:
