@@ -1,4 +1,4 @@
-"""Read a checkpoint's voice files: `voices/NAME.safetensors` (codec latents), `voices/NAME.wav`."""
+"""Read voices: a checkpoint's `voices/NAME.safetensors` and `voices/NAME.wav`, and samples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import wave
 from pathlib import Path
 
 import torch
+import torchaudio.functional
 from safetensors.torch import load_file
 from torch import Tensor
+
+from motet_tts.engine.utterance import VoiceSample
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +21,7 @@ def latents(path: Path, dim: int) -> Tensor | None:
     fitting = [
         t.reshape(-1, dim)
         for t in load_file(path).values()
-        if t.ndim in (2, 3) and t.shape[-1] == dim
+        if t.ndim in (1, 2, 3) and t.shape[-1] == dim
     ]
     if len(fitting) != 1:
         log.warning(
@@ -38,3 +41,11 @@ def waveform(path: Path, sample_rate: int) -> Tensor | None:
             return None
         data = bytearray(file.readframes(file.getnframes()))
     return torch.frombuffer(data, dtype=torch.int16).float() / 32768
+
+
+def resampled(sample: VoiceSample, rate: int) -> Tensor:
+    """Return the samples `[N]` of a recording at `rate` Hz."""
+    if sample.rate == rate:
+        return sample.samples
+    found: Tensor = torchaudio.functional.resample(sample.samples, sample.rate, rate)
+    return found

@@ -19,7 +19,7 @@ from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import Utterance
 from motet_tts.models import hifigan, seanet
 from motet_tts.models import stream_context as contexts
-from motet_tts.models.mimi import MimiDecoder
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.pocket import codec as pocket_codec
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech

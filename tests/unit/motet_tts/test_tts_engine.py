@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
     CsmForConditionalGeneration,
+    DacModel,
+    DiaFeatureExtractor,
+    DiaForConditionalGeneration,
+    DiaProcessor,
+    GradiumPhononTTSForConditionalGeneration,
+    HiggsAudioV2ForConditionalGeneration,
+    HiggsAudioV2Processor,
+    HiggsAudioV2TokenizerModel,
     PocketTTSAudioTokenizerModel,
     PocketTTSForConditionalGeneration,
+    SpeechT5ForTextToSpeech,
+    SpeechT5HifiGan,
     VitsModel,
 )
 
@@ -24,7 +37,8 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import StepOutput, Utterance
-from motet_tts.models.noise import hash_numbers
+from motet_tts.models.codec_lm import Drawn
+from motet_tts.models.noise import Noise, hash_numbers
 from support import tts_checkpoints
 from support.refusals import refuses
 
@@ -100,18 +114,22 @@ def csm_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Te
 
 
 @torch.inference_mode()
-def pocket_reference(path: Path, text: str, voice: str, frames: int | None = FRAMES) -> Tensor:
-    from safetensors.torch import load_file
-
-    model = PocketTTSForConditionalGeneration.from_pretrained(path).eval()
+def pocket_reference(
+    path: Path,
+    text: str,
+    voice: str,
+    frames: int | None = FRAMES,
+    *,
+    architecture: Any = PocketTTSForConditionalGeneration,
+) -> Tensor:
+    model = architecture.from_pretrained(path).eval()
     tokenizer = PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
     config = model.config
     latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
     ids = AutoTokenizer.from_pretrained(path)(text)["input_ids"]
-    voice_ids = [
-        config.audio_prompt_bos_token_id,
-        *[config.audio_prompt_token_id] * latents.shape[1],
-    ]
+    voice_ids = [config.audio_prompt_token_id] * latents.shape[1]
+    if (begin := getattr(config, "audio_prompt_bos_token_id", None)) is not None:
+        voice_ids = [begin, *voice_ids]
     output = model.generate(
         torch.tensor([[*voice_ids, *ids, config.audio_bos_token_id]]),
         attention_mask=torch.ones(1, len(voice_ids) + len(ids) + 1, dtype=torch.long),
@@ -136,12 +154,110 @@ def vits_reference(path: Path, text: str, voice: str, seed: int = 0) -> Tensor:
     return waveform
 
 
+@torch.inference_mode()
+def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+    model = SpeechT5ForTextToSpeech.from_pretrained(path).eval()
+    model.speech_decoder_postnet.prob_out.bias.fill_(-1e4)  # it ends at the limit, as here
+    vocoder = SpeechT5HifiGan.from_pretrained(path / "vocoder").eval()
+    speaker = load_file(path / "voices" / f"{voice}.safetensors")["speaker"]
+    prenet = model.speecht5.decoder.prenet
+    calls = itertools.count()
+
+    def dropout(hidden: Tensor, p: float) -> Tensor:
+        """Drop as transformers does, with the noise that belongs to each position."""
+        layers, units = len(prenet.layers), hidden.shape[-1]
+        layer = next(calls) % layers
+        drawn = [Noise(0, 0, place).uniform(layers, units)[layer] for place in range(hidden.shape[1])]
+        return torch.where(torch.stack(drawn) < p, hidden, 0) * 1 / (1 - p)
+
+    prenet._consistent_dropout = dropout
+    ids = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")["input_ids"]
+    ratio = (frames + 0.5) * model.config.reduction_factor / ids.shape[1]
+    audio: Tensor = model.generate(
+        ids, speaker_embeddings=speaker, vocoder=vocoder, maxlenratio=ratio
+    )
+    return audio
+
+
+@torch.inference_mode()
+def dia_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+    model = DiaForConditionalGeneration.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    codec = DacModel.from_pretrained(path / "audio_tokenizer").eval()
+    decoder, delays = model.config.decoder_config, model.config.delay_pattern
+    extractor = DiaFeatureExtractor(sampling_rate=codec.config.sampling_rate, hop_length=32)
+    processor = DiaProcessor(extractor, tokenizer, codec)
+    special = {
+        "bos_token_id": decoder.bos_token_id,
+        "eos_token_id": decoder.eos_token_id,
+        "pad_token_id": decoder.pad_token_id,
+        "delay_pattern": delays,
+    }
+    inputs = processor(
+        text=[f"[{voice}] {text}"],
+        text_kwargs={"padding": False, "return_tensors": "pt"},
+        audio_kwargs={**special},
+    )
+    steps = frames + max(delays) + 1
+    output = model.generate(**inputs, max_new_tokens=steps, do_sample=False)
+    audio: Tensor = processor.decode(output, audio_kwargs=special)
+    return audio
+
+
+@torch.inference_mode()
+def higgs_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+    model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path).eval()
+    codec = HiggsAudioV2TokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    turns = [("system", "Generate audio following instruction."), ("user", text)]
+    ids = tokenizer.apply_chat_template(
+        [{"role": role, "content": [{"type": "text", "text": words}]} for role, words in turns]
+    )["input_ids"]
+    output = model.generate(
+        torch.tensor([ids]),
+        max_new_tokens=frames + model.config.num_codebooks,
+        do_sample=False,
+    )
+    undelayed: Any = functools.partial(
+        HiggsAudioV2Processor.batch_decode,
+        _Namespace(
+            audio_stream_bos_id=model.config.audio_stream_bos_id,
+            audio_stream_eos_id=model.config.audio_stream_eos_id,
+            audio_tokenizer=codec,
+        ),
+    )
+    audio: Tensor = undelayed(output)[0]
+    return audio
+
+
+class _Namespace(SimpleNamespace):
+    """Hold what Higgs Audio's processor reads when it decodes: the rest needs files of a hub."""
+
+    def revert_delay_pattern(self, codes: Tensor) -> Tensor:
+        found: Tensor = HiggsAudioV2Processor.revert_delay_pattern(self, codes)  # type: ignore[arg-type]
+        return found
+
+
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "csm": csm_reference,
+    "dia": dia_reference,
+    "gradium_phonon_tts": functools.partial(
+        pocket_reference, architecture=GradiumPhononTTSForConditionalGeneration
+    ),
+    "higgs_audio_v2": higgs_reference,
     "pocket_tts": pocket_reference,
+    "speecht5": speecht5_reference,
     "vits": vits_reference,
 }
-VOICES = {"csm": ("0", "3"), "pocket_tts": tts_checkpoints.VOICES, "vits": ("default", "default")}
+VOICES = {
+    "csm": ("0", "3"),
+    "dia": ("S1", "S2"),
+    "gradium_phonon_tts": tts_checkpoints.VOICES,
+    "higgs_audio_v2": ("default", "default"),
+    "pocket_tts": tts_checkpoints.VOICES,
+    "speecht5": tts_checkpoints.VOICES,
+    "vits": ("default", "default"),
+}
 
 
 # -------------------------------------------------------------------------------------------------------- exactness
@@ -201,9 +317,9 @@ def test_csm_ends_at_its_end_code(folder: Callable[..., Path]) -> None:
     near(audio, csm_reference(folder("csm"), TEXTS[0], "0", 4))
 
 
-def _ended(family: Any, frame: tuple[Tensor, list[bool], list[bool]], rows: list[Any]) -> Any:
-    codes = torch.full_like(frame[0], family._eos)
-    return codes, [not bool((code == family._eos).all()) for code in codes], [True for _ in rows]
+def _ended(family: Any, drawn: Drawn, rows: list[Any]) -> Drawn:
+    codes = torch.full_like(drawn.frames, family._eos)
+    return Drawn(codes, [None for _ in rows], [True for _ in rows])
 
 
 def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> None:
