@@ -27,6 +27,7 @@ class SpeechModel(Protocol):
     voices: names, the default one first.
     rates: slowest and fastest speed that the model supports itself; others are stretched.
     clones: whether it speaks with the voice of `Utterance.sample`.
+    instructs: whether it follows `Utterance.instructions`.
     device, dtype: where and in which type it computes.
     """
 
@@ -34,6 +35,7 @@ class SpeechModel(Protocol):
     voices: tuple[str, ...]
     rates: tuple[float, float]
     clones: bool
+    instructs: bool
     device: torch.device
     dtype: torch.dtype
 

@@ -319,8 +319,13 @@ def dia(path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.
     return path
 
 
-def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
-    """Write a Higgs Audio v2 with four codebooks of 32 codes."""
+def higgs_audio_v2(
+    path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False
+) -> Path:
+    """Write a Higgs Audio v2 with four codebooks of 32 codes.
+
+    ends: its sentences end soon.
+    """
     torch.manual_seed(seed)
     config = HiggsAudioV2Config(
         **_DECODER,
@@ -339,6 +344,9 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
     )
     model = HiggsAudioV2ForConditionalGeneration(config).float()
     _spread(model)
+    if not ends:
+        with torch.no_grad():
+            model.audio_lm_head.weight.unflatten(0, (BOOKS, -1))[:, CODES + 1] = 0
     if sample:
         model.generation_config.update(do_sample=True, temperature=0.9, top_k=20)
         model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 5, 2
@@ -353,28 +361,25 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
         for number, token in enumerate(_AUDIO_TOKENS)
     ]
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    dac = {**_DAC, "model_type": "dac", "downsampling_ratios": [5, 4, 2], "hidden_size": 16}
+    ratios = [10, 8, 6]  # 480 samples in a frame, which are HuBERT's 320 at 16 kHz
+    dac = {**_DAC, "model_type": "dac", "downsampling_ratios": ratios, "hidden_size": 32}
     hubert = {
         "model_type": "hubert",
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "intermediate_size": 16,
-        "conv_dim": [4, 4],
-        "conv_kernel": [10, 4],
-        "conv_stride": [5, 4],
+        "conv_dim": [4] * 7,
         "num_conv_pos_embeddings": 4,
         "num_conv_pos_embedding_groups": 2,
     }
-    # 600 frames of 4 codebooks of 5 bits a second
     codec = HiggsAudioV2TokenizerModel(
         HiggsAudioV2TokenizerConfig(
-            acoustic_model_config={**dac, "upsampling_ratios": [5, 4, 2]},
+            acoustic_model_config={**dac, "upsampling_ratios": ratios},
             semantic_model_config=hubert,
             codebook_size=CODES,
             codebook_dim=8,
-            target_bandwidths=[12],
-            downsample_factor=20,
+            target_bandwidths=[1],  # kbit/s: 50 frames of 4 codebooks of 5 bits a second
         )
     )
     _spread(codec)

@@ -30,7 +30,6 @@ def dac(folder: str, device: torch.device) -> tuple[WindowCodec, Callable[[Tenso
 
     hop = int(model.config.hop_length)
 
-    @torch.inference_mode()
     def encode(samples_S: Tensor) -> Tensor:
         padded = functional.pad(samples_S, (0, -len(samples_S) % hop)).to(device)
         codes: Tensor = model.encode(padded[None, None]).audio_codes[0].mT.cpu()

@@ -33,6 +33,7 @@ class Utterance:
         spaces.
     voice: one of the model's voices.
     sample: a recording whose voice is used instead, if the model clones voices.
+    instructions: how it is spoken, if the model follows instructions.
     seed, index: noise is keyed by both and by the frame, so a sentence sounds the same on any
         instance and in any batch.
     speed: within the `rates` of the model.
@@ -46,6 +47,7 @@ class Utterance:
     speed: float = 1.0
     max_frames: int = 0
     sample: VoiceSample | None = field(default=None, compare=False)
+    instructions: str = ""
 
     @property
     def text(self) -> str:

@@ -126,6 +126,7 @@ class CodecLm(ABC):
     voices: names, the default one first.
     rates: slowest and fastest speed that the model supports itself.
     clones: whether it speaks with the voice of `Utterance.sample`.
+    instructs: whether it follows `Utterance.instructions`.
     """
 
     codec: Codec
@@ -134,6 +135,7 @@ class CodecLm(ABC):
     voices: tuple[str, ...]
     rates: tuple[float, float] = (1.0, 1.0)
     clones: bool = False
+    instructs: bool = False
 
     @abstractmethod
     def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
@@ -192,7 +194,8 @@ class CodecBatch:
     def __init__(self, family: CodecLm, *, first_chunk: float = 0.06, chunk: float = 0.32):
         self.family = family
         self.sample_rate = family.codec.sample_rate
-        self.voices, self.rates, self.clones = family.voices, family.rates, family.clones
+        self.voices, self.rates = family.voices, family.rates
+        self.clones, self.instructs = family.clones, family.instructs
         self.device, self.dtype = family.device, family.dtype
         self._slots, self._texts = KvSlots(family.device), KvSlots(family.device)
         self._rows: list[CodecSentence] = []  # indexed by slot

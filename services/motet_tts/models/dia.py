@@ -68,7 +68,10 @@ class Dia(CodecLm):
         self._guidance = 1.0 if scale is None else float(scale)
         top_k = getattr(generation, "top_k", None)
         self._guided_codes = 50 if top_k is None else int(top_k)
-        self.codec, self._encode = dac(codec_folder(folder), device)
+        self.codec, encode = dac(codec_folder(folder), device)
+        self._samples = voices.EncodedSamples(
+            lambda sample: encode(voices.resampled(sample, self.codec.sample_rate))
+        )
         self.voices = _SPEAKERS
 
     @property
@@ -104,8 +107,7 @@ class Dia(CodecLm):
         sample = utterance.sample
         if sample is None:
             return text, torch.zeros(0, len(self._delays), dtype=torch.long)
-        codes_NK = self._encode(voices.resampled(sample, self.codec.sample_rate))
-        return f"[{utterance.voice}] {sample.words} {text}", codes_NK
+        return f"[{utterance.voice}] {sample.words} {text}", self._samples(sample)
 
     def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         assert batch.texts is not None

@@ -63,6 +63,7 @@ class HiggsAudio(CodecLm):
     """
 
     clones = True
+    instructs = True
 
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
@@ -89,11 +90,12 @@ class HiggsAudio(CodecLm):
         self.codec, self._tokenizer_model = _codec(
             codec_folder(folder), device, self._config.audio_stream_bos_id
         )
+        self._samples = voices.EncodedSamples(self._codes)
         self.voices = (_DEFAULT_VOICE,)
 
     @torch.inference_mode()
     def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
-        codes_TK = None if utterance.sample is None else self._codes(utterance.sample)
+        codes_TK = None if utterance.sample is None else self._samples(utterance.sample)
         ids = self._ids(utterance, 0 if codes_TK is None else len(codes_TK))
         books, begin = self._config.num_codebooks, self._config.audio_stream_bos_id
         codes = DelayedCodes(self._delays, begin, torch.zeros(0, books, dtype=torch.long))
@@ -144,6 +146,8 @@ class HiggsAudio(CodecLm):
             [config.audio_token_id, config.audio_delay_token_id]
         )
         turns = [_turn("system", _TASK)]
+        if utterance.instructions:
+            turns.append(_turn("scene", utterance.instructions))
         if utterance.sample is not None:
             turns.append(_turn("user", utterance.sample.words))
             turns.append({"role": "assistant", "content": [{"type": "audio"}]})

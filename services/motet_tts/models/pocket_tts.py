@@ -75,6 +75,11 @@ class PocketTts(CodecLm):
         self._prompts = {name: latents.to(device) for name, latents in prompts.items()}
         self.voices = tuple(self._prompts)
         self.clones = self._encoder is not None
+        self._samples = voices.EncodedSamples(
+            lambda sample: _encoded(
+                voices.resampled(sample, self.codec.sample_rate), self._encoder
+            )
+        )
 
     @property
     def _voice_dim(self) -> int:
@@ -115,8 +120,7 @@ class PocketTts(CodecLm):
         """Return the voice's latents `[frames, D]`."""
         if (sample := utterance.sample) is None:
             return self._prompts[utterance.voice]
-        with torch.inference_mode():
-            return _encoded(voices.resampled(sample, self.codec.sample_rate), self._encoder)
+        return self._samples(sample)
 
     def _ids(self, text: str, frames: int) -> tuple[list[int], list[int]]:
         """Return the ids of the text alone, and of the prompt with `frames` voice placeholders."""

@@ -79,7 +79,7 @@ class Vits:
             tuple(str(number) for number in range(config.num_speakers)) if many else (_ONLY_VOICE,)
         )
         self.rates = (1.0, 1.0)
-        self.clones = False
+        self.clones = self.instructs = False
         self._many = many
         self._frame_samples = 1
         for rate in config.upsample_rates:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import wave
+from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 import torchaudio.functional
@@ -41,6 +43,21 @@ def waveform(path: Path, sample_rate: int) -> Tensor | None:
             return None
         data = bytearray(file.readframes(file.getnframes()))
     return torch.frombuffer(data, dtype=torch.int16).float() / 32768
+
+
+class EncodedSamples:
+    """Encode each recording once, however many sentences have its voice."""
+
+    def __init__(self, encode: Callable[[VoiceSample], Tensor]):
+        self._encode = encode
+        self._known: WeakKeyDictionary[VoiceSample, Tensor] = WeakKeyDictionary()
+
+    def __call__(self, sample: VoiceSample) -> Tensor:
+        """Return what the model's encoder makes of a recording."""
+        if sample not in self._known:
+            with torch.inference_mode():
+                self._known[sample] = self._encode(sample)
+        return self._known[sample]
 
 
 def resampled(sample: VoiceSample, rate: int) -> Tensor:

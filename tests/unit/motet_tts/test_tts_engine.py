@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from torch import Tensor
 from transformers import (
     AutoTokenizer,
     CsmForConditionalGeneration,
+    DacFeatureExtractor,
     DacModel,
     DiaFeatureExtractor,
     DiaForConditionalGeneration,
@@ -27,6 +27,7 @@ from transformers import (
     HiggsAudioV2Processor,
     HiggsAudioV2TokenizerModel,
     PocketTTSAudioTokenizerModel,
+    PocketTTSFeatureExtractor,
     PocketTTSForConditionalGeneration,
     SpeechT5ForTextToSpeech,
     SpeechT5HifiGan,
@@ -36,7 +37,7 @@ from transformers import (
 from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
-from motet_tts.engine.utterance import StepOutput, Utterance
+from motet_tts.engine.utterance import StepOutput, Utterance, VoiceSample
 from motet_tts.models.codec_lm import Drawn
 from motet_tts.models.noise import Noise, hash_numbers
 from support import tts_checkpoints
@@ -119,13 +120,22 @@ def pocket_reference(
     text: str,
     voice: str,
     frames: int | None = FRAMES,
+    sample: VoiceSample | None = None,
     *,
     architecture: Any = PocketTTSForConditionalGeneration,
 ) -> Tensor:
     model = architecture.from_pretrained(path).eval()
     tokenizer = PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
     config = model.config
-    latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
+    if sample is None:
+        latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
+    else:
+        size = tokenizer.config.frame_size
+        extractor = PocketTTSFeatureExtractor(
+            sampling_rate=24_000, frame_size=size, pad_to_multiple_of=size
+        )
+        sound = extractor(sample.samples.numpy(), sampling_rate=24_000)
+        latents = tokenizer.encode(sound["input_values"], sound["padding_mask"]).latents
     ids = AutoTokenizer.from_pretrained(path)(text)["input_ids"]
     voice_ids = [config.audio_prompt_token_id] * latents.shape[1]
     if (begin := getattr(config, "audio_prompt_bos_token_id", None)) is not None:
@@ -180,7 +190,9 @@ def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) 
 
 
 @torch.inference_mode()
-def dia_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+def dia_reference(
+    path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
+) -> Tensor:
     model = DiaForConditionalGeneration.from_pretrained(path).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     codec = DacModel.from_pretrained(path / "audio_tokenizer").eval()
@@ -192,50 +204,66 @@ def dia_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Te
         "eos_token_id": decoder.eos_token_id,
         "pad_token_id": decoder.pad_token_id,
         "delay_pattern": delays,
+        "sampling_rate": codec.config.sampling_rate,
     }
+    text = f"[{voice}] {text}"
     inputs = processor(
-        text=[f"[{voice}] {text}"],
+        text=[text if sample is None else f"[{voice}] {sample.words} {text}"],
+        audio=None if sample is None else [sample.samples.numpy()],
         text_kwargs={"padding": False, "return_tensors": "pt"},
         audio_kwargs={**special},
     )
     steps = frames + max(delays) + 1
     output = model.generate(**inputs, max_new_tokens=steps, do_sample=False)
-    audio: Tensor = processor.decode(output, audio_kwargs=special)
+    length = inputs["decoder_attention_mask"].shape[1] - max(delays)
+    audio: Tensor = processor.decode(output, audio_prompt_len=length, audio_kwargs=special)
     return audio
 
 
 @torch.inference_mode()
-def higgs_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+def higgs_reference(
+    path: Path,
+    text: str,
+    voice: str,
+    frames: int = FRAMES,
+    sample: VoiceSample | None = None,
+    scene: str = "",
+) -> Tensor:
     model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path).eval()
     codec = HiggsAudioV2TokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    turns = [("system", "Generate audio following instruction."), ("user", text)]
-    ids = tokenizer.apply_chat_template(
-        [{"role": role, "content": [{"type": "text", "text": words}]} for role, words in turns]
-    )["input_ids"]
+    tokenizer, config = AutoTokenizer.from_pretrained(path), model.config
+    processor = HiggsAudioV2Processor(
+        DacFeatureExtractor(sampling_rate=24_000, hop_length=codec.config.hop_length),
+        tokenizer,
+        codec,
+        audio_token=tokenizer.convert_ids_to_tokens(config.audio_token_id),
+        audio_bos_token=tokenizer.convert_ids_to_tokens(config.audio_bos_token_id),
+        audio_delay_token=tokenizer.convert_ids_to_tokens(config.audio_delay_token_id),
+        audio_stream_bos_id=config.audio_stream_bos_id,
+        audio_stream_eos_id=config.audio_stream_eos_id,
+    )
+    turns: list[dict[str, Any]] = [_turn("system", "Generate audio following instruction.")]
+    if scene:
+        turns.append(_turn("scene", scene))
+    if sample is not None:
+        turns.append(_turn("user", sample.words))
+        turns.append({"role": "assistant", "content": [{"type": "audio"}]})
+    turns.append(_turn("user", text))
+    inputs = processor(
+        text=tokenizer.apply_chat_template(turns, tokenize=False),
+        audio=None if sample is None else [sample.samples.numpy()],
+        text_kwargs={"padding": False, "return_tensors": "pt"},
+        audio_kwargs={"return_tensors": "pt"},
+    )
     output = model.generate(
-        torch.tensor([ids]),
-        max_new_tokens=frames + model.config.num_codebooks,
-        do_sample=False,
+        **inputs, max_new_tokens=frames + config.num_codebooks, do_sample=False
     )
-    undelayed: Any = functools.partial(
-        HiggsAudioV2Processor.batch_decode,
-        _Namespace(
-            audio_stream_bos_id=model.config.audio_stream_bos_id,
-            audio_stream_eos_id=model.config.audio_stream_eos_id,
-            audio_tokenizer=codec,
-        ),
-    )
-    audio: Tensor = undelayed(output)[0]
+    audio: Tensor = processor.decode(output)
     return audio
 
 
-class _Namespace(SimpleNamespace):
-    """Hold what Higgs Audio's processor reads when it decodes: the rest needs files of a hub."""
-
-    def revert_delay_pattern(self, codes: Tensor) -> Tensor:
-        found: Tensor = HiggsAudioV2Processor.revert_delay_pattern(self, codes)  # type: ignore[arg-type]
-        return found
+def _turn(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 REFERENCES: dict[str, Callable[..., Tensor]] = {
@@ -290,6 +318,52 @@ def test_in_company_it_is_the_same(folder: Callable[..., Path], family: str) -> 
         near(joined(pieces[number]), wanted)
 
 
+@pytest.mark.parametrize("family", [name for name in REFERENCES if name != "vits"])
+def test_samples_come_before_the_last_frame(folder: Callable[..., Path], family: str) -> None:
+    """A network that looks ahead has enough of a long sentence before its end."""
+    speaker = engine(folder(family))
+    speaker.add("a", say(TEXTS[2], VOICES[family][0], max_frames=60))
+    pieces = finish(speaker)["a"]
+    heard = [piece for piece in pieces if piece.samples is not None and len(piece.samples)]
+    assert len(heard) > 1
+    assert heard[0].frames < pieces[-1].frames
+
+
+@pytest.mark.parametrize("family", ["dia", "higgs_audio_v2", "pocket_tts"])
+def test_a_voice_is_cloned_as_transformers_clones_it(
+    folder: Callable[..., Path], family: str
+) -> None:
+    path, voice = folder(family), VOICES[family][0]
+    speaker = engine(path)
+    generator = torch.Generator().manual_seed(3)
+    recording = torch.randn(4_800, generator=generator).cumsum(0) / 60  # not as loud as noise
+    sample = VoiceSample(recording, speaker.sample_rate, "no one knows")
+    speaker.add("plain", say(TEXTS[0], voice))
+    speaker.add("cloned", say(TEXTS[0], voice, sample=sample))
+    pieces = finish(speaker)
+    wanted = REFERENCES[family](path, TEXTS[0], voice, FRAMES, sample)
+    near(joined(pieces["cloned"]), wanted)
+    assert not torch.allclose(joined(pieces["plain"]), wanted, atol=1e-2)
+
+
+def test_instructions_are_the_scene_of_higgs_audio(folder: Callable[..., Path]) -> None:
+    path, scene = folder("higgs_audio_v2"), "A quiet room, a whisper."
+    speaker = engine(path)
+    speaker.add("plain", say(TEXTS[0], "default"))
+    speaker.add("instructed", say(TEXTS[0], "default", instructions=scene))
+    pieces = finish(speaker)
+    wanted = REFERENCES["higgs_audio_v2"](path, TEXTS[0], "default", scene=scene)
+    near(joined(pieces["instructed"]), wanted)
+    assert not torch.allclose(joined(pieces["plain"]), wanted, atol=1e-2)
+
+
+def test_models_that_clone_no_voices_refuse_samples(folder: Callable[..., Path]) -> None:
+    speaker = engine(folder("vits"))
+    sample = VoiceSample(torch.zeros(10), 24_000, "words")
+    with refuses(BadRequest, "voice"):
+        speaker.add("a", say(TEXTS[0], "default", sample=sample))
+
+
 def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) -> None:
     """Without a limit of its own: at the end-of-speech logit and the frames after it, or at the budget of the text."""
     path = folder("pocket_tts")
@@ -302,6 +376,23 @@ def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) ->
         near(joined(pieces), wanted)
         lengths.add(len(wanted))
     assert len(lengths) > 1
+
+
+@pytest.mark.parametrize(("family", "options"), [("dia", {}), ("higgs_audio_v2", {"ends": True})])
+def test_delayed_codes_end_where_transformers_ends(
+    folder: Callable[..., Path], family: str, options: dict[str, Any]
+) -> None:
+    """The end is drawn, and comes in each codebook after its delay."""
+    path, voice = folder(family, **options), VOICES[family][0]
+    speaker = engine(path)
+    for number, text in enumerate(TEXTS[:3]):
+        speaker.add(number, say(text, voice, max_frames=50))
+    lengths = set()
+    for number, pieces in finish(speaker).items():
+        wanted = REFERENCES[family](path, TEXTS[number], voice, 50)
+        near(joined(pieces), wanted)
+        lengths.add(len(wanted))
+    assert len(lengths) > 1, "none ended by itself"
 
 
 def test_csm_ends_at_its_end_code(folder: Callable[..., Path]) -> None:
