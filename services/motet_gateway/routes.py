@@ -46,7 +46,14 @@ from motet_gateway.openai.schema import ChatBody, CompletionBody
 from motet_gateway.openapi import answers, messages, ollama, responses, stored_files
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
-from motet_gateway.openapi.forms import Schema, call_form, edit_form, file_form, transcription_form, voice_form
+from motet_gateway.openapi.forms import (
+    Schema,
+    call_form,
+    edit_form,
+    file_form,
+    transcription_form,
+    voice_form,
+)
 from motet_gateway.operations import health, stack
 from motet_gateway.operations.adapters import (
     LoadAdapterBody,

@@ -112,7 +112,7 @@ class Tts(Actor):
         if request.sample is not None:
             if not engine.model.clones:
                 raise BadRequest(
-                    f"voice: {engine.config.model_name!r} cannot imitate voices; choose one of {', '.join(engine.voices)}",
+                    f"voice: {engine.config.model_name!r} imitates no voices; choose one of {', '.join(engine.voices)}",
                     param="voice",
                 )
             if not (0 < request.sample.audio.nbytes <= LONGEST_SAMPLE):

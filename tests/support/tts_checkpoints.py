@@ -265,9 +265,7 @@ def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
     vocoder.save_pretrained(path / "vocoder")
     (path / "voices").mkdir()
     for name in VOICES:
-        save_file(
-            {"speaker": torch.randn(1, speaker_dim)}, path / "voices" / f"{name}.safetensors"
-        )
+        save_file({"speaker": torch.randn(1, speaker_dim)}, path / "voices" / f"{name}.safetensors")
     return path
 
 
@@ -319,9 +317,7 @@ def dia(path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.
     return path
 
 
-def higgs_audio_v2(
-    path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False
-) -> Path:
+def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
     """Write a Higgs Audio v2 with four codebooks of 32 codes.
 
     ends: its sentences end soon.
@@ -404,6 +400,8 @@ def _spread(model: torch.nn.Module) -> None:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("embed_sum"):
                 tensor.normal_()
+            elif name.endswith(".alpha"):  # of DAC's activations, which divide by it
+                tensor.fill_(1.0)
             elif tensor.is_floating_point() and tensor.ndim > 1:
                 tensor.normal_(std=0.5 if "embed" in name else 0.2)
             elif name.endswith("layer_scale.scale"):

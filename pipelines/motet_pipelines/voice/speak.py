@@ -94,9 +94,10 @@ async def speak(
 ) -> AsyncGenerator[list[Audio], None]:
     """Yield the speech in batches of whatever has arrived.
 
-    `cloned`: a recording whose voice is used instead of `request.voice`. `deadline`: seconds for everything. `patience`: seconds without progress, in which an instance
-    may appear or restart, before the last retryable error is raised. Other errors are raised at
-    once, Overloaded too unless audio was sent.
+    `cloned`: a recording whose voice is used instead of `request.voice`. `deadline`: seconds for
+    everything. `patience`: seconds without progress, in which an instance may appear or restart,
+    before the last retryable error is raised. Other errors are raised at once, Overloaded too
+    unless audio was sent.
     """
     outcome = outcome or Outcome()
     position = _Position()

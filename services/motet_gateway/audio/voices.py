@@ -75,11 +75,11 @@ async def delete_voice(service: GatewayContext, http: Exchange) -> None:
 
 
 async def cloned_voice(
-    service: GatewayContext, owner: str, model: str, voice: str
+    service: GatewayContext, owner: str, model: str, voice: str, param: str = "voice"
 ) -> ClonedVoice | None:
     """Return the recording that a voice id of the tenant stands for; None for a model's voice.
 
-    Raises BadRequest if the model imitates no voices, NotFound if the tenant has no such voice.
+    `param` names the voice in errors. Raises BadRequest if the model imitates no voices, NotFound if the tenant has no such voice.
     """
     if not voice.startswith(PREFIX):
         return None
@@ -88,8 +88,8 @@ async def cloned_voice(
         return None
     if card is not None and not card.clones:
         raise BadRequest(
-            f"voice: {model!r} cannot imitate voices; choose one of {', '.join(card.voices)}",
-            param="voice",
+            f"`{param}`: {model!r} imitates no voices; choose one of {', '.join(card.voices)}",
+            param=param,
         )
     store = voices_of(service)
     stored = await store.get(owner, voice)
@@ -122,9 +122,7 @@ def _given(form: Form) -> tuple[bytes, str, str]:
 def _text(values: dict[str, str], field: str, longest: int) -> str:
     text = values.get(field, "").strip()
     if not 0 < len(text) <= longest:
-        raise BadRequest(
-            f"`{field}` has {len(text)} characters; give 1 to {longest}", param=field
-        )
+        raise BadRequest(f"`{field}` has {len(text)} characters; give 1 to {longest}", param=field)
     return text
 
 

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from motet_shared.errors import BadRequest
+from motet_tts.codecs.codec import Codec, State, on_host
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
-from motet_tts.codecs.codec import Codec, State, on_host
 from .kv_slots import KvSlots, SlotBatch
 from .noise import Noise
 from .text_slots import DecoderCache

@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, CsmForConditionalGeneration
 
 from motet_kernels.spans import upload
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.engine.utterance import Key, Utterance
 
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
-from motet_tts.codecs.mimi import MimiDecoder
 from .sampling import CodeSampling, choose
 
 _SPEAKERS = 4  # speaker numbers are unlimited in CSM; these are listed as voices
@@ -92,8 +92,7 @@ class Csm(CodecLm):
         is_end_BK = frames_BK == self._eos
         silent, last = torch.stack([is_end_BK.all(-1), is_end_BK[:, :-1].all(-1)]).tolist()
         heard = [
-            None if is_silent else frame
-            for frame, is_silent in zip(frames_BK, silent, strict=True)
+            None if is_silent else frame for frame, is_silent in zip(frames_BK, silent, strict=True)
         ]
         return Drawn(frames_BK, heard, last)
 

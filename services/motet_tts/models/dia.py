@@ -20,12 +20,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, DiaForConditionalGeneration
 
 from motet_kernels.spans import upload
+from motet_tts.codecs.codec import codec_folder
+from motet_tts.codecs.dac import dac
 from motet_tts.engine.utterance import Key, Utterance
 
-from motet_tts.codecs.codec import codec_folder
 from . import voices
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
-from motet_tts.codecs.dac import dac
 from .delayed_codes import DelayedCodes
 from .sampling import CodeSampling, choose
 
@@ -187,9 +187,7 @@ class Dia(CodecLm):
             return codes_K
         since_K = torch.tensor([step - ended - delay for delay in self._delays])
         end = torch.where(since_K == 0, self._decoder.eos_token_id, self._decoder.pad_token_id)
-        return torch.where(
-            upload(since_K < 0, self.device), codes_K, upload(end, self.device)
-        )
+        return torch.where(upload(since_K < 0, self.device), codes_K, upload(end, self.device))
 
     def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         embedded: Tensor = self._model.model.decoder.embeddings(frames_B[:, None])

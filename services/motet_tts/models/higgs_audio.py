@@ -27,14 +27,14 @@ from transformers import (
 from motet_kernels.spans import upload
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError
+from motet_tts.codecs.codec import codec_folder
+from motet_tts.codecs.windows import WindowCodec, reach_of
 from motet_tts.engine.utterance import Key, Utterance, VoiceSample
 
 from . import voices
-from motet_tts.codecs.codec import codec_folder
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
 from .delayed_codes import DelayedCodes
 from .sampling import CodeSampling, choose
-from motet_tts.codecs.windows import WindowCodec, reach_of
 
 _DEFAULT_VOICE = "default"  # the model chooses one
 _TASK = "Generate audio following instruction."
@@ -216,13 +216,13 @@ class HiggsAudio(CodecLm):
         codes_K = progress.codes.complete(codes_K)
         if progress.ended is None:
             return codes_K
-        has_ended_K = torch.tensor([progress.codes.step >= progress.ended + d for d in self._delays])
+        has_ended_K = torch.tensor(
+            [progress.codes.step >= progress.ended + d for d in self._delays]
+        )
         end = self._config.audio_stream_eos_id
         return codes_K.masked_fill(upload(has_ended_K, self.device), end)
 
-    def _without_repeats(
-        self, recent: deque[Tensor], codes_K: Tensor, other_K: Tensor
-    ) -> Tensor:
+    def _without_repeats(self, recent: deque[Tensor], codes_K: Tensor, other_K: Tensor) -> Tensor:
         """Replace codes that occurred too often lately (repetition-aware sampling, VALL-E 2)."""
         if not recent:
             return codes_K

@@ -15,12 +15,12 @@ from torch import Tensor
 from motet_kernels.runtime.device import dtype_name
 from motet_kernels.spans import upload
 from motet_shared.errors import BadRequest, ConfigError
+from motet_tts.codecs.codec import Codec, State
 from motet_tts.engine.utterance import Key, Utterance
 from motet_tts.pocket.codec import SpeechCodec
 from motet_tts.pocket.frame_generator import Pointer
 from motet_tts.pocket.model import PocketSpeech
 
-from motet_tts.codecs.codec import Codec, State
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn
 from .noise import hash_numbers
 

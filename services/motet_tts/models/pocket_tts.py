@@ -26,12 +26,12 @@ from transformers import (
 
 from motet_kernels.spans import upload
 from motet_models.checkpoints import check_checkpoint
+from motet_tts.codecs.codec import codec_folder, processor_settings
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.engine.utterance import Key, Utterance
 
 from . import voices
-from motet_tts.codecs.codec import codec_folder, processor_settings
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
-from motet_tts.codecs.mimi import MimiDecoder
 
 _DEFAULT_VOICE = "default"  # the model without a voice prompt
 
@@ -45,9 +45,7 @@ class PocketTts(CodecLm):
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
     ):
         self.device, self.dtype = device, dtype
-        self._model: Any = (
-            self._architecture.from_pretrained(folder, dtype=dtype).eval().to(device)
-        )
+        self._model: Any = self._architecture.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._config = self._model.config
         self._settings = processor_settings(folder)
@@ -76,9 +74,7 @@ class PocketTts(CodecLm):
         self.voices = tuple(self._prompts)
         self.clones = self._encoder is not None
         self._samples = voices.EncodedSamples(
-            lambda sample: _encoded(
-                voices.resampled(sample, self.codec.sample_rate), self._encoder
-            )
+            lambda sample: _encoded(voices.resampled(sample, self.codec.sample_rate), self._encoder)
         )
 
     @property

@@ -24,13 +24,13 @@ from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError
+from motet_tts.codecs.hifigan import FusedVocoder
+from motet_tts.codecs.windows import WindowCodec, hifigan_reach
 from motet_tts.engine.utterance import Key, Utterance
 
 from . import voices
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
-from motet_tts.codecs.hifigan import FusedVocoder
 from .noise import Noise
-from motet_tts.codecs.windows import WindowCodec, hifigan_reach
 
 _DEFAULT_VOICE = "default"  # a speaker vector of zeros
 # As in `generate`: the sum of a step's probabilities that speech ends, and the longest spectrum as

@@ -61,4 +61,3 @@ class _Always(dict[int, bool]):
 
     def get(self, key: int, default: Any = None) -> bool:  # type: ignore[override]
         return True
-

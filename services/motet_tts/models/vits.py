@@ -21,12 +21,12 @@ from transformers.utils import is_phonemizer_available, is_uroman_available
 from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
-from motet_tts.engine.utterance import Key, StepOutput, Utterance
-
 from motet_tts.codecs.codec import on_host
 from motet_tts.codecs.hifigan import FusedVocoder
-from .noise import hash_numbers
 from motet_tts.codecs.windows import hifigan_reach
+from motet_tts.engine.utterance import Key, StepOutput, Utterance
+
+from .noise import hash_numbers
 
 _ONLY_VOICE = "default"
 

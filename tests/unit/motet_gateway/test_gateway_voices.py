@@ -12,9 +12,11 @@ import pytest
 from motet_gateway.audio.voice_store import MOST, VoiceStore
 from motet_gateway.audio.voices import SECONDS
 from motet_shared.testing import memory_bus, running, settle
+from motet_tts.engine.engine import Engine
+from motet_tts.engine.utterance import Utterance
 from motet_tts.service import Tts
 from support import tts_checkpoints
-from support.gateway_client import Http
+from support.gateway_client import Http, session
 from support.memory_documents import MemoryDocuments
 from support.sound_files import float_wav, tone
 from support.tenants_stage import ACME, OTHER, Limited, bearer, limited
@@ -167,3 +169,36 @@ async def test_without_a_store_voices_are_unavailable(tmp_path: Path) -> None:
         assert (await here.create(recording()).done()).status == 503
         assert (await here.speech("voice_" + 24 * "0")).status == 503
         assert await here.own() == []
+
+
+async def test_sessions_speak_with_a_voice_of_the_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples: list[Any] = []
+    add = Engine.add
+
+    def added(engine: Engine, key: Any, utterance: Utterance) -> None:
+        samples.append(utterance.sample)
+        add(engine, key, utterance)
+
+    monkeypatch.setattr(Engine, "add", added)
+    async with booth(tmp_path) as here:
+        made = await here.created(recording())
+        app = here.here.made.app
+        async with session(app, headers=bearer(OTHER)) as socket:
+            socket.send("session.update", session=_speaking(made["id"]))
+            assert (await socket.expect("error"))["error"]["code"] == "not_found"
+        async with session(app, headers=bearer()) as socket:
+            socket.send("session.update", session=_speaking(made["id"]))
+            updated = await socket.expect("session.updated")
+            assert updated["session"]["audio"]["output"]["voice"] == made["id"]
+            socket.say("hello you")
+            socket.send("response.create")
+            events = await socket.until("response.done", "error")
+            assert any(event["type"] == "response.output_audio.delta" for event in events)
+        assert [sample.words for sample in samples] == [made["text"]] * len(samples)
+        assert samples
+
+
+def _speaking(voice: str) -> dict[str, Any]:
+    return {"type": "realtime", "audio": {"output": {"voice": voice}}}

@@ -177,7 +177,9 @@ def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) 
         """Drop as transformers does, with the noise that belongs to each position."""
         layers, units = len(prenet.layers), hidden.shape[-1]
         layer = next(calls) % layers
-        drawn = [Noise(0, 0, place).uniform(layers, units)[layer] for place in range(hidden.shape[1])]
+        drawn = [
+            Noise(0, 0, place).uniform(layers, units)[layer] for place in range(hidden.shape[1])
+        ]
         return torch.where(torch.stack(drawn) < p, hidden, 0) * 1 / (1 - p)
 
     prenet._consistent_dropout = dropout
@@ -255,9 +257,7 @@ def higgs_reference(
         text_kwargs={"padding": False, "return_tensors": "pt"},
         audio_kwargs={"return_tensors": "pt"},
     )
-    output = model.generate(
-        **inputs, max_new_tokens=frames + config.num_codebooks, do_sample=False
-    )
+    output = model.generate(**inputs, max_new_tokens=frames + config.num_codebooks, do_sample=False)
     audio: Tensor = processor.decode(output)
     return audio
 
