@@ -77,7 +77,8 @@ async def reply(
 ) -> AsyncGenerator[list[Text] | list[Audio], None]:
     """Yield text and audio, each as soon as it is there. `say.text` is not used.
 
-    `cloned`: a recording whose voice is used instead of that of `speak_request`. `deadline`: seconds for the whole text, and for each sentence that is spoken.
+    `cloned`: a recording whose voice is used instead of that of `speak_request`. `deadline`: seconds
+    for the whole text, and for each sentence that is spoken.
     """
     sentences: asyncio.Queue[str | None] = asyncio.Queue()
 

@@ -79,7 +79,8 @@ async def cloned_voice(
 ) -> ClonedVoice | None:
     """Return the recording that a voice id of the tenant stands for; None for a model's voice.
 
-    `param` names the voice in errors. Raises BadRequest if the model imitates no voices, NotFound if the tenant has no such voice.
+    `param` names the voice in errors. Raises BadRequest if the model imitates no voices, NotFound
+    if the tenant has no such voice.
     """
     if not voice.startswith(PREFIX):
         return None

@@ -76,6 +76,7 @@ def vits(path: Path) -> Path:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "csm": lambda path: tts_checkpoints.csm(path, sample=True),
     "pocket_tts": lambda path: tts_checkpoints.pocket_tts(path, sample=True),
+    "speecht5": tts_checkpoints.speecht5,
     "vits": vits,
     "motet_pocket_tts": motet_pocket,
 }

@@ -424,7 +424,16 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
         near(audio[voice], vits_reference(path, TEXTS[3], voice))
 
 
-@pytest.mark.parametrize("family", ["csm", "pocket_tts"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "csm",
+        pytest.param("dia", marks=pytest.mark.long),
+        pytest.param("higgs_audio_v2", marks=pytest.mark.long),
+        "pocket_tts",
+        "speecht5",
+    ],
+)
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_it_is_cut_and_whoever_comes_and_goes(
