@@ -31,7 +31,8 @@ from .shaper import WIRE_RATE
 log = logging.getLogger(__name__)
 
 SPEEDS = (0.25, 4.0)
-LONGEST_SAMPLE = 60 * WIRE_RATE * SAMPLE_BYTES  # bytes of the recording of a voice
+# Bytes of the recording of a voice: half a second to a minute.
+SAMPLE_SIZES = (WIRE_RATE * SAMPLE_BYTES // 2, 60 * WIRE_RATE * SAMPLE_BYTES)
 # Voice names of OpenAI's API, which clients send by default; each maps to a fixed voice of the
 # model.
 _KNOWN_NAMES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
@@ -115,9 +116,9 @@ class Tts(Actor):
                     f"voice: {engine.config.model_name!r} imitates no voices; choose one of {', '.join(engine.voices)}",
                     param="voice",
                 )
-            if not (0 < request.sample.audio.nbytes <= LONGEST_SAMPLE):
+            if not SAMPLE_SIZES[0] <= request.sample.audio.nbytes <= SAMPLE_SIZES[1]:
                 raise BadRequest(
-                    f"sample: {request.sample.audio.nbytes} bytes; give 1 to {LONGEST_SAMPLE}",
+                    f"sample: {request.sample.audio.nbytes} bytes; give {SAMPLE_SIZES[0]} to {SAMPLE_SIZES[1]}",
                     param="voice",
                 )
             return engine.voices[0]

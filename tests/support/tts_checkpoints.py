@@ -312,7 +312,7 @@ def dia(path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.
     (path / "generation_config.json").write_text(json.dumps(generation))
     (path / "tokenizer_config.json").write_text('{"tokenizer_class": "DiaTokenizer"}')
     codec = DacModel(DacConfig(**_DAC, downsampling_ratios=[2, 4, 4], n_codebooks=BOOKS))
-    _spread(codec)
+    _spread_evenly(codec)
     codec.save_pretrained(path / "audio_tokenizer")
     return path
 
@@ -378,7 +378,7 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: boo
             target_bandwidths=[1],  # kbit/s: 50 frames of 4 codebooks of 5 bits a second
         )
     )
-    _spread(codec)
+    _spread_evenly(codec)
     codec.save_pretrained(path / "audio_tokenizer")
     return path
 
@@ -400,12 +400,25 @@ def _spread(model: torch.nn.Module) -> None:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name.endswith("embed_sum"):
                 tensor.normal_()
-            elif name.endswith(".alpha"):  # of DAC's activations, which divide by it
-                tensor.fill_(1.0)
             elif tensor.is_floating_point() and tensor.ndim > 1:
                 tensor.normal_(std=0.5 if "embed" in name else 0.2)
             elif name.endswith("layer_scale.scale"):
                 tensor.fill_(0.5)
+
+
+def _spread_evenly(codec: torch.nn.Module) -> None:
+    """Spread a codec's weights so that its values stay about 1.
+
+    DAC's activations are sines, whose large arguments would make rounding errors large.
+    """
+    with torch.no_grad():
+        for name, tensor in [*codec.named_parameters(), *codec.named_buffers()]:
+            if name.endswith(".alpha"):
+                tensor.fill_(1.0)
+            elif "codebook" in name and tensor.is_floating_point():
+                tensor.normal_()
+            elif tensor.is_floating_point() and tensor.ndim > 1:
+                tensor.normal_(std=tensor[0].numel() ** -0.5)
 
 
 def _drop_template(path: Path) -> None:

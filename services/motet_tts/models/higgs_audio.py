@@ -23,6 +23,7 @@ from transformers import (
     HiggsAudioV2ForConditionalGeneration,
     HiggsAudioV2TokenizerModel,
 )
+from transformers.utils import is_torchaudio_available
 
 from motet_kernels.spans import upload
 from motet_models.checkpoints import check_checkpoint
@@ -59,7 +60,7 @@ class _Progress:
 class HiggsAudio(CodecLm):
     """Run a checkpoint folder of Higgs Audio v2, whose audio tokenizer is in it or named by it.
 
-    Raises ConfigError if its tokenizer has no chat template.
+    Raises ConfigError if its tokenizer has no chat template, or torchaudio is not installed.
     """
 
     clones = True
@@ -68,6 +69,10 @@ class HiggsAudio(CodecLm):
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
     ):
+        if not is_torchaudio_available():
+            raise ConfigError(
+                f"model={str(folder)!r}: its audio tokenizer needs the package torchaudio; install it"
+            )
         self.device, self.dtype = device, dtype
         self._model: Any = (
             HiggsAudioV2ForConditionalGeneration.from_pretrained(folder, dtype=dtype)

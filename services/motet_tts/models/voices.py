@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-import torchaudio.functional
 from safetensors.torch import load_file
 from torch import Tensor
 
+from motet_media.audio import Resampler
 from motet_tts.engine.utterance import VoiceSample
 
 log = logging.getLogger(__name__)
@@ -64,5 +65,7 @@ def resampled(sample: VoiceSample, rate: int) -> Tensor:
     """Return the samples `[N]` of a recording at `rate` Hz."""
     if sample.rate == rate:
         return sample.samples
-    found: Tensor = torchaudio.functional.resample(sample.samples, sample.rate, rate)
-    return found
+    resampler = Resampler(sample.rate, rate)
+    pcm = np.rint(sample.samples.numpy() * 32767).clip(-32768, 32767).astype("<i2").tobytes()
+    found = np.frombuffer(resampler.feed(pcm) + resampler.flush(), "<i2")
+    return torch.from_numpy(found.astype(np.float32) / 32768)

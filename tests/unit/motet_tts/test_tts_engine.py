@@ -38,6 +38,7 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import StepOutput, Utterance, VoiceSample
+from motet_tts.models import voices
 from motet_tts.models.codec_lm import Drawn
 from motet_tts.models.noise import Noise, hash_numbers
 from support import tts_checkpoints
@@ -344,6 +345,14 @@ def test_a_voice_is_cloned_as_transformers_clones_it(
     wanted = REFERENCES[family](path, TEXTS[0], voice, FRAMES, sample)
     near(joined(pieces["cloned"]), wanted)
     assert not torch.allclose(joined(pieces["plain"]), wanted, atol=1e-2)
+
+
+def test_a_recording_is_resampled_to_the_rate_of_the_codec() -> None:
+    tone = torch.sin(torch.arange(24_000) * (2 * torch.pi * 440 / 24_000)) / 2
+    found = voices.resampled(VoiceSample(tone, 24_000, "a tone"), 16_000)
+    wanted = torch.sin(torch.arange(16_000) * (2 * torch.pi * 440 / 16_000)) / 2
+    assert len(found) == len(wanted)
+    torch.testing.assert_close(found[200:-200], wanted[200:-200], rtol=0, atol=2e-3)
 
 
 def test_instructions_are_the_scene_of_higgs_audio(folder: Callable[..., Path]) -> None:
