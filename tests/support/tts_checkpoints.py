@@ -418,7 +418,7 @@ def _spread_evenly(codec: torch.nn.Module) -> None:
             elif "codebook" in name and tensor.is_floating_point():
                 tensor.normal_()
             elif tensor.is_floating_point() and tensor.ndim > 1:
-                tensor.normal_(std=tensor[0].numel() ** -0.5)
+                tensor.normal_(std=0.5 * tensor[0].numel() ** -0.5)
 
 
 def _drop_template(path: Path) -> None:
