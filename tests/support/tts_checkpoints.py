@@ -90,8 +90,8 @@ BOOKS, CODES = 4, 32
 VOICES = ("anna", "ben")
 
 
-def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
-    """Write a CSM with four codebooks of 32 codes."""
+def csm(path: Path, *, seed: int = 0, sample: bool = False, positions: int = 512) -> Path:
+    """Write a CSM with four codebooks of 32 codes; its sentences end with its positions."""
     torch.manual_seed(seed)
     codec = {
         **_MIMI,
@@ -105,7 +105,7 @@ def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
         num_codebooks=BOOKS,
         vocab_size=CODES,
         text_vocab_size=VOCAB,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         bos_token_id=None,
         pad_token_id=VOCAB - 3,
         audio_token_id=VOCAB - 3,

@@ -9,6 +9,7 @@ Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from motet_tts.engine.utterance import Key, StepOutput, Utterance
 from .noise import hash_numbers
 
 _ONLY_VOICE = "default"
+_GENERATOR = threading.Lock()  # held while noise is drawn from the process's own generator
 
 
 @dataclass(slots=True)
@@ -161,7 +163,7 @@ class Vits:
                 (),
             )
             return
-        with torch.random.fork_rng(devices=[]):
+        with _GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_numbers(sentence.utterance.seed, sentence.utterance.index))
             durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
         sentence.latents = latents_FT

@@ -24,7 +24,7 @@ LONG = f"{TEXT} {TEXT}"
 # Tiny models by family, whose sentences end before long.
 ENDING: dict[str, dict[str, Any]] = {
     "dia": {"sample": True},
-    "csm": {"sample": True},
+    "csm": {"sample": True, "positions": 80},
     "gradium_phonon_tts": {"sample": True, "threshold": 0.2},
     "higgs_audio_v2": {"sample": True, "ends": True},
     "pocket_tts": {"sample": True, "threshold": 0.2},
