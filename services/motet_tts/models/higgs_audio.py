@@ -91,8 +91,9 @@ class HiggsAudio(CodecLm):
         self._sampling = CodeSampling.of(generation, greedy)
         window = getattr(generation, "ras_win_len", None)
         repeats = getattr(generation, "ras_win_max_num_repeat", None)
-        checks = self._sampling.random and window is not None and repeats is not None
-        self._window, self._repeats = (int(window), int(repeats)) if checks else (0, 0)
+        self._window, self._repeats = 0, 0
+        if self._sampling.random and window is not None and repeats is not None:
+            self._window, self._repeats = int(window), int(repeats)
         self.codec, self._tokenizer_model = _codec(
             codec_folder(folder), device, self._config.audio_stream_bos_id
         )

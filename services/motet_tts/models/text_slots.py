@@ -44,7 +44,7 @@ class _TextCache:
         self.update = batch.update
 
 
-class DecoderCache(EncoderDecoderCache):
+class DecoderCache(EncoderDecoderCache):  # type: ignore[misc]  # transformers has no types here
     """Represent a decoder's own slots and those of its texts as one cache of transformers.
 
     text: with the positions of a new text, which are then written, or with none, to read.
@@ -59,5 +59,5 @@ class DecoderCache(EncoderDecoderCache):
 class _Always(dict[int, bool]):
     """Tell for each layer that its text is stored."""
 
-    def get(self, key: int, default: Any = None) -> bool:  # type: ignore[override]
+    def get(self, key: int, default: Any = None) -> bool:
         return True
