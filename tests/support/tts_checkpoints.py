@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -383,7 +384,7 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: boo
     return path
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[..., Path]] = {
     "csm": csm,
     "dia": dia,
     "gradium_phonon_tts": phonon,

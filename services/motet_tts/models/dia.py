@@ -128,7 +128,8 @@ class Dia(CodecLm):
                 past_key_values=cache,
                 position_ids=positions,
             )
-        return decoder.norm(hidden_BQE)[:, -1].unflatten(0, (-1, rows))
+        last_BWE: Tensor = decoder.norm(hidden_BQE)[:, -1].unflatten(0, (-1, rows))
+        return last_BWE
 
     def draw(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         books = len(self._delays)
