@@ -270,8 +270,13 @@ def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
     return path
 
 
-def dia(path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.0) -> Path:
-    """Write a Dia with four codebooks of 32 codes."""
+def dia(
+    path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.0, ends: bool = False
+) -> Path:
+    """Write a Dia with four codebooks of 32 codes.
+
+    ends: its sentences end soon.
+    """
     torch.manual_seed(seed)
     shared = {
         "hidden_size": 32,
@@ -299,6 +304,9 @@ def dia(path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.
     )
     model = DiaForConditionalGeneration(config).float()
     _spread(model)
+    if ends:
+        with torch.no_grad():
+            model.logits_dense.weight[CODES] *= 1.7
     model.save_pretrained(path)
     generation = {
         "do_sample": sample,

@@ -412,7 +412,9 @@ def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) ->
     assert len(lengths) > 1
 
 
-@pytest.mark.parametrize(("family", "options"), [("dia", {}), ("higgs_audio_v2", {"ends": True})])
+@pytest.mark.parametrize(
+    ("family", "options"), [("dia", {"ends": True}), ("higgs_audio_v2", {"ends": True})]
+)
 def test_delayed_codes_end_where_transformers_ends(
     folder: Callable[..., Path], family: str, options: dict[str, Any]
 ) -> None:
