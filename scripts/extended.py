@@ -63,7 +63,7 @@ PARTS: dict[str, list[Step]] = {
         pytest_step(
             "long schedules of all families",
             1800,
-            "tests/unit/motet_llm/test_llm_exactness.py",
+            "tests/unit/motet_llm/engine/test_llm_exactness.py",
             "--tier=all",
             "-k",
             "at_length",

@@ -19,7 +19,7 @@ from motet_tts.checkpoint import FAMILIES, REFUSED  # noqa: E402
 from motet_tts.config import EngineConfig  # noqa: E402
 from motet_tts.engine.engine import Engine  # noqa: E402
 from motet_tts.engine.utterance import Utterance  # noqa: E402
-from support import tts_checkpoints  # noqa: E402
+from support.checkpoints import tts_checkpoints  # noqa: E402
 
 PAGE = ROOT / "docs" / "speech.md"
 OWN = "motet_pocket_tts"  # comes along with the repository

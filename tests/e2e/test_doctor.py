@@ -23,8 +23,8 @@ import pytest_asyncio
 from benchmarks.stack import fake_engine
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
-from support.checkpoints import tiny_checkpoint
-from support.fork_server import ForkServer
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.running.fork_server import ForkServer
 
 pytestmark = [
     pytest.mark.long,

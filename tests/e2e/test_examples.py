@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from e2e.stack import WAIT_SECONDS, MotetStack, until
-from e2e.terminal import environment
+from e2e.terminal.terminal import environment
 from recipes.draw.check import detect_things
-from support.node import copy_example, node, package_sources
-from support.spoken import say, silence, wav
+from support.media.spoken import say, silence, wav
+from support.running.node import copy_example, node, package_sources
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("pocket")]
 ROOT = Path(__file__).parents[2]

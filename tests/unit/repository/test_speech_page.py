@@ -6,7 +6,7 @@ import pytest
 
 from list_speech import OWN, PAGE, page
 from motet_tts.checkpoint import FAMILIES, REFUSED
-from support import tts_checkpoints
+from support.checkpoints import tts_checkpoints
 
 
 def test_every_family_has_a_tiny_model_and_a_row() -> None:
