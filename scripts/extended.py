@@ -71,7 +71,7 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "storm": [
-        marked("storm", 300),
+        marked("storm", 500),
         *(storm(f"storm of seed {seed}", 900, "--seed", str(seed)) for seed in (1, 2, 3)),
     ],
     "soak": [

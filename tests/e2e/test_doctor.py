@@ -27,8 +27,7 @@ from support.checkpoints.language_checkpoints import tiny_checkpoint
 from support.running.fork_server import ForkServer
 
 pytestmark = [
-    pytest.mark.long,
-    pytest.mark.alone,
+    pytest.mark.extended("storm"),  # a machine with other work limits stacks, too
     pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),

@@ -92,7 +92,12 @@ def test_the_engine_says_what_it_says_on_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int4"), ("bfloat16", "int8")]
+    ("dtype", "weights"),
+    [
+        ("bfloat16", "int4"),
+        pytest.param("bfloat16", "auto", marks=pytest.mark.extended("gpu")),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.extended("gpu")),
+    ],
 )
 @pytest.mark.timeout(600)
 def test_sixteen_bits_give_nearly_what_the_twins_give(

@@ -18,10 +18,11 @@ WARN = (
 
 
 @pytest.mark.long(after=1)
-@pytest.mark.parametrize("installed_first", [True, False])
-@pytest.mark.parametrize(("level", "told"), [("info", False), ("debug", True)])
+@pytest.mark.parametrize(
+    ("level", "installed_first", "told"), [("info", True, False), ("debug", False, True)]
+)
 def test_their_warnings_are_told_to_those_who_debug(
-    installed_first: bool, level: str, told: bool
+    level: str, installed_first: bool, told: bool
 ) -> None:
     imports = [IMPORT.format(library=library) for library in LIBRARIES]
     warnings = [WARN.format(library=library) for library in LIBRARIES]
