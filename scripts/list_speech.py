@@ -64,7 +64,7 @@ _TITLES = {
     "higgs_audio_v2": ("Higgs Audio v2", "`default`"),
     OWN: ("pocket-tts, the project's own", "four"),
     "pocket_tts": ("PocketTTS", "files"),
-    "speecht5": ("SpeechT5 with its HiFi-GAN in `vocoder/`", "files: speaker vectors"),
+    "speecht5": ("SpeechT5, with its HiFi-GAN in the folder `vocoder`", "files: speaker vectors"),
     "vits": ("VITS, MMS", "speaker numbers"),
 }
 
