@@ -69,6 +69,7 @@ REQUESTS: list[wire.Request] = [
     wire.Transcribe(model="pocket-asr", audio=SOUND, language="en", words=True),
     wire.Listen(model="pocket-asr", sample_rate=16000),
     wire.Speak(model="pocket-tts", text="Hello there.", voice="ada"),
+    wire.Speak(model="dia", text="Hello.", sample=wire.VoiceSample(SOUND, "Good morning.")),
     wire.Embed(model="pocket-embed", input=["a star", "a circle"]),
     wire.Rank(model="reranker", queries=["a star"], documents=["a large star", "a circle"]),
     wire.Draw(model="pocket-draw", prompt="a red circle", width=64, height=64, seed=7),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from motet_gateway.audio.voice_store import VoiceStore
 from motet_gateway.batches.queue import BatchQueue
 from motet_gateway.batches.store import BatchStore
 from motet_gateway.files.store import FileStore
@@ -21,7 +22,7 @@ from motet_gateway.operations.metrics import GatewayMetrics
 from motet_gateway.operations.readiness import Readiness
 from motet_gateway.realtime.sessions import Sessions
 from motet_gateway.responses.store import ResponseStore
-from motet_gateway.storage.documents import JetStreamDocuments
+from motet_gateway.storage.documents import NEVER, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.storage.quota import Stored
 from motet_gateway.storage.work_queue import WorkQueue
@@ -82,6 +83,7 @@ class GatewayContext:
         self.responses: ResponseStore | None = None
         self.response_queue: WorkQueue | None = None
         self.files: FileStore | None = None
+        self.voices: VoiceStore | None = None
         self.batches: BatchStore | None = None
         self.batch_queue: BatchQueue | None = None
         self.downloads = 0  # of models, for /api/pull
@@ -158,6 +160,7 @@ class GatewayContext:
         documents = JetStreamDocuments(client, "motet_files", config.file_ttl)
         self.files = FileStore(documents, self.stored, config.file_ttl)
         self.batches = BatchStore(documents)
+        self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
         self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
 from motet_gateway.audio.transcriptions import transcriptions, translations
+from motet_gateway.audio.voices import create_voice, delete_voice, list_voices
 from motet_gateway.batches import endpoints as batches
 from motet_gateway.batches.schema import BatchBody, BatchesQuery
 from motet_gateway.files import endpoints as files
@@ -45,7 +46,14 @@ from motet_gateway.openai.schema import ChatBody, CompletionBody
 from motet_gateway.openapi import answers, messages, ollama, responses, stored_files
 from motet_gateway.openapi import operations as watching
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
-from motet_gateway.openapi.forms import Schema, call_form, edit_form, file_form, transcription_form
+from motet_gateway.openapi.forms import (
+    Schema,
+    call_form,
+    edit_form,
+    file_form,
+    transcription_form,
+    voice_form,
+)
 from motet_gateway.operations import health, stack
 from motet_gateway.operations.adapters import (
     LoadAdapterBody,
@@ -317,8 +325,19 @@ _SOUNDS = (
         body=transcription_form("translate"), answer={JSON: _TRANSCRIPTS, **_WRITTEN},
     ),
     Route(
-        "GET", "/v1/audio/voices", TENANT, models.list_voices, ENDPOINT,
-        summary="Voices of the models that speak", tag="sound", answer={JSON: answers.VoiceList},
+        "POST", "/v1/audio/voices", TENANT, create_voice, STREAM,
+        summary="A voice of one's own, from a recording", tag="sound",
+        body=voice_form(), answer={JSON: answers.OwnVoice}, errors=(503,),
+    ),
+    Route(
+        "GET", "/v1/audio/voices", TENANT, list_voices, STREAM,
+        summary="Voices of the models that speak, and one's own", tag="sound",
+        answer={JSON: answers.VoiceList},
+    ),
+    Route(
+        "DELETE", "/v1/audio/voices/{voice_id}", TENANT, delete_voice, STREAM,
+        summary="A voice of one's own, deleted", tag="sound",
+        answer={JSON: answers.DeletedVoice}, errors=(404, 503),
     ),
     Route(SOCKET, "/v1/realtime", TENANT, realtime, Serving.SOCKET, client_secrets=True),
     Route(

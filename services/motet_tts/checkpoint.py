@@ -1,4 +1,7 @@
-"""Map checkpoint folders to model classes; a further codec language model adds one line here."""
+"""Map checkpoint folders to model classes; a further codec language model adds one line here.
+
+`scripts/list_speech.py` writes docs/speech.md of it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,16 @@ class SpeechModel(Protocol):
     sample_rate: Hz.
     voices: names, the default one first.
     rates: slowest and fastest speed that the model supports itself; others are stretched.
+    clones: whether it speaks with the voice of `Utterance.sample`.
+    instructs: whether it follows `Utterance.instructions`.
     device, dtype: where and in which type it computes.
     """
 
     sample_rate: int
     voices: tuple[str, ...]
     rates: tuple[float, float]
+    clones: bool
+    instructs: bool
     device: torch.device
     dtype: torch.dtype
 
@@ -59,11 +66,11 @@ def load(config: EngineConfig) -> SpeechModel:
     check_checkpoint(folder)
     check_weights(folder / "voices")
     kind = str(settings.get("model_type"))
-    loader = _LOADERS.get(kind)
+    loader = FAMILIES.get(kind)
     if loader is None:
-        known = ", ".join(sorted(_LOADERS))
+        cause = REFUSED.get(kind, "is no speech model that is known here")
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} is no speech model; give one of {known}"
+            f"model={config.model!r}: model_type {kind!r} {cause}; give one of {', '.join(sorted(FAMILIES))}"
         )
     own = getattr(torch, str(settings.get("dtype") or settings.get("torch_dtype")), None)
     dtype = find_dtype(config.dtype, own, device, ConfigError)
@@ -109,9 +116,29 @@ def _vits(
     )
 
 
-_LOADERS: dict[str, _Loader] = {
+FAMILIES: dict[str, _Loader] = {
     "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
     "csm": _codec_lm("csm", "Csm"),
+    "dia": _codec_lm("dia", "Dia"),
+    "gradium_phonon_tts": _codec_lm("pocket_tts", "Phonon"),
+    "higgs_audio_v2": _codec_lm("higgs_audio", "HiggsAudio"),
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
+    "speecht5": _codec_lm("speecht5", "SpeechT5"),
     "vits": _vits,
+}
+# Families of transformers that speak, and why they are not run; the sentence goes on after the name.
+_ANSWERS = "speaks what its own language model answers, not a text that is given"
+_SENTENCES = "computes a sentence as a whole in several models; none of them is run here"
+REFUSED: dict[str, str] = {
+    "bark": _SENTENCES,
+    "fastspeech2_conformer": "has a tokenizer that needs the package g2p_en, with data of its own",
+    "fastspeech2_conformer_with_hifigan": "has a tokenizer that needs the package g2p_en, with data of its own",
+    "moshi": _ANSWERS,
+    "musicgen": "makes music",
+    "musicgen_melody": "makes music",
+    "qwen2_5_omni": _ANSWERS,
+    "qwen3_omni_moe": _ANSWERS,
+    "seamless_m4t": _SENTENCES,
+    "seamless_m4t_v2": _SENTENCES,
+    "vibevoice": "has a diffusion head for its latents that is not run here",
 }

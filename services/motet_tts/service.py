@@ -8,7 +8,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from motet_kernels.runtime.device import readings
+from motet_media.audio import SAMPLE_BYTES
+from motet_shared import messages
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.messages import ModelCard, Speak
 from motet_shared.process.actor import Actor, operation
@@ -17,12 +23,16 @@ from motet_shared.wire.call import Call
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.speech import Speech, SpeechSessions
 from motet_tts.engine.thread import EngineThread
+from motet_tts.engine.utterance import VoiceSample
 
 from .config import TtsConfig
+from .shaper import WIRE_RATE
 
 log = logging.getLogger(__name__)
 
 SPEEDS = (0.25, 4.0)
+# Bytes of the recording of a voice: half a second to a minute.
+SAMPLE_SIZES = (WIRE_RATE * SAMPLE_BYTES // 2, 60 * WIRE_RATE * SAMPLE_BYTES)
 # Voice names of OpenAI's API, which clients send by default; each maps to a fixed voice of the
 # model.
 _KNOWN_NAMES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
@@ -36,6 +46,7 @@ class Tts(Actor):
     def __init__(self, config: TtsConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
+        self._store = BlobStore.of(config, bus.instance)
         self._sessions: SpeechSessions | None = None
         self._card: ModelCard | None = None
 
@@ -47,7 +58,10 @@ class Tts(Actor):
             context=self.config.longest_text,
             created=created,
             voices=list(engine.voices),
+            clones=engine.model.clones,
+            instructions=engine.model.instructs,
         )
+        await self._store.start()
         thread = EngineThread.on_loop(
             engine, lambda outputs: self.sessions.deliver(outputs), self.crash
         )
@@ -58,6 +72,7 @@ class Tts(Actor):
     async def close(self) -> None:
         if self._sessions is not None:
             await asyncio.to_thread(self._sessions.thread.stop)
+        await self._store.close()
 
     @property
     def sessions(self) -> SpeechSessions:
@@ -70,7 +85,8 @@ class Tts(Actor):
     async def speak(self, call: Call, request: Speak) -> None:
         """Stream the speech of one text while it is computed."""
         voice = self._check(request)
-        speech = Speech(self.sessions, call, request, voice)
+        sample = None if request.sample is None else await self._sample(request.sample)
+        speech = Speech(self.sessions, call, request, voice, sample)
         await speech.run()
         call.finish("stop", speech.usage)
 
@@ -88,7 +104,33 @@ class Tts(Actor):
             raise BadRequest(
                 f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed"
             )
-        return _voice(request.voice, list(self.sessions.thread.engine.voices))
+        engine = self.sessions.thread.engine
+        if request.instructions and not engine.model.instructs:
+            raise BadRequest(
+                f"instructions: {engine.config.model_name!r} follows none; choose another voice instead",
+                param="instructions",
+            )
+        if request.sample is not None:
+            if not engine.model.clones:
+                raise BadRequest(
+                    f"voice: {engine.config.model_name!r} imitates no voices; choose one of {', '.join(engine.voices)}",
+                    param="voice",
+                )
+            if not SAMPLE_SIZES[0] <= request.sample.audio.nbytes <= SAMPLE_SIZES[1]:
+                raise BadRequest(
+                    f"sample: {request.sample.audio.nbytes} bytes; give {SAMPLE_SIZES[0]} to {SAMPLE_SIZES[1]}",
+                    param="voice",
+                )
+            return engine.voices[0]
+        return _voice(request.voice, list(engine.voices))
+
+    async def _sample(self, sample: messages.VoiceSample) -> VoiceSample:
+        """Return the recording of a voice. Raises what the blob store raises."""
+        data = await self._store.get(sample.audio)
+        pcm = np.frombuffer(data, "<i2", count=len(data) // SAMPLE_BYTES)
+        return VoiceSample(
+            torch.from_numpy(pcm.astype(np.float32) / 32768), WIRE_RATE, sample.words
+        )
 
     def load(self) -> dict[str, float]:
         if self._sessions is None:

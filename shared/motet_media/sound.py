@@ -1,4 +1,4 @@
-"""Decode sound files to one channel at 16 kHz, or refuse them with the cause.
+"""Decode sound files to one channel, at 16 kHz unless asked, or refuse them with the cause.
 
 For decoding children.
 """
@@ -51,14 +51,14 @@ def claimed(data: bytes) -> Iterator[Payload]:
     yield {"seconds": seconds}, b""
 
 
-def samples(data: bytes, longest: float) -> Iterator[Payload]:
-    """Yield float32 samples in native byte order, about `_PART` at a time.
+def samples(data: bytes, longest: float, rate: int = RATE) -> Iterator[Payload]:
+    """Yield float32 samples at `rate` Hz in native byte order, about `_PART` at a time.
 
     This takes fewer round trips than single packets.
     """
     held: list[Samples] = []
     count = 0
-    for part in read_parts(data, longest):
+    for part in read_parts(data, longest, rate):
         held.append(part)
         count += len(part)
         if count >= _PART:
@@ -83,7 +83,7 @@ def warm() -> None:
     list(samples(head + pcm, 1.0))
 
 
-def read_parts(data: bytes, longest: float) -> Iterator[Samples]:
+def read_parts(data: bytes, longest: float, rate: int = RATE) -> Iterator[Samples]:
     """Yield float32 samples in parts as in the file.
 
     Yields at least one sample, or raises BadRequest (param "file").
@@ -94,11 +94,11 @@ def read_parts(data: bytes, longest: float) -> Iterator[Samples]:
         with _opened(data) as container:
             _check_track(container)
             if (container.duration or 0) <= longest * av.time_base:
-                yield from _read(container, longest)
+                yield from _read(container, longest, rate)
                 return
             _check_claim(container, longest)
         with _opened(data) as container:
-            yield from _read(container, longest)
+            yield from _read(container, longest, rate)
     except FFmpegError as error:
         raise _refused(
             f"it cannot be read as sound ({error.strerror}); send wav, mp3, flac, ogg, m4a or webm"
@@ -132,11 +132,11 @@ def _check_claim(container: InputContainer, longest: float) -> None:
             raise _too_long(longest)
 
 
-def _read(container: InputContainer, longest: float) -> Iterator[Samples]:
+def _read(container: InputContainer, longest: float, rate: int) -> Iterator[Samples]:
     count = 0
-    for chunk in _chunks(container):
+    for chunk in _chunks(container, rate):
         count += len(chunk)
-        if count > longest * RATE:
+        if count > longest * rate:
             raise _too_long(longest)
         _check_level(float(np.abs(chunk).max(initial=0.0)))
         yield chunk
@@ -151,7 +151,7 @@ def _check_level(peak: float) -> None:
         raise _refused(f"its samples reach {peak:.3g} where full scale is 1; divide them by that")
 
 
-def _chunks(container: InputContainer) -> Iterator[Samples]:
+def _chunks(container: InputContainer, rate: int) -> Iterator[Samples]:
     """Yield samples of one channel; a file may change its rate or channels midway."""
     resampler, shape = None, None
     for frame in _frames(container):
@@ -159,7 +159,7 @@ def _chunks(container: InputContainer) -> Iterator[Samples]:
             shape := (frame.rate, frame.format.name, frame.layout.name)
         ):
             yield from _resampled(resampler, None)
-            resampler = AudioResampler(format="flt", layout="mono", rate=RATE)
+            resampler = AudioResampler(format="flt", layout="mono", rate=rate)
         yield from _resampled(resampler, frame)
     yield from _resampled(resampler, None)
 

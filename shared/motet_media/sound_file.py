@@ -1,4 +1,4 @@
-"""Read sound files as one channel at 16 kHz, or refuse them with the cause.
+"""Read sound files as one channel, at 16 kHz unless asked, or refuse them with the cause.
 
 Files are decoded in child processes. For services whose extra includes `av` and numpy. All
 functions block: run them in `motet_media.pool.decoding`.
@@ -31,14 +31,14 @@ def claimed_seconds(data: Data) -> float:
     return float(meta["seconds"])
 
 
-def read_audio(data: Data, longest: float) -> Samples:
-    """Return all samples in float32; full scale is [-1, 1].
+def read_audio(data: Data, longest: float, rate: int = RATE) -> Samples:
+    """Return all samples in float32 at `rate` Hz; full scale is [-1, 1].
 
     A truncated file gives its intact part. Raises BadRequest (param "file") for a file that is
     empty, has no sound or no sample, is longer than `longest` seconds, or costs more than its
     limits; excess length is detected without decoding more.
     """
-    return np.concatenate(list(read_parts(data, longest)))
+    return np.concatenate(list(read_parts(data, longest, rate)))
 
 
 def read_blocks(data: Data, longest: float, size: int) -> Generator[Samples, None, None]:
@@ -57,13 +57,13 @@ def read_blocks(data: Data, longest: float, size: int) -> Generator[Samples, Non
         yield np.concatenate(held)
 
 
-def read_parts(data: Data, longest: float) -> Generator[Samples, None, None]:
+def read_parts(data: Data, longest: float, rate: int = RATE) -> Generator[Samples, None, None]:
     """Yield samples, about 30 s at a time; at least one sample, or BadRequest.
 
     The child waits for the consumer.
     """
     for _, payload in pool("sound").run(
-        "samples", data, _limits(len(data), longest), _refused, longest=longest
+        "samples", data, _limits(len(data), longest), _refused, longest=longest, rate=rate
     ):
         yield np.frombuffer(payload, np.float32)
 

@@ -459,6 +459,13 @@ class SpeechResume(Struct, omit_defaults=True):
     skip: int = 0  # samples of the following sentence that the client already has
 
 
+class VoiceSample(Struct, omit_defaults=True):
+    """Recording whose voice speech is to have, for models whose card has `clones`."""
+
+    audio: BlobRef  # PCM, mono, 16 bits, 24 kHz
+    words: str  # what is said in it
+
+
 class Speak(Request, tag="speak"):
     """Request speech synthesis (anyone → tts): text in, `Audio` items back.
 
@@ -468,6 +475,8 @@ class Speak(Request, tag="speak"):
     model: str
     text: str
     voice: str = ""  # empty: the model's first voice
+    sample: VoiceSample | None = None  # a voice of the tenant's own, instead
+    instructions: str = ""  # how it is spoken, for models whose card has `instructions`
     speed: float = 1.0  # 0.25 to 4; the pitch stays the same
     seed: int = 0
     # number of the first sentence; above 0 if earlier sentences are spoken by another request
@@ -1038,6 +1047,8 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []
+    clones: bool = False  # speech can have the voice of a recording: `Speak.sample`
+    instructions: bool = False  # speech follows a description: `Speak.instructions`
     live: bool = False  # supports live transcription: `Listen`
     accepts_prompt: bool = False  # transcription accepts a preceding text: `Transcribe.prompt`
     block_size: int = 0  # tokens per block of its prefix cache; 0: no prefix cache

@@ -16,7 +16,7 @@ first clause sooner.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,10 +24,13 @@ import msgspec
 
 from motet_media.audio import SAMPLE_BYTES
 from motet_pipelines.failover import Failover, StreamMoves
-from motet_shared.messages import Audio, Speak, SpeechResume, Usage
+from motet_shared.blobs.store import BlobStore
+from motet_shared.messages import Audio, Speak, SpeechResume, Usage, VoiceSample
 from motet_shared.text.sentences import Chunk, Cutter
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
+
+from .sound_files import lent
 
 RATE = 24_000  # Hz of the PCM
 
@@ -39,6 +42,20 @@ class Outcome(StreamMoves):
     samples: int = 0
     # Of all whole sentences: prompt tokens are those of their text, completion tokens are frames.
     usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class ClonedVoice:
+    """Hold a recording whose voice is used.
+
+    store: lends it to the instance that speaks.
+    pcm: mono, 16 bits, at `RATE`.
+    words: what is said in it.
+    """
+
+    store: BlobStore
+    pcm: bytes
+    words: str
 
 
 @dataclass(slots=True)
@@ -73,12 +90,14 @@ async def speak(
     deadline: float | None = None,
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
+    cloned: ClonedVoice | None = None,
 ) -> AsyncGenerator[list[Audio], None]:
     """Yield the speech in batches of whatever has arrived.
 
-    `deadline`: seconds for everything. `patience`: seconds without progress, in which an instance
-    may appear or restart, before the last retryable error is raised. Other errors are raised at
-    once, Overloaded too unless audio was sent.
+    `cloned`: a recording whose voice is used instead of `request.voice`. `deadline`: seconds for
+    everything. `patience`: seconds without progress, in which an instance may appear or restart,
+    before the last retryable error is raised. Other errors are raised at once, Overloaded too
+    unless audio was sent.
     """
     outcome = outcome or Outcome()
     position = _Position()
@@ -93,14 +112,26 @@ async def speak(
         what="speech",
     )
     while True:
-        async with moves as instance:
-            stream = bus.open("tts", request, instance=instance, deadline=moves.left(), epoch=epoch)
+        async with moves as instance, _with_sample(request, cloned, instance) as asked:
+            stream = bus.open("tts", asked, instance=instance, deadline=moves.left(), epoch=epoch)
             async with stream:
                 async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
                     position.note(batch, outcome)
                     yield batch
                 return
         request = msgspec.structs.replace(request, resume=position.resume())
+
+
+@asynccontextmanager
+async def _with_sample(
+    request: Speak, cloned: ClonedVoice | None, instance: str
+) -> AsyncIterator[Speak]:
+    """Yield the request with the recording, which is lent to `instance` meanwhile."""
+    if cloned is None:
+        yield request
+        return
+    async with lent(cloned.store, cloned.pcm, instance) as ref:
+        yield msgspec.structs.replace(request, sample=VoiceSample(ref, cloned.words))
 
 
 async def narrate(
@@ -112,6 +143,7 @@ async def narrate(
     deadline: float | None = None,
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
+    cloned: ClonedVoice | None = None,
 ) -> AsyncGenerator[list[Audio], None]:
     """Speak `pieces` while they come; `request.text` is not used.
 
@@ -124,7 +156,9 @@ async def narrate(
     async for number, chunk in _chunks(pieces):
         part = msgspec.structs.replace(request, text=chunk.text, sentence=number)
         base = round(outcome.samples / RATE * 1000)
-        spoken = speak(bus, part, outcome, deadline=deadline, patience=patience, epoch=epoch)
+        spoken = speak(
+            bus, part, outcome, deadline=deadline, patience=patience, epoch=epoch, cloned=cloned
+        )
         async with aclosing(_counted(spoken, base, chunk)) as batches:
             async for batch in batches:
                 yield batch

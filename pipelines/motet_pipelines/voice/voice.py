@@ -73,10 +73,12 @@ async def reply(
     deadline: float | None = None,
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
+    cloned: speak.ClonedVoice | None = None,
 ) -> AsyncGenerator[list[Text] | list[Audio], None]:
     """Yield text and audio, each as soon as it is there. `say.text` is not used.
 
-    `deadline`: seconds for the whole text, and for each sentence that is spoken.
+    `cloned`: a recording whose voice is used instead of that of `speak_request`. `deadline`: seconds
+    for the whole text, and for each sentence that is spoken.
     """
     sentences: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -102,6 +104,7 @@ async def reply(
         deadline=deadline,
         patience=patience,
         epoch=epoch,
+        cloned=cloned,
     )
     both: AsyncGenerator[list[Text] | list[Audio], None] = merged(write(), voice)
     async with aclosing(both):

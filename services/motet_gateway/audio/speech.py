@@ -22,11 +22,13 @@ from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import SpeechMeter, speech_length
-from motet_pipelines.voice.speak import Outcome, speak
+from motet_pipelines.instances import served
+from motet_pipelines.voice.speak import ClonedVoice, Outcome, speak
 from motet_shared.errors import Draining, MotetError, UnsupportedParameter
 from motet_shared.messages import Audio, Speak
 
 from .encoder import Encoder, make_encoder
+from .voices import cloned_voice
 
 
 class VoiceId(Strict):
@@ -42,7 +44,7 @@ class SpeechBody(Strict):
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "pcmu", "pcma"] = "mp3"
     speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
     stream_format: Literal["audio", "sse"] = "audio"
-    instructions: str | None = None
+    instructions: Annotated[str, Meta(max_length=4096)] | None = None
     seed: Int64 | None = None
 
 
@@ -54,34 +56,34 @@ async def speech(service: GatewayContext, http: Exchange) -> None:
     data = await http.body(service.config.max_body)
     check_json(data, http.tenant, "input")
     body = _decoder.decode(data, http.hints("speech"))
-    if body.instructions:
-        raise UnsupportedParameter(
-            "`instructions` are not followed by the models here; choose another `voice` instead",
-            param="instructions",
-        )
     if service.limits.draining:
         raise Draining("this server is stopping; try again in a moment")
     body = msgspec.structs.replace(body, model=model_of(service.bus.directory, "tts", body.model))
+    card = served(service.bus.directory, "tts").get(body.model)
+    if body.instructions and card is not None and not card.instructions:
+        raise UnsupportedParameter(
+            f"`instructions` are not followed by {body.model!r}; choose another `voice` instead",
+            param="instructions",
+        )
     encoder = make_encoder(body.response_format)
+    cloned = await cloned_voice(service, http.tenant.owner, body.model, _voice(body))
     with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
         async with http.while_connected():
             if body.stream_format == "sse":
-                await _events(service, http, body, encoder, ticket)
+                spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
+                await _events(http, spoken)
             else:
                 http.content = [
                     (b"content-type", encoder.content_type.encode()),
                     (b"x-accel-buffering", b"no"),
                 ]
-                spoken = _SpeechStream(service, http, body, encoder, ticket)
+                spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
                 await spoken.run(lambda data: http.write(data))
                 await http.finish(await spoken.rest())
 
 
-async def _events(
-    service: GatewayContext, http: Exchange, body: SpeechBody, encoder: Encoder, ticket: Ticket
-) -> None:
+async def _events(http: Exchange, spoken: _SpeechStream) -> None:
     """Send `speech.audio.delta`s and one `speech.audio.done`, which has the times of words too."""
-    spoken = _SpeechStream(service, http, body, encoder, ticket)
     try:
         await spoken.run(lambda data: http.write(_delta(data)))
         rest = await spoken.rest()
@@ -102,16 +104,17 @@ class _SpeechStream:
         body: SpeechBody,
         encoder: Encoder,
         ticket: Ticket,
+        cloned: ClonedVoice | None,
     ):
-        self._service, self._encoder = service, encoder
+        self._service, self._encoder, self._cloned = service, encoder, cloned
         self._meter = SpeechMeter(ticket.audio)
         self._outcome = Outcome()
         self._words: dict[int, list[tuple[str, int, int]]] = {}
-        voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
         self._request = Speak(
             model=body.model,
             text=body.input,
-            voice=voice or "",
+            voice="" if cloned else _voice(body),
+            instructions=body.instructions or "",
             speed=body.speed,
             seed=secrets.randbits(63) if body.seed is None else body.seed,
             request_id=http.request_id,
@@ -129,6 +132,7 @@ class _SpeechStream:
             self._outcome,
             deadline=config.request_timeout,
             patience=config.patience,
+            cloned=self._cloned,
         )
         async with aclosing(batches):
             async for batch in batches:
@@ -164,6 +168,10 @@ class _SpeechStream:
                 for word, start, end in words
             ],
         }
+
+
+def _voice(body: SpeechBody) -> str:
+    return (body.voice.id if isinstance(body.voice, VoiceId) else body.voice) or ""
 
 
 def _delta(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Serve GET /v1/models, GET /v1/models/{id} and GET /v1/audio/voices.
+"""Serve GET /v1/models and GET /v1/models/{id}.
 
 The lists contain models that are ready, expected ones that are still starting, and those that are
 loaded on demand.
@@ -32,17 +32,6 @@ async def get_model(service: Service, name: Annotated[str, Path(min_length=1)]) 
         known = ", ".join(models) or "none"
         raise UnknownModel(f"model {name!r} does not exist here; available: {known}", param="model")
     return models[name]
-
-
-async def list_voices(service: Service) -> dict[str, Any]:
-    """List the voices of all speech models; an extension, since OpenAI has no such route."""
-    cards = served(service.bus.directory, "tts").values()
-    voices = [
-        {"id": voice, "object": "audio.voice", "model": card.name}
-        for card in cards
-        for voice in card.voices
-    ]
-    return {"object": "list", "data": voices}
 
 
 def _models(service: GatewayContext) -> list[dict[str, Any]]:
@@ -93,7 +82,7 @@ def capabilities(role: str, card: ModelCard) -> list[str]:
     """Return what a model can do, in the words of Ollama where it has one."""
     if role != "decode":
         words = {
-            "tts": ["speech"],
+            "tts": ["speech", *(["voice-cloning"] if card.clones else [])],
             "asr": ["transcription", *(["realtime"] if card.live else [])],
             "embedding": [
                 "embedding",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Count = Annotated[int, Meta(ge=0)]
 Unix = Annotated[int, Meta(ge=0, description="Unix time in seconds")]
@@ -197,14 +197,40 @@ class ModelList(Struct):
 
 
 class SpeechVoice(Struct):
+    """A voice of a model, or one of the tenant's own, which has a name."""
+
     id: str
     object: Literal["audio.voice"]
-    model: str
+    model: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
+    created_at: Unix | UnsetType = UNSET
+
+
+VoiceId = Annotated[str, Meta(pattern="^voice_[0-9a-f]{24}$")]
+
+
+class OwnVoice(Struct):
+    """A voice that a tenant made of a recording, in which `text` is said."""
+
+    id: VoiceId
+    object: Literal["audio.voice"]
+    name: str
+    text: str
+    seconds: float
+    created_at: Unix
 
 
 class VoiceList(Struct):
     object: Literal["list"]
     data: list[SpeechVoice]
+
+
+class DeletedVoice(Struct):
+    id: VoiceId
+    object: Literal["audio.voice"]
+    deleted: Literal[True]
 
 
 # ----------------------------------------------------------------------------------------------------------- embeddings

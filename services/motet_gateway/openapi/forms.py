@@ -8,6 +8,7 @@ import msgspec
 
 from motet_gateway.audio.known_speakers import MOST
 from motet_gateway.audio.transcription_schema import DIARIZED, FORMATS, GRANULARITIES, Task
+from motet_gateway.audio.voices import LONGEST_NAME, LONGEST_WORDS
 from motet_gateway.files.schema import LONGEST, SHORTEST, purposes
 from motet_gateway.images.schema import EditBody
 
@@ -58,6 +59,22 @@ def _of_transcriptions() -> Schema:
             "maxItems": MOST,
         },
     }
+
+
+def voice_form() -> Schema:
+    """Return the schema of POST /v1/audio/voices."""
+    fields: Schema = {
+        "audio_sample": {**_FILE, "description": "A recording of 1 to 30 seconds."},
+        "name": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME},
+        "text": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": LONGEST_WORDS,
+            "description": "What is said in the recording.",
+        },
+        "consent": {"enum": ["true"], "description": "The speaker agrees to this use."},
+    }
+    return _form(fields, "audio_sample", "name", "text", "consent")
 
 
 def file_form() -> Schema:

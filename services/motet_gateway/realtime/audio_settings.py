@@ -7,12 +7,15 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from motet_gateway.audio.voices import PREFIX, cloned_voice
+from motet_gateway.context import GatewayContext
 from motet_gateway.http.fields import Strict
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.prompts import check_prompt
 from motet_pipelines.instances import served
 from motet_pipelines.voice.conversation.settings import TranscriptionSettings
 from motet_pipelines.voice.services import SpeechServices
+from motet_pipelines.voice.speak import ClonedVoice
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
@@ -91,6 +94,7 @@ class AudioSettings:
     output_format: Format = PCM
     voice: str | None = None
     speed: float = 1.0
+    cloned: ClonedVoice | None = None  # set by `with_voice`
 
     def updated(self, patch: AudioPatch, where: str, speech: SpeechServices) -> AudioSettings:
         """Return the settings with the fields of `patch` that are present.
@@ -197,16 +201,30 @@ def check_transcription(directory: Directory, new: AudioSettings, where: str) ->
         )
 
 
-def check_voice(
-    directory: Directory, new: AudioSettings, old: AudioSettings, spoken: bool, where: str
-) -> None:
-    """Raise BadRequest for a voice the model lacks, or a change of voice once it has spoken."""
+async def with_voice(
+    service: GatewayContext,
+    owner: str,
+    new: AudioSettings,
+    old: AudioSettings,
+    spoken: bool,
+    where: str,
+) -> AudioSettings:
+    """Return the settings with the recording of their voice, if it is one that `owner` made.
+
+    Raises BadRequest for a voice the model lacks, or a change of voice once it has spoken.
+    """
     voice, param = new.voice, f"{where}.audio.output.voice"
     if voice != old.voice and spoken:
         raise BadRequest(f"`{param}` cannot change once the model has spoken", param=param)
-    card = next(iter(served(directory, "tts").values()), None)
+    if voice == old.voice:
+        return new
+    card = next(iter(served(service.bus.directory, "tts").values()), None)
+    new = replace(new, cloned=None)
     if voice is None or card is None or voice in card.voices or voice in OPENAI_VOICES:
-        return
+        return new
+    if voice.startswith(PREFIX):
+        cloned = await cloned_voice(service, owner, card.name, voice, param)
+        return replace(new, cloned=cloned)
     raise BadRequest(f"`{param}` is {voice!r}; choose one of {', '.join(card.voices)}", param=param)
 
 

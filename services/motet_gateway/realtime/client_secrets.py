@@ -46,7 +46,7 @@ async def create_client_secret(service: GatewayContext, http: Exchange) -> None:
         body = _decoder.decode(data, http.hints("realtime"))
     except BadRequest as error:
         raise as_refusal(error, data) from None
-    prepared = prepare_session(service, body.session or SessionPatch())
+    prepared = await prepare_session(service, http.tenant.owner, body.session or SessionPatch())
     seconds = (body.expires_after or ExpiresAfter()).seconds
     caller = http.caller
     key = "" if caller is None else caller.key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET
 
@@ -10,7 +10,7 @@ from motet_gateway.context import GatewayContext
 from motet_pipelines.voice.conversation.history import new_id
 from motet_pipelines.voice.services import SpeechServices
 
-from .audio_settings import check_transcription, check_voice
+from .audio_settings import check_transcription, with_voice
 from .events import SessionPatch
 from .session_settings import Kind, SessionSettings
 
@@ -25,10 +25,12 @@ class PreparedSession:
     session_id: str
 
 
-def prepare_session(
-    service: GatewayContext, patch: SessionPatch, model: str = ""
+async def prepare_session(
+    service: GatewayContext, owner: str, patch: SessionPatch, model: str = ""
 ) -> PreparedSession:
     """Return a session with the fields of `patch`; its model is that of the patch, else `model`.
+
+    `owner`: the tenant, whose own voices it may have.
 
     Raises MotetError for settings that it could not have, as `session.update` does.
     """
@@ -42,7 +44,6 @@ def prepare_session(
     speech = SpeechServices.find(service.bus.directory, coming=True, model=served)
     before = SessionSettings.default(served, speech, kind)
     settings = before.updated(patch, speech)
-    directory = service.bus.directory
-    check_voice(directory, settings.audio, before.audio, False, "session")
-    check_transcription(directory, settings.audio, "session")
-    return PreparedSession(settings, new_id("sess"))
+    check_transcription(service.bus.directory, settings.audio, "session")
+    audio = await with_voice(service, owner, settings.audio, before.audio, False, "session")
+    return PreparedSession(replace(settings, audio=audio), new_id("sess"))

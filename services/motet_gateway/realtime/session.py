@@ -36,7 +36,7 @@ from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 
 from . import events
 from .admission import TenantAdmission
-from .audio_settings import check_transcription, check_voice
+from .audio_settings import check_transcription, with_voice
 from .channel import Channel, Connection
 from .formats import decode, input_rate
 from .items import stored
@@ -318,11 +318,22 @@ class Session:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         settings = self.settings.updated(event.session, self.speech)
-        directory, spoken = self.service.bus.directory, self._rendering.has_spoken
-        check_voice(directory, settings.audio, self.settings.audio, spoken, "session")
-        check_transcription(directory, settings.audio, "session")
-        self.settings = settings
+        check_transcription(self.service.bus.directory, settings.audio, "session")
+        self.settings = await self._with_voice(settings, "session")
+        settings = self.settings
         await self._do(inputs.Configure(settings.as_conversation(), tag=_tag(event)))
+
+    async def _with_voice(self, settings: SessionSettings, where: str) -> SessionSettings:
+        """Return the settings with the recording of their voice, if it is the tenant's own."""
+        audio = await with_voice(
+            self.service,
+            self.caller.tenant.owner,
+            settings.audio,
+            self.settings.audio,
+            self._rendering.has_spoken,
+            where,
+        )
+        return replace(settings, audio=audio)
 
     # ---------------------------------------------------------------------------------------- audio
     async def _append_audio(self, event: events.AudioAppend) -> None:
@@ -389,8 +400,7 @@ class Session:
             )
         patch = event.response or events.ResponsePatch()
         settings = self.settings.for_response(patch, self.speech)
-        directory, spoken = self.service.bus.directory, self._rendering.has_spoken
-        check_voice(directory, settings.audio, self.settings.audio, spoken, "response")
+        settings = await self._with_voice(settings, "response")
         request = inputs.CreateReply(
             settings.as_reply(),
             await self._context(patch),

@@ -181,7 +181,8 @@ class SessionSettings:
             shorten=self.truncation != "disabled",
             retention=self._retention(),
             speaks=self.speaks,
-            voice=self.audio.voice or "",
+            voice="" if self.audio.cloned else self.audio.voice or "",
+            cloned=self.audio.cloned,
             speed=self.audio.speed,
             label=self,
         )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nats.js.kv import KeyValue
     from nats.js.object_store import ObjectStore
 
+NEVER = 0.0  # the `ttl` of documents that stay until they are deleted
 SMALL = 256 << 10  # bytes of a document that is stored as the value of its key
 # First byte of a value: the document follows, or the name of its object, or the object has the
 # document's own name.

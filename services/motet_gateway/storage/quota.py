@@ -1,4 +1,4 @@
-"""Account for the bytes that each tenant stores in JetStream: images, jobs, responses and files.
+"""Account for the bytes that each tenant stores in JetStream: images, jobs, responses, files, voices.
 
 Bytes are counted locally on each put, and read again from the store when a tenant is at its limit.
 That accounts for expired and deleted entries and puts of other gateways, also after a restart.
@@ -24,6 +24,7 @@ STALE_AFTER = 30.0
 # By the parameter that asks for something to be stored.
 _REMEDIES = {
     "response_format": "wait until some of it has expired, or send b64_json",
+    "audio_sample": "delete voices",
     "file": "delete files, or wait until some have expired",
     "store": "delete responses, or send `store: false`",
 }

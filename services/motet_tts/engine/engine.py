@@ -61,14 +61,19 @@ class Engine:
     def add(self, key: Key, utterance: Utterance) -> None:
         """Queue a sentence.
 
-        Raises BadRequest for an unknown voice, Overloaded if the queue is full, ValueError if the
-        key is in use.
+        Raises BadRequest for an unknown voice or a sample that the model cannot use, Overloaded if
+        the queue is full, ValueError if the key is in use.
         """
         if key in self._waiting or key in self._running:
             raise ValueError(f"key: {key!r} is in use by another sentence")
         if utterance.voice not in self.voices:
             raise BadRequest(
                 f"voice: {utterance.voice!r} is unknown; give one of {', '.join(self.voices)}",
+                param="voice",
+            )
+        if utterance.sample is not None and not self.model.clones:
+            raise BadRequest(
+                f"voice: {self.config.model_name!r} cannot imitate voices; give one of {', '.join(self.voices)}",
                 param="voice",
             )
         if len(self._waiting) >= self.config.max_waiting + self.config.max_running:

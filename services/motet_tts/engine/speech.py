@@ -22,7 +22,7 @@ from motet_tts.text_normalization import spoken_words
 from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 
 from .thread import EngineThread
-from .utterance import Key, StepOutput, Utterance
+from .utterance import Key, StepOutput, Utterance, VoiceSample
 
 _BYTES = 2  # per sample
 _MS = WIRE_RATE / 1000  # samples per millisecond
@@ -51,8 +51,16 @@ class SpeechSessions:
 class Speech:
     """Speak one text to one caller."""
 
-    def __init__(self, sessions: SpeechSessions, call: Call, request: Speak, voice: str):
+    def __init__(
+        self,
+        sessions: SpeechSessions,
+        call: Call,
+        request: Speak,
+        voice: str,
+        sample: VoiceSample | None = None,
+    ):
         self._sessions, self._call, self._request, self._voice = sessions, call, request, voice
+        self._sample = sample
         resume = request.resume
         self._done = resume.text if resume else 0  # characters
         self._samples = resume.samples if resume else 0  # of the sentences before this one
@@ -106,6 +114,8 @@ class _Sentence:
             seed=speech._request.seed,
             index=self._index,
             speed=self._model_speed,
+            sample=speech._sample,
+            instructions=speech._request.instructions,
         )
         self._sessions.thread.submit(key, utterance)
         done = False

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from motet_shared.errors import MotetError
 
 Key = Hashable
+
+
+@dataclass(frozen=True, eq=False)
+class VoiceSample:
+    """Hold a recording whose voice a sentence is to have.
+
+    samples: float32 `[N]`, one channel at `rate` Hz.
+    words: what is said in it.
+    """
+
+    samples: Tensor
+    rate: int
+    words: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +32,8 @@ class Utterance:
     words: as they are pronounced ("twenty-one", not "21"), in order; a model reads them joined with
         spaces.
     voice: one of the model's voices.
+    sample: a recording whose voice is used instead, if the model clones voices.
+    instructions: how it is spoken, if the model follows instructions.
     seed, index: noise is keyed by both and by the frame, so a sentence sounds the same on any
         instance and in any batch.
     speed: within the `rates` of the model.
@@ -31,6 +46,8 @@ class Utterance:
     index: int = 0
     speed: float = 1.0
     max_frames: int = 0
+    sample: VoiceSample | None = field(default=None, compare=False)
+    instructions: str = ""
 
     @property
     def text(self) -> str:

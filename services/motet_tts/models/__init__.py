@@ -1,1 +1,1 @@
-"""Load and run speech models and their codecs: PocketTTS, pocket-tts, CSM, VITS, Mimi."""
+"""Load and run speech models: one module per family, and how their sentences share a step."""

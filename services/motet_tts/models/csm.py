@@ -17,11 +17,10 @@ from torch import Tensor
 from transformers import AutoTokenizer, CsmForConditionalGeneration
 
 from motet_kernels.spans import upload
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.engine.utterance import Key, Utterance
 
-from .codec_lm import CodecLm, CodecSentence, room_for
-from .kv_slots import SlotBatch
-from .mimi import MimiDecoder
+from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
 from .sampling import CodeSampling, choose
 
 _SPEAKERS = 4  # speaker numbers are unlimited in CSM; these are listed as voices
@@ -69,18 +68,16 @@ class Csm(CodecLm):
             return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
         return list(tokenizer(f"[{voice}]{text}")["input_ids"])
 
-    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         hidden_BQE: Tensor = self._model.backbone_model(
             inputs_embeds=inputs_BQE,
             attention_mask=batch.mask,
             position_ids=batch.positions,
-            past_key_values=batch,
+            past_key_values=batch.cache,
         ).last_hidden_state
         return hidden_BQE[:, -1]
 
-    def draw(
-        self, hidden_BE: Tensor, sentences: list[CodecSentence]
-    ) -> tuple[Tensor, list[bool], list[bool]]:
+    def draw(self, hidden_BE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         codebooks, codes = self._config.num_codebooks, self._config.vocab_size
         noise_BKV: Tensor | None = None
         if self._first.random or self._others.random:
@@ -94,7 +91,10 @@ class Csm(CodecLm):
         frames_BK = self._depth(hidden_BE, first_B, noise_BKV)
         is_end_BK = frames_BK == self._eos
         silent, last = torch.stack([is_end_BK.all(-1), is_end_BK[:, :-1].all(-1)]).tolist()
-        return frames_BK, [not sentence for sentence in silent], last
+        heard = [
+            None if is_silent else frame for frame, is_silent in zip(frames_BK, silent, strict=True)
+        ]
+        return Drawn(frames_BK, heard, last)
 
     def _depth(self, hidden_BE: Tensor, first_B: Tensor, noise_BKV: Tensor | None) -> Tensor:
         """Return all codes `[B, K]` given the first, one codebook at a time for all sentences."""
@@ -115,6 +115,6 @@ class Csm(CodecLm):
             inputs_BQE = embedding(chosen[-1] + codebook * decoder.model.vocab_size)[:, None]
         return torch.stack(chosen, dim=1)
 
-    def embed(self, frames_B: Tensor) -> Tensor:
+    def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         embedded: Tensor = self._model.backbone_model.embed_tokens(frames_B[:, None])
         return embedded

@@ -1,7 +1,8 @@
 """Store keys and values of running sequences: slots 0 to n-1 are the n rows of a batch.
 
 transformers' attention layers call `update` on whatever is passed as `past_key_values`, so a part
-of the slots can act as their cache.
+of the slots can act as their cache. A model that computes several rows for a sequence (with and
+without its text, for guidance) has them next to each other; they share the slot as further heads.
 
 Shapes: S slots, B rows, H key-value heads, T positions, Q new positions, D head dimension.
 """
@@ -28,6 +29,7 @@ class KvSlots:
         self.device = device
         self.lengths: list[int] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [S, H, T, D] each
+        self.heads: dict[int, int] = {}  # of each layer, in one row of the model
 
     def add(self) -> int:
         """Add a slot after the last one; return its number."""
@@ -52,9 +54,13 @@ class KvSlots:
         """Return one slot as a batch of one row that gets `count` new positions."""
         return SlotBatch(self, slot, [self.lengths[slot]], count)
 
-    def first(self, rows: int) -> SlotBatch:
-        """Return the first `rows` slots as a batch with one new position each."""
-        return SlotBatch(self, 0, self.lengths[:rows], 1)
+    def first(self, rows: int, count: int = 1) -> SlotBatch:
+        """Return the first `rows` slots as a batch with `count` new positions each."""
+        return SlotBatch(self, 0, self.lengths[:rows], count)
+
+    def stored(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a layer that has been written."""
+        return self._layers[index]
 
     def layer(self, index: int, like_BHQD: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer, with room for `length` positions in every slot."""
@@ -105,15 +111,35 @@ class SlotBatch:
             :, None
         ]
 
+    @property
+    def stored(self) -> Tensor:
+        """Return a mask `[B, 1, 1, T]` of the positions that each row has, in any order."""
+        device = self.slots.device
+        lengths_B = upload(torch.tensor(self.before) + self.count, device)
+        return (torch.arange(self._total, device=device) < lengths_B[:, None])[:, None, None]
+
     def update(
         self, keys_BHQD: Tensor, values_BHQD: Tensor, layer_idx: int, *_: object
     ) -> tuple[Tensor, Tensor]:
         """Store the new positions; return all, including those beyond a row's length."""
+        rows, heads = len(self.before), keys_BHQD.shape[1]
+        self.slots.heads[layer_idx] = heads
+        keys_BHQD, values_BHQD = (
+            each.unflatten(0, (rows, -1)).flatten(1, 2) for each in (keys_BHQD, values_BHQD)
+        )
         keys_SHTD, values_SHTD = self.slots.layer(layer_idx, keys_BHQD, self._total)
         keys_SHTD[self._rows_B1, :, self.positions] = keys_BHQD.transpose(1, 2)
         values_SHTD[self._rows_B1, :, self.positions] = values_BHQD.transpose(1, 2)
-        rows = slice(self.begin, self.begin + len(self.before))
-        return keys_SHTD[rows, :, : self._total], values_SHTD[rows, :, : self._total]
+        return self.read(layer_idx)
+
+    def read(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of a layer, including those beyond a row's length."""
+        rows, heads = slice(self.begin, self.begin + len(self.before)), self.slots.heads[layer_idx]
+        keys, values = (
+            kept_SHTD[rows, :, : self._total].unflatten(1, (-1, heads)).flatten(0, 1)
+            for kept_SHTD in self.slots.stored(layer_idx)
+        )
+        return keys, values
 
     def close(self) -> None:
         """Record the rows' new lengths after the forward pass."""

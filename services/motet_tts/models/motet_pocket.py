@@ -15,14 +15,13 @@ from torch import Tensor
 from motet_kernels.runtime.device import dtype_name
 from motet_kernels.spans import upload
 from motet_shared.errors import BadRequest, ConfigError
+from motet_tts.codecs.codec import Codec, State
 from motet_tts.engine.utterance import Key, Utterance
 from motet_tts.pocket.codec import SpeechCodec
 from motet_tts.pocket.frame_generator import Pointer
 from motet_tts.pocket.model import PocketSpeech
 
-from .codec import Codec, State
-from .codec_lm import CodecLm, CodecSentence
-from .kv_slots import SlotBatch
+from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn
 from .noise import hash_numbers
 
 _FRAMES_PER_PHONEME = 12  # limit of a sentence: half a second for each
@@ -106,19 +105,17 @@ class MotetPocket(CodecLm):
         sentence.done = progress.pointer.done  # nothing in it can be pronounced
         return sentence
 
-    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         hidden_BQE: Tensor = self._model.speaker.backbone(
             inputs_embeds=inputs_BQE,
             attention_mask=batch.mask,
             position_ids=batch.positions,
-            past_key_values=batch,
+            past_key_values=batch.cache,
             use_cache=True,
         ).last_hidden_state
         return hidden_BQE[:, -1]
 
-    def draw(
-        self, hidden_BE: Tensor, sentences: list[CodecSentence]
-    ) -> tuple[Tensor, list[bool], list[bool]]:
+    def draw(self, hidden_BE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         config, progresses = self._model.config, [sentence.family_state for sentence in sentences]
         gumbel_BKV = None
         if self._temperature > 0:
@@ -140,9 +137,9 @@ class MotetPocket(CodecLm):
                 and progress.first_phonemes[len(progress.began)] < now
             ):
                 progress.began.append(sentence.frames)
-        return frames_BF, [True] * len(sentences), [pointer.done for pointer in pointers]
+        return Drawn(frames_BF, list(frames_BF), [pointer.done for pointer in pointers])
 
-    def embed(self, frames_B: Tensor) -> Tensor:
+    def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         return self._model.speaker.embed(frames_B)[:, None]
 
     def starts(self, sentence: CodecSentence) -> tuple[int, ...] | None:

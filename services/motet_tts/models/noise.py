@@ -39,10 +39,14 @@ class Noise:
         """Return standard normal noise, float32."""
         return torch.randn(shape, generator=self._generator())
 
+    def uniform(self, *shape: int) -> Tensor:
+        """Return uniform noise in [0, 1), float32."""
+        return torch.rand(shape, generator=self._generator())
+
     def gumbel(self, *shape: int) -> Tensor:
         """Return standard Gumbel noise, float32.
 
         `argmax(logits + noise)` is then a sample of `softmax(logits)`.
         """
-        uniform = torch.rand(shape, generator=self._generator()).clamp_(2.0**-24, 1 - 2.0**-24)
+        uniform = self.uniform(*shape).clamp_(2.0**-24, 1 - 2.0**-24)
         return -(-uniform.log()).log()

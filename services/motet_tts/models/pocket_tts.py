@@ -1,15 +1,15 @@
-"""Run PocketTTS: a transformer over text and audio latents whose flow head samples each latent.
+"""Run PocketTTS and Phonon: transformers over text and latents whose flow head samples each latent.
 
 A Mimi-like decoder turns latents into samples. Source: transformers'
-`PocketTTSForConditionalGeneration` and `PocketTTSProcessor.decode`, which are the reference. Their
-`generate` returns all latents at its end; here `CodecBatch` loops over the frames.
+`PocketTTSForConditionalGeneration`, `GradiumPhononTTSForConditionalGeneration` and
+`PocketTTSProcessor.decode`, which are the reference. Their `generate` returns all latents at its
+end; here `CodecBatch` loops over the frames.
 
 Shapes: B sentences, D latent dimensions, E hidden size.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
+    GradiumPhononTTSForConditionalGeneration,
     PocketTTSAudioTokenizerModel,
     PocketTTSFeatureExtractor,
     PocketTTSForConditionalGeneration,
@@ -25,13 +26,12 @@ from transformers import (
 
 from motet_kernels.spans import upload
 from motet_models.checkpoints import check_checkpoint
-from motet_shared.errors import ConfigError
+from motet_tts.codecs.codec import codec_folder, processor_settings
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.engine.utterance import Key, Utterance
 
 from . import voices
-from .codec_lm import CodecLm, CodecSentence, room_for
-from .kv_slots import SlotBatch
-from .mimi import MimiDecoder
+from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
 
 _DEFAULT_VOICE = "default"  # the model without a voice prompt
 
@@ -39,16 +39,16 @@ _DEFAULT_VOICE = "default"  # the model without a voice prompt
 class PocketTts(CodecLm):
     """Run a checkpoint folder of PocketTTS, whose audio tokenizer is in it or named by it."""
 
+    _architecture: Any = PocketTTSForConditionalGeneration
+
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
     ):
         self.device, self.dtype = device, dtype
-        self._model: Any = (
-            PocketTTSForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
-        )
+        self._model: Any = self._architecture.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._config = self._model.config
-        self._settings = _processor_settings(folder)
+        self._settings = processor_settings(folder)
         generation = self._model.generation_config
         self._flow_steps = int(_default(getattr(generation, "num_flow_steps", None), 1))
         self._threshold = float(_default(getattr(generation, "eos_threshold", None), -4.0))
@@ -57,7 +57,7 @@ class PocketTts(CodecLm):
         self._noise_scale = (
             math.sqrt(_default(getattr(generation, "temperature", None), 1.0)) if random else 0.0
         )
-        codec = _codec_folder(folder, self._settings)
+        codec = codec_folder(folder)
         check_checkpoint(Path(codec))
         tokenizer: Any = PocketTTSAudioTokenizerModel.from_pretrained(codec)
         tokenizer.eval().to(device)
@@ -67,10 +67,23 @@ class PocketTts(CodecLm):
         self._fade = torch.linspace(
             0, 1, int(self._setting("fade_in_duration", 0.005) * self.codec.sample_rate)
         )
+        self._encoder = self._voice_encoder(tokenizer)
         with torch.inference_mode():
-            prompts = _voice_prompts(folder, tokenizer, self._config.latent_dim)
+            prompts = _voice_prompts(folder, self._voice_dim, self._encoder)
         self._prompts = {name: latents.to(device) for name, latents in prompts.items()}
         self.voices = tuple(self._prompts)
+        self.clones = self._encoder is not None
+        self._samples = voices.EncodedSamples(
+            lambda sample: _encoded(voices.resampled(sample, self.codec.sample_rate), self._encoder)
+        )
+
+    @property
+    def _voice_dim(self) -> int:
+        return int(self._config.latent_dim)
+
+    def _voice_encoder(self, tokenizer: Any) -> Any:
+        """Return the audio tokenizer if it encodes recordings of voices, else None."""
+        return None if tokenizer.encoder is None else tokenizer
 
     def _project(self, tokenizer: Any, latents_BND: Tensor) -> Tensor:
         latents: Tensor = self._model.denormalize_latents(latents_BND)
@@ -81,7 +94,7 @@ class PocketTts(CodecLm):
         return float(_default(self._settings.get(name), otherwise))
 
     def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
-        voice = self._prompts[utterance.voice]
+        voice = self._voice(utterance)
         text_ids, ids = self._ids(utterance.text, len(voice))
         budget = math.ceil((len(text_ids) / 3 + 2) * self._config.frame_rate)
         room = room_for(len(ids), self._config.max_position_embeddings)
@@ -99,6 +112,12 @@ class PocketTts(CodecLm):
         sentence.family_state = {"tail": int(tail), "left": -1}  # frames after the end of speech
         return sentence
 
+    def _voice(self, utterance: Utterance) -> Tensor:
+        """Return the voice's latents `[frames, D]`."""
+        if (sample := utterance.sample) is None:
+            return self._prompts[utterance.voice]
+        return self._samples(sample)
+
     def _ids(self, text: str, frames: int) -> tuple[list[int], list[int]]:
         """Return the ids of the text alone, and of the prompt with `frames` voice placeholders."""
         config, tokenizer = self._config, self._tokenizer
@@ -109,18 +128,13 @@ class PocketTts(CodecLm):
             )
         else:
             rendered = text
-        places = {
-            config.audio_prompt_bos_token_id,
-            config.audio_prompt_token_id,
-            config.audio_bos_token_id,
-        }
+        begin = getattr(config, "audio_prompt_bos_token_id", None)
+        places = {begin, config.audio_prompt_token_id, config.audio_bos_token_id}
         all_ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         text_ids = [token for token in all_ids if token not in places]
-        voice_ids = (
-            [config.audio_prompt_bos_token_id, *[config.audio_prompt_token_id] * frames]
-            if frames
-            else []
-        )
+        voice_ids = [config.audio_prompt_token_id] * frames
+        if frames and begin is not None:
+            voice_ids = [begin, *voice_ids]
         return text_ids, [*voice_ids, *text_ids, config.audio_bos_token_id]
 
     @torch.inference_mode()
@@ -128,20 +142,19 @@ class PocketTts(CodecLm):
         """Return `[P, E]`: tokens, the voice's latents, and the learnt first latent at the end."""
         model = self._model.model
         embedded: Tensor = model.embed_tokens(upload(torch.tensor(ids), self.device))
-        if len(voice):  # after the token that begins the voice
-            embedded[1 : 1 + len(voice)] = model.audio_prompt_proj(
+        if len(voice):
+            first = ids.index(self._config.audio_prompt_token_id)
+            embedded[first : first + len(voice)] = model.audio_prompt_proj(
                 voice.to(model.audio_prompt_proj.weight.dtype)
             )
         embedded[-1] = model.embed_audio_latents(model.bos_latent)
         return embedded
 
-    def forward(self, inputs_BQE: Tensor, batch: SlotBatch) -> Tensor:
+    def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         hidden_BQE: Tensor = _backbone(self._model.model, inputs_BQE, batch)
         return hidden_BQE[:, -1]
 
-    def draw(
-        self, hidden_BE: Tensor, sentences: list[CodecSentence]
-    ) -> tuple[Tensor, list[bool], list[bool]]:
+    def draw(self, hidden_BE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         if self._noise_scale:
             drawn = [sentence.noise.normal(self._config.latent_dim) for sentence in sentences]
             noise_BD = (
@@ -154,7 +167,7 @@ class PocketTts(CodecLm):
         last = [
             self._is_last(sentence, logit) for sentence, logit in zip(sentences, ends, strict=True)
         ]
-        return latents_BD, [True] * len(sentences), last
+        return Drawn(latents_BD, list(latents_BD), last)
 
     def _is_last(self, sentence: CodecSentence, logit: float) -> bool:
         """Return True for the last frame.
@@ -173,7 +186,7 @@ class PocketTts(CodecLm):
         value: bool = family_state["left"] == 0
         return value
 
-    def embed(self, frames_B: Tensor) -> Tensor:
+    def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         embedded: Tensor = self._model.model.embed_audio_latents(frames_B[:, None])
         return embedded
 
@@ -183,7 +196,23 @@ class PocketTts(CodecLm):
         return torch.cat([samples[: len(fade)] * fade, samples[len(fade) :]])
 
 
-def _backbone(model: Any, hidden_BQE: Tensor, batch: SlotBatch) -> Tensor:
+class Phonon(PocketTts):
+    """Run a checkpoint folder of Gradium's Phonon.
+
+    Its voices are latents of a codec that no checkpoint has, `voices/NAME.safetensors`.
+    """
+
+    _architecture = GradiumPhononTTSForConditionalGeneration
+
+    @property
+    def _voice_dim(self) -> int:
+        return int(self._config.audio_prompt_dim)
+
+    def _voice_encoder(self, tokenizer: Any) -> Any:
+        return None
+
+
+def _backbone(model: Any, hidden_BQE: Tensor, batch: DecoderBatch) -> Tensor:
     """Apply the layers of `PocketTTSModel`; its `forward` would search inputs for placeholders."""
     positions = model.rotary_emb(hidden_BQE, position_ids=batch.positions)
     mask = batch.mask
@@ -193,53 +222,34 @@ def _backbone(model: Any, hidden_BQE: Tensor, batch: SlotBatch) -> Tensor:
             attention_mask=mask,
             position_embeddings=positions,
             position_ids=batch.positions,
-            past_key_values=batch,
+            past_key_values=batch.cache,
             use_cache=True,
         )
     output: Tensor = model.norm(hidden_BQE)
     return output
 
 
-def _processor_settings(folder: Path) -> dict[str, Any]:
-    path = folder / "processor_config.json"
-    settings = json.loads(path.read_text()) if path.is_file() else {}
-    return settings if isinstance(settings, dict) else {}
+def _voice_prompts(folder: Path, dim: int, tokenizer: Any) -> dict[str, Tensor]:
+    """Return voice latents `[frames, dim]` by name; without any, an empty prompt as the default.
 
-
-def _codec_folder(folder: Path, settings: dict[str, Any]) -> str:
-    """Return where the audio tokenizer is: in the folder, or where the processor's settings say.
-
-    Raises ConfigError if there is none.
+    tokenizer: encodes recordings; None if there is none for them.
     """
-    if (folder / "audio_tokenizer" / "config.json").is_file():
-        return str(folder / "audio_tokenizer")
-    if named := settings.get("audio_tokenizer", {}).get("audio_tokenizer_name_or_path"):
-        return str(folder / named if (folder / named).is_dir() else named)
-    raise ConfigError(
-        f"model={str(folder)!r}: no audio_tokenizer folder in it, and none named by processor_config.json"
-    )
-
-
-def _voice_prompts(folder: Path, tokenizer: Any, dim: int) -> dict[str, Tensor]:
-    """Return voice latents `[frames, D]` by name; without any, an empty prompt as the default."""
     prompts: dict[str, Tensor] = {}
     for path in sorted((folder / "voices").glob("*")):
         found = None
         if path.suffix == ".safetensors":
             found = voices.latents(path, dim)
-        elif path.suffix == ".wav" and tokenizer.encoder is not None:
-            found = _encoded(path, tokenizer)
+        elif path.suffix == ".wav" and tokenizer is not None:
+            samples = voices.waveform(path, tokenizer.config.sampling_rate)
+            found = None if samples is None else _encoded(samples, tokenizer)
         if found is not None:
             prompts.setdefault(path.stem, found)
     return prompts or {_DEFAULT_VOICE: torch.zeros(0, dim)}
 
 
-def _encoded(path: Path, tokenizer: Any) -> Tensor | None:
+def _encoded(samples: Tensor, tokenizer: Any) -> Tensor:
     """Return the latents of a recording, ended on a short pause as in the model's training."""
     rate = tokenizer.config.sampling_rate
-    samples = voices.waveform(path, rate)
-    if samples is None:
-        return None
     size = tokenizer.config.frame_size
     extractor = PocketTTSFeatureExtractor(
         sampling_rate=rate, frame_size=size, pad_to_multiple_of=size

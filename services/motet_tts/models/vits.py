@@ -9,6 +9,7 @@ Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from transformers.utils import is_phonemizer_available, is_uroman_available
 from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
+from motet_tts.codecs.codec import on_host
+from motet_tts.codecs.hifigan import FusedVocoder
+from motet_tts.codecs.windows import hifigan_reach
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
-from .codec import on_host
-from .hifigan import FusedVocoder
 from .noise import hash_numbers
 
 _ONLY_VOICE = "default"
+_GENERATOR = threading.Lock()  # held while noise is drawn from the process's own generator
 
 
 @dataclass(slots=True)
@@ -78,11 +81,12 @@ class Vits:
             tuple(str(number) for number in range(config.num_speakers)) if many else (_ONLY_VOICE,)
         )
         self.rates = (1.0, 1.0)
+        self.clones = self.instructs = False
         self._many = many
         self._frame_samples = 1
         for rate in config.upsample_rates:
             self._frame_samples *= rate
-        self._context = _context(config)
+        self._context = hifigan_reach(config)
         # A chunk costs its context too, so it has at least as many frames as its context.
         self._first = max(
             self._context, round(first_chunk * self.sample_rate / self._frame_samples)
@@ -159,7 +163,7 @@ class Vits:
                 (),
             )
             return
-        with torch.random.fork_rng(devices=[]):
+        with _GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_numbers(sentence.utterance.seed, sentence.utterance.index))
             durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
         sentence.latents = latents_FT
@@ -243,22 +247,6 @@ def _repeated(values_1LF: Tensor, durations_L: Tensor) -> Tensor:
     times_L, total = upload(durations_L, values_1LF.device), int(durations_L.sum())
     repeated = values_1LF.repeat_interleave(times_L, dim=1, output_size=total)
     return repeated if repeated.shape[1] else values_1LF.new_zeros(1, 1, values_1LF.shape[2])
-
-
-def _context(config: Any) -> int:
-    """Return an upper bound of the frames before and after that a vocoder sample depends on."""
-    reach = 3  # the last convolution, of width 7
-    widest = max(
-        sum((width - 1) * dilation // 2 + (width - 1) // 2 for dilation in dilations)
-        for width, dilations in zip(
-            config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
-        )
-    )
-    for rate, width in reversed(
-        list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
-    ):
-        reach = -(-(reach + widest + width) // rate)
-    return reach + 3  # the first convolution
 
 
 def _check(tokenizer: Any, folder: Path) -> None:

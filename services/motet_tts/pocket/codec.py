@@ -20,7 +20,7 @@ from torch.nn import functional
 from motet_kernels import gpu
 from motet_kernels.audio.codec_conv import convolve
 from motet_kernels.audio.packed_conv import PackedConv
-from motet_tts.models.stream_context import ContextBuffers, StreamContext
+from motet_tts.codecs.stream_context import ContextBuffers, StreamContext
 
 from .config import PocketConfig
 from .synth import AHEAD, Controls, Synth, SynthState

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from motet_kernels.audio.codec_conv import convolve
 from motet_kernels.audio.packed_conv import PackedConv
 from motet_shared.errors import ConfigError
+from motet_tts.codecs import hifigan, seanet
+from motet_tts.codecs import stream_context as contexts
+from motet_tts.codecs.mimi import MimiDecoder
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import Utterance
-from motet_tts.models import hifigan, seanet
-from motet_tts.models import stream_context as contexts
-from motet_tts.models.mimi import MimiDecoder
 from motet_tts.pocket import codec as pocket_codec
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
@@ -76,6 +76,7 @@ def vits(path: Path) -> Path:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "csm": lambda path: tts_checkpoints.csm(path, sample=True),
     "pocket_tts": lambda path: tts_checkpoints.pocket_tts(path, sample=True),
+    "speecht5": tts_checkpoints.speecht5,
     "vits": vits,
     "motet_pocket_tts": motet_pocket,
 }

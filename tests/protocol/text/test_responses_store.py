@@ -17,7 +17,7 @@ import pytest
 
 from motet_gateway.http.problems import NotFound
 from motet_gateway.service import Gateway
-from motet_gateway.storage.documents import SMALL, JetStreamDocuments
+from motet_gateway.storage.documents import NEVER, SMALL, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_shared.errors import Unavailable
 from motet_shared.testing import NATS_CONF, NatsServer, free_port
@@ -105,6 +105,16 @@ async def test_documents_expire(nats: NatsServer) -> None:
         await asyncio.sleep(1.6)
         with pytest.raises(NotFound):
             await kept.get("acme", "a")
+
+
+async def test_documents_stay_without_a_ttl(nats: NatsServer) -> None:
+    async with documents(nats, ttl=NEVER) as kept:
+        for name, data in (("a", b"small"), ("b", bytes(SMALL + 1))):
+            await kept.put("acme", name, data)
+            assert await kept.get("acme", name) == data
+        for stream in ("KV_motet_responses_acme", "OBJ_motet_responses_acme"):
+            info = await kept._js.stream_info(stream)
+            assert not info.config.max_age
 
 
 async def test_a_server_that_does_not_answer_is_named_and_comes_back(

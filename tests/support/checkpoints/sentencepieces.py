@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from pathlib import Path
 
@@ -61,3 +62,25 @@ def write_tekken(folder: Path) -> None:
     (folder / "tekken.json").write_text(json.dumps(document))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
+
+
+def write_letters(path: Path) -> int:
+    """Write a SentencePiece model of single letters, as SpeechT5 has it; return its vocabulary."""
+    letters = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog' - , . ?"] * 20),
+        model_writer=letters,
+        model_type="char",
+        vocab_size=36,
+        hard_vocab_limit=False,
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(letters.getvalue())
+    loaded = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return int(loaded.vocab_size())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,30 @@ from safetensors.torch import save_file
 from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
+    DacConfig,
+    DacModel,
+    DiaConfig,
+    DiaForConditionalGeneration,
+    GradiumPhononTTSConfig,
+    GradiumPhononTTSForConditionalGeneration,
+    HiggsAudioV2Config,
+    HiggsAudioV2ForConditionalGeneration,
+    HiggsAudioV2TokenizerConfig,
+    HiggsAudioV2TokenizerModel,
     PocketTTSAudioTokenizerConfig,
     PocketTTSAudioTokenizerModel,
     PocketTTSConfig,
     PocketTTSForConditionalGeneration,
+    SpeechT5Config,
+    SpeechT5ForTextToSpeech,
+    SpeechT5HifiGan,
+    SpeechT5HifiGanConfig,
     VitsConfig,
     VitsModel,
 )
 
 from support.checkpoints.language_checkpoints import VOCAB, write_tokenizer
+from support.checkpoints.sentencepieces import write_letters
 
 _MIMI: dict[str, Any] = {
     "hidden_size": 16,
@@ -41,12 +57,42 @@ _DECODER: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+_LATENT_DIM = 6
+_LATENTS: dict[str, Any] = {
+    **{**_DECODER, "num_key_value_heads": 4},
+    "vocab_size": VOCAB + 4,
+    "latent_dim": _LATENT_DIM,
+    "pad_token_id": VOCAB - 3,
+    "audio_prompt_token_id": VOCAB,
+    "audio_latent_token_id": VOCAB + 1,
+    "audio_bos_token_id": VOCAB + 3,
+    "frame_rate": 24_000 / (24 * 4),
+    "max_position_embeddings": 512,
+    "flow_head_config": {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "latent_dim": _LATENT_DIM,
+        "condition_dim": 32,
+    },
+}
+_DAC: dict[str, Any] = {
+    "encoder_hidden_size": 4,
+    "decoder_hidden_size": 32,
+    "codebook_dim": 4,
+    "codebook_size": 32,
+}
+_TURNS = (
+    "{% for turn in messages %}[{{ turn.role }}]{% for part in turn.content %}"
+    "{{ part.text if part.type == 'text' else '<|out_bos|><|out|>' }}"
+    "{% endfor %}{% endfor %}[audio]<|out_bos|>"
+)
+_AUDIO_TOKENS = ("<|out|>", "<|out_bos|>", "<|delay|>", "<|end|>")
 BOOKS, CODES = 4, 32
 VOICES = ("anna", "ben")
 
 
-def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
-    """Write a CSM with four codebooks of 32 codes."""
+def csm(path: Path, *, seed: int = 0, sample: bool = False, positions: int = 512) -> Path:
+    """Write a CSM with four codebooks of 32 codes; its sentences end with its positions."""
     torch.manual_seed(seed)
     codec = {
         **_MIMI,
@@ -60,7 +106,7 @@ def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
         num_codebooks=BOOKS,
         vocab_size=CODES,
         text_vocab_size=VOCAB,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         bos_token_id=None,
         pad_token_id=VOCAB - 3,
         audio_token_id=VOCAB - 3,
@@ -87,26 +133,25 @@ def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, threshold: fl
     A lower threshold ends sentences sooner.
     """
     torch.manual_seed(seed)
-    dim = 6
-    config = PocketTTSConfig(
-        **{**_DECODER, "num_key_value_heads": 4},
-        vocab_size=VOCAB + 4,
-        latent_dim=dim,
-        pad_token_id=VOCAB - 3,
-        audio_prompt_token_id=VOCAB,
-        audio_latent_token_id=VOCAB + 1,
-        audio_prompt_bos_token_id=VOCAB + 2,
-        audio_bos_token_id=VOCAB + 3,
-        frame_rate=24_000 / (24 * 4),
-        max_position_embeddings=512,
-        flow_head_config={
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "latent_dim": dim,
-            "condition_dim": 32,
-        },
-    )
+    config = PocketTTSConfig(**_LATENTS, audio_prompt_bos_token_id=VOCAB + 2)
     model = PocketTTSForConditionalGeneration(config).float()
+    return _latents(path, model, _LATENT_DIM, sample=sample, threshold=threshold)
+
+
+def phonon(path: Path, *, seed: int = 0, sample: bool = False, threshold: float = 1.5) -> Path:
+    """Write a Phonon with its audio tokenizer and two voices, of a codec of their own."""
+    torch.manual_seed(seed)
+    speakers = {"num_speakers_vocab_size": 4, "num_speakers_embedding_dim": 4}
+    config = GradiumPhononTTSConfig(
+        **_LATENTS, **speakers, audio_prompt_dim=10, duration_delta_embedding_dim=8
+    )
+    model = GradiumPhononTTSForConditionalGeneration(config).float()
+    return _latents(path, model, 10, sample=sample, threshold=threshold)
+
+
+def _latents(path: Path, model: Any, voice_dim: int, *, sample: bool, threshold: float) -> Path:
+    """Write a model of audio latents, its audio tokenizer and two voices."""
+    dim = _LATENT_DIM
     _spread(model)
     with torch.no_grad():
         model.latent_mean.uniform_(-0.5, 0.5)
@@ -128,7 +173,7 @@ def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, threshold: fl
     (path / "voices").mkdir()
     for number, name in enumerate(VOICES):
         save_file(
-            {"audio_prompt": torch.randn(1, 3 + number, dim)},
+            {"audio_prompt": torch.randn(1, 3 + number, voice_dim)},
             path / "voices" / f"{name}.safetensors",
         )
     return path
@@ -176,7 +221,186 @@ def vits(path: Path, *, seed: int = 0, speakers: int = 1, stochastic: bool = Tru
     return path
 
 
-MAKERS = {"csm": csm, "pocket_tts": pocket_tts, "vits": vits}
+def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
+    """Write a SpeechT5 over letters with its vocoder and two voices; its noise is dropout."""
+    torch.manual_seed(seed)
+    speaker_dim = 6
+    vocab = write_letters(path / "spm_char.model")
+    config = SpeechT5Config(
+        vocab_size=vocab,
+        hidden_size=16,
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_layers=2,
+        decoder_ffn_dim=24,
+        decoder_attention_heads=2,
+        num_mel_bins=8,
+        speech_decoder_prenet_units=12,
+        speech_decoder_postnet_units=12,
+        speech_decoder_postnet_layers=3,
+        speaker_embedding_dim=speaker_dim,
+        max_text_positions=120,
+        encoder_max_relative_position=20,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    model = SpeechT5ForTextToSpeech(config).float()
+    _spread(model)
+    with torch.no_grad():
+        model.speech_decoder_postnet.prob_out.bias.fill_(-8.0)
+    model.save_pretrained(path)
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "SpeechT5Tokenizer"}')
+    vocoder = SpeechT5HifiGan(
+        SpeechT5HifiGanConfig(
+            model_in_dim=8,
+            upsample_initial_channel=16,
+            upsample_rates=[4, 4, 2],
+            upsample_kernel_sizes=[8, 8, 4],
+            resblock_kernel_sizes=[3, 5],
+            resblock_dilation_sizes=[[1, 3], [1, 2]],
+        )
+    )
+    _spread(vocoder)
+    vocoder.save_pretrained(path / "vocoder")
+    (path / "voices").mkdir()
+    for name in VOICES:
+        save_file({"speaker": torch.randn(1, speaker_dim)}, path / "voices" / f"{name}.safetensors")
+    return path
+
+
+def dia(
+    path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.0, ends: bool = False
+) -> Path:
+    """Write a Dia with four codebooks of 32 codes.
+
+    ends: its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    shared = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 8,
+    }
+    cross = {"cross_num_attention_heads": 4, "cross_head_dim": 8, "cross_num_key_value_heads": 4}
+    config = DiaConfig(
+        encoder_config={**shared, "num_key_value_heads": 4, "max_position_embeddings": 128},
+        decoder_config={
+            **shared,
+            **cross,
+            "num_key_value_heads": 2,
+            "cross_hidden_size": 32,
+            "num_channels": BOOKS,
+            "vocab_size": CODES + 4,
+            "eos_token_id": CODES,
+            "pad_token_id": CODES + 1,
+            "bos_token_id": CODES + 2,
+            "max_position_embeddings": 512,
+        },
+        delay_pattern=[0, 2, 3, 4],
+    )
+    model = DiaForConditionalGeneration(config).float()
+    _spread(model)
+    if ends:
+        with torch.no_grad():
+            model.logits_dense.weight[CODES] *= 1.7
+    model.save_pretrained(path)
+    generation = {
+        "do_sample": sample,
+        "temperature": 1.3 if sample else 1.0,
+        "top_k": 12,  # guidance has it, too
+        "guidance_scale": guidance,
+        "eos_token_id": CODES,
+        "pad_token_id": CODES + 1,
+        "bos_token_id": CODES + 2,
+        "decoder_start_token_id": CODES + 2,
+    }
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "DiaTokenizer"}')
+    codec = DacModel(DacConfig(**_DAC, downsampling_ratios=[2, 4, 4], n_codebooks=BOOKS))
+    _spread_evenly(codec)
+    codec.save_pretrained(path / "audio_tokenizer")
+    return path
+
+
+def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+    """Write a Higgs Audio v2 with four codebooks of 32 codes.
+
+    ends: its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    config = HiggsAudioV2Config(
+        **_DECODER,
+        vocab_size=VOCAB + 4,
+        num_codebooks=BOOKS,
+        codebook_size=CODES + 2,
+        audio_token_id=VOCAB,
+        audio_bos_token_id=VOCAB + 1,
+        audio_delay_token_id=VOCAB + 2,
+        eos_token_id=VOCAB + 3,
+        pad_token_id=VOCAB - 3,
+        audio_stream_bos_id=CODES,
+        audio_stream_eos_id=CODES + 1,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    model = HiggsAudioV2ForConditionalGeneration(config).float()
+    _spread(model)
+    if not ends:
+        with torch.no_grad():
+            model.audio_lm_head.weight.unflatten(0, (BOOKS, -1))[:, CODES + 1] = 0
+    if sample:
+        model.generation_config.update(do_sample=True, temperature=0.9, top_k=20)
+        model.generation_config.ras_win_len, model.generation_config.ras_win_max_num_repeat = 5, 2
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": _TURNS}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    tokenizer["added_tokens"] += [
+        like | {"id": VOCAB + number, "content": token}
+        for number, token in enumerate(_AUDIO_TOKENS)
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    ratios = [10, 8, 6]  # 480 samples in a frame, which are HuBERT's 320 at 16 kHz
+    dac = {**_DAC, "model_type": "dac", "downsampling_ratios": ratios, "hidden_size": 32}
+    hubert = {
+        "model_type": "hubert",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "conv_dim": [4] * 7,
+        "num_conv_pos_embeddings": 4,
+        "num_conv_pos_embedding_groups": 2,
+    }
+    codec = HiggsAudioV2TokenizerModel(
+        HiggsAudioV2TokenizerConfig(
+            acoustic_model_config={**dac, "upsampling_ratios": ratios},
+            semantic_model_config=hubert,
+            codebook_size=CODES,
+            codebook_dim=8,
+            target_bandwidths=[1],  # kbit/s: 50 frames of 4 codebooks of 5 bits a second
+        )
+    )
+    _spread_evenly(codec)
+    codec.save_pretrained(path / "audio_tokenizer")
+    return path
+
+
+MAKERS: dict[str, Callable[..., Path]] = {
+    "csm": csm,
+    "dia": dia,
+    "gradium_phonon_tts": phonon,
+    "higgs_audio_v2": higgs_audio_v2,
+    "pocket_tts": pocket_tts,
+    "speecht5": speecht5,
+    "vits": vits,
+}
 
 
 def _spread(model: torch.nn.Module) -> None:
@@ -189,6 +413,21 @@ def _spread(model: torch.nn.Module) -> None:
                 tensor.normal_(std=0.5 if "embed" in name else 0.2)
             elif name.endswith("layer_scale.scale"):
                 tensor.fill_(0.5)
+
+
+def _spread_evenly(codec: torch.nn.Module) -> None:
+    """Spread a codec's weights so that its values stay about 1.
+
+    DAC's activations are sines, whose large arguments would make rounding errors large.
+    """
+    with torch.no_grad():
+        for name, tensor in [*codec.named_parameters(), *codec.named_buffers()]:
+            if name.endswith(".alpha"):
+                tensor.fill_(1.0)
+            elif "codebook" in name and tensor.is_floating_point():
+                tensor.normal_()
+            elif tensor.is_floating_point() and tensor.ndim > 1:
+                tensor.normal_(std=0.5 * tensor[0].numel() ** -0.5)
 
 
 def _drop_template(path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,16 @@ from support.running.refusals import refuses
 from support.stages.tts_stage import TEXT, Speech, ask, said, stage, start
 
 LONG = f"{TEXT} {TEXT}"
+# Tiny models by family, whose sentences end before long.
+ENDING: dict[str, dict[str, Any]] = {
+    "dia": {"sample": True},
+    "csm": {"sample": True, "positions": 80},
+    "gradium_phonon_tts": {"sample": True, "threshold": 0.2},
+    "higgs_audio_v2": {"sample": True, "ends": True},
+    "pocket_tts": {"sample": True, "threshold": 0.2},
+    "speecht5": {},
+    "vits": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-async def broken_off(bus: Bus, actors: list[Tts], after: int) -> tuple[Speech, int]:
+async def broken_off(
+    bus: Bus, actors: list[Tts], after: int, text: str = LONG
+) -> tuple[Speech, int]:
     """Speech whose instance dies once so many items are there, and the frames that were counted by then."""
     speech, counted = Speech(), -1
-    async with aclosing(speak(bus, ask(LONG), speech.outcome)) as batches:
+    async with aclosing(speak(bus, ask(text), speech.outcome)) as batches:
         async for batch in batches:
             speech.items += batch
             if len(speech.items) >= after and counted < 0:
@@ -64,6 +77,37 @@ async def test_nothing_is_lost_or_repeated_when_the_instance_dies(folder: Path) 
             assert speech.outcome.moves == 1
             counts.append(counted)
         assert counts[0] == 0 < counts[-1] < whole.outcome.usage.completion_tokens
+
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize(("family", "options"), ENDING.items())
+async def test_every_family_moves_and_is_cancelled(
+    tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    folder = tts_checkpoints.MAKERS[family](tmp_path / "model", **options)
+    text = "No one knows. The blue circle is left of the star."
+    async with stage(folder, 2) as (bus, actors, hub), AsyncExitStack() as later:
+        whole = await said(bus, ask(text))
+        assert whole.pcm
+        for _ in range(5):
+            actors.append(await start(hub, later, folder))
+            await settle()
+            speech, _ = await broken_off(bus, actors, 1, text)
+            assert speech.pcm == whole.pcm
+            if speech.outcome.moves:  # else all had been sent before it died
+                break
+        assert speech.outcome.moves == 1
+        async with aclosing(speak(bus, ask(text))) as batches:
+            await anext(batches)
+        living = [actor for actor in actors if actor.bus.control.connected]
+        async with asyncio.timeout(20):
+            while any(actor.bus.calls.active for actor in living):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        for actor in living:
+            await asyncio.to_thread(actor.sessions.thread.stop)
+            engine = actor.sessions.thread.engine
+            engine.check_integrity()
+            assert not engine.has_work
 
 
 async def test_a_lone_instance_may_come_back(folder: Path) -> None:

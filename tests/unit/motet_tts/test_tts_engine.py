@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,35 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
     CsmForConditionalGeneration,
+    DacFeatureExtractor,
+    DacModel,
+    DiaFeatureExtractor,
+    DiaForConditionalGeneration,
+    DiaProcessor,
+    GradiumPhononTTSForConditionalGeneration,
+    HiggsAudioV2ForConditionalGeneration,
+    HiggsAudioV2Processor,
+    HiggsAudioV2TokenizerModel,
     PocketTTSAudioTokenizerModel,
+    PocketTTSFeatureExtractor,
     PocketTTSForConditionalGeneration,
+    SpeechT5ForTextToSpeech,
+    SpeechT5HifiGan,
     VitsModel,
 )
 
 from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
-from motet_tts.engine.utterance import StepOutput, Utterance
-from motet_tts.models.noise import hash_numbers
+from motet_tts.engine.utterance import StepOutput, Utterance, VoiceSample
+from motet_tts.models import voices
+from motet_tts.models.codec_lm import Drawn
+from motet_tts.models.noise import Noise, hash_numbers
 from support.checkpoints import tts_checkpoints
 from support.running.refusals import refuses
 
@@ -100,18 +116,31 @@ def csm_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Te
 
 
 @torch.inference_mode()
-def pocket_reference(path: Path, text: str, voice: str, frames: int | None = FRAMES) -> Tensor:
-    from safetensors.torch import load_file
-
-    model = PocketTTSForConditionalGeneration.from_pretrained(path).eval()
+def pocket_reference(
+    path: Path,
+    text: str,
+    voice: str,
+    frames: int | None = FRAMES,
+    sample: VoiceSample | None = None,
+    *,
+    architecture: Any = PocketTTSForConditionalGeneration,
+) -> Tensor:
+    model = architecture.from_pretrained(path).eval()
     tokenizer = PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
     config = model.config
-    latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
+    if sample is None:
+        latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
+    else:
+        size = tokenizer.config.frame_size
+        extractor = PocketTTSFeatureExtractor(
+            sampling_rate=24_000, frame_size=size, pad_to_multiple_of=size
+        )
+        sound = extractor(sample.samples.numpy(), sampling_rate=24_000)
+        latents = tokenizer.encode(sound["input_values"], sound["padding_mask"]).latents
     ids = AutoTokenizer.from_pretrained(path)(text)["input_ids"]
-    voice_ids = [
-        config.audio_prompt_bos_token_id,
-        *[config.audio_prompt_token_id] * latents.shape[1],
-    ]
+    voice_ids = [config.audio_prompt_token_id] * latents.shape[1]
+    if (begin := getattr(config, "audio_prompt_bos_token_id", None)) is not None:
+        voice_ids = [begin, *voice_ids]
     output = model.generate(
         torch.tensor([[*voice_ids, *ids, config.audio_bos_token_id]]),
         attention_mask=torch.ones(1, len(voice_ids) + len(ids) + 1, dtype=torch.long),
@@ -136,12 +165,128 @@ def vits_reference(path: Path, text: str, voice: str, seed: int = 0) -> Tensor:
     return waveform
 
 
+@torch.inference_mode()
+def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+    model = SpeechT5ForTextToSpeech.from_pretrained(path).eval()
+    model.speech_decoder_postnet.prob_out.bias.fill_(-1e4)  # it ends at the limit, as here
+    vocoder = SpeechT5HifiGan.from_pretrained(path / "vocoder").eval()
+    speaker = load_file(path / "voices" / f"{voice}.safetensors")["speaker"]
+    prenet = model.speecht5.decoder.prenet
+    calls = itertools.count()
+
+    def dropout(hidden: Tensor, p: float) -> Tensor:
+        """Drop as transformers does, with the noise that belongs to each position."""
+        layers, units = len(prenet.layers), hidden.shape[-1]
+        layer = next(calls) % layers
+        drawn = [
+            Noise(0, 0, place).uniform(layers, units)[layer] for place in range(hidden.shape[1])
+        ]
+        return torch.where(torch.stack(drawn) < p, hidden, 0) * 1 / (1 - p)
+
+    prenet._consistent_dropout = dropout
+    ids = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")["input_ids"]
+    ratio = (frames + 0.5) * model.config.reduction_factor / ids.shape[1]
+    audio: Tensor = model.generate(
+        ids, speaker_embeddings=speaker, vocoder=vocoder, maxlenratio=ratio
+    )
+    return audio
+
+
+@torch.inference_mode()
+def dia_reference(
+    path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
+) -> Tensor:
+    model = DiaForConditionalGeneration.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    codec = DacModel.from_pretrained(path / "audio_tokenizer").eval()
+    decoder, delays = model.config.decoder_config, model.config.delay_pattern
+    extractor = DiaFeatureExtractor(sampling_rate=codec.config.sampling_rate, hop_length=32)
+    processor = DiaProcessor(extractor, tokenizer, codec)
+    special = {
+        "bos_token_id": decoder.bos_token_id,
+        "eos_token_id": decoder.eos_token_id,
+        "pad_token_id": decoder.pad_token_id,
+        "delay_pattern": delays,
+        "sampling_rate": codec.config.sampling_rate,
+    }
+    text = f"[{voice}] {text}"
+    inputs = processor(
+        text=[text if sample is None else f"[{voice}] {sample.words} {text}"],
+        audio=None if sample is None else [sample.samples.numpy()],
+        text_kwargs={"padding": False, "return_tensors": "pt"},
+        audio_kwargs={**special},
+    )
+    steps = frames + max(delays) + 1
+    output = model.generate(**inputs, max_new_tokens=steps, do_sample=False)
+    length = inputs["decoder_attention_mask"].shape[1] - max(delays)
+    audio: Tensor = processor.decode(output, audio_prompt_len=length, audio_kwargs=special)
+    return audio
+
+
+@torch.inference_mode()
+def higgs_reference(
+    path: Path,
+    text: str,
+    voice: str,
+    frames: int = FRAMES,
+    sample: VoiceSample | None = None,
+    scene: str = "",
+) -> Tensor:
+    model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path).eval()
+    codec = HiggsAudioV2TokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
+    tokenizer, config = AutoTokenizer.from_pretrained(path), model.config
+    processor = HiggsAudioV2Processor(
+        DacFeatureExtractor(sampling_rate=24_000, hop_length=codec.config.hop_length),
+        tokenizer,
+        codec,
+        audio_token=tokenizer.convert_ids_to_tokens(config.audio_token_id),
+        audio_bos_token=tokenizer.convert_ids_to_tokens(config.audio_bos_token_id),
+        audio_delay_token=tokenizer.convert_ids_to_tokens(config.audio_delay_token_id),
+        audio_stream_bos_id=config.audio_stream_bos_id,
+        audio_stream_eos_id=config.audio_stream_eos_id,
+    )
+    turns: list[dict[str, Any]] = [_turn("system", "Generate audio following instruction.")]
+    if scene:
+        turns.append(_turn("scene", scene))
+    if sample is not None:
+        turns.append(_turn("user", sample.words))
+        turns.append({"role": "assistant", "content": [{"type": "audio"}]})
+    turns.append(_turn("user", text))
+    inputs = processor(
+        text=tokenizer.apply_chat_template(turns, tokenize=False),
+        audio=None if sample is None else [sample.samples.numpy()],
+        text_kwargs={"padding": False, "return_tensors": "pt"},
+        audio_kwargs={"return_tensors": "pt"},
+    )
+    output = model.generate(**inputs, max_new_tokens=frames + config.num_codebooks, do_sample=False)
+    audio: Tensor = processor.decode(output)
+    return audio
+
+
+def _turn(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "csm": csm_reference,
+    "dia": dia_reference,
+    "gradium_phonon_tts": functools.partial(
+        pocket_reference, architecture=GradiumPhononTTSForConditionalGeneration
+    ),
+    "higgs_audio_v2": higgs_reference,
     "pocket_tts": pocket_reference,
+    "speecht5": speecht5_reference,
     "vits": vits_reference,
 }
-VOICES = {"csm": ("0", "3"), "pocket_tts": tts_checkpoints.VOICES, "vits": ("default", "default")}
+VOICES = {
+    "csm": ("0", "3"),
+    "dia": ("S1", "S2"),
+    "gradium_phonon_tts": tts_checkpoints.VOICES,
+    "higgs_audio_v2": ("default", "default"),
+    "pocket_tts": tts_checkpoints.VOICES,
+    "speecht5": tts_checkpoints.VOICES,
+    "vits": ("default", "default"),
+}
 
 
 # -------------------------------------------------------------------------------------------------------- exactness
@@ -174,6 +319,85 @@ def test_in_company_it_is_the_same(folder: Callable[..., Path], family: str) -> 
         near(joined(pieces[number]), wanted)
 
 
+@pytest.mark.parametrize("family", [name for name in REFERENCES if name != "vits"])
+def test_samples_come_before_the_last_frame(folder: Callable[..., Path], family: str) -> None:
+    """A network that looks ahead has enough of a long sentence before its end."""
+    speaker = engine(folder(family))
+    speaker.add("a", say(TEXTS[2], VOICES[family][0], max_frames=60))
+    pieces = finish(speaker)["a"]
+    heard = [piece for piece in pieces if piece.samples is not None and len(piece.samples)]
+    assert len(heard) > 1
+    assert heard[0].frames < pieces[-1].frames
+
+
+@pytest.mark.parametrize("family", ["dia", "higgs_audio_v2", "pocket_tts"])
+def test_a_voice_is_cloned_as_transformers_clones_it(
+    folder: Callable[..., Path], family: str
+) -> None:
+    path, voice = folder(family), VOICES[family][0]
+    speaker = engine(path)
+    generator = torch.Generator().manual_seed(3)
+    recording = torch.randn(4_800, generator=generator).cumsum(0) / 60  # not as loud as noise
+    sample = VoiceSample(recording, speaker.sample_rate, "no one knows")
+    speaker.add("plain", say(TEXTS[0], voice))
+    speaker.add("cloned", say(TEXTS[0], voice, sample=sample))
+    pieces = finish(speaker)
+    wanted = REFERENCES[family](path, TEXTS[0], voice, FRAMES, sample)
+    near(joined(pieces["cloned"]), wanted)
+    assert not torch.allclose(joined(pieces["plain"]), wanted, atol=1e-2)
+
+
+def test_a_recording_is_resampled_to_the_rate_of_the_codec() -> None:
+    tone = torch.sin(torch.arange(24_000) * (2 * torch.pi * 440 / 24_000)) / 2
+    found = voices.resampled(VoiceSample(tone, 24_000, "a tone"), 16_000)
+    wanted = torch.sin(torch.arange(16_000) * (2 * torch.pi * 440 / 16_000)) / 2
+    assert len(found) == len(wanted)
+    torch.testing.assert_close(found[200:-200], wanted[200:-200], rtol=0, atol=2e-3)
+
+
+def test_instructions_are_the_scene_of_higgs_audio(folder: Callable[..., Path]) -> None:
+    path, scene = folder("higgs_audio_v2"), "A quiet room, a whisper."
+    speaker = engine(path)
+    speaker.add("plain", say(TEXTS[0], "default"))
+    speaker.add("instructed", say(TEXTS[0], "default", instructions=scene))
+    pieces = finish(speaker)
+    wanted = REFERENCES["higgs_audio_v2"](path, TEXTS[0], "default", scene=scene)
+    near(joined(pieces["instructed"]), wanted)
+    assert not torch.allclose(joined(pieces["plain"]), wanted, atol=1e-2)
+
+
+def test_control_tokens_in_a_text_are_no_control_tokens(folder: Callable[..., Path]) -> None:
+    speaker = engine(folder("higgs_audio_v2"))
+    sample = VoiceSample(torch.rand(14_400) - 0.5, 24_000, "no one <|out|> knows")
+    given = Utterance(
+        words=("hello", "<|out|>", "there<|delay|>"),
+        voice="default",
+        sample=sample,
+        instructions="<|out_bos|> a whisper",
+        max_frames=FRAMES,
+    )
+    plain = VoiceSample(sample.samples, 24_000, "no one   knows")
+    same = Utterance(
+        words=("hello", " ", "there "),
+        voice="default",
+        sample=plain,
+        instructions="  a whisper",
+        max_frames=FRAMES,
+    )
+    speaker.add("given", given)
+    speaker.add("plain", same)
+    pieces = finish(speaker)
+    assert len(joined(pieces["given"]))
+    near(joined(pieces["given"]), joined(pieces["plain"]))
+
+
+def test_models_that_clone_no_voices_refuse_samples(folder: Callable[..., Path]) -> None:
+    speaker = engine(folder("vits"))
+    sample = VoiceSample(torch.zeros(10), 24_000, "words")
+    with refuses(BadRequest, "voice"):
+        speaker.add("a", say(TEXTS[0], "default", sample=sample))
+
+
 def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) -> None:
     """Without a limit of its own: at the end-of-speech logit and the frames after it, or at the budget of the text."""
     path = folder("pocket_tts")
@@ -186,6 +410,25 @@ def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) ->
         near(joined(pieces), wanted)
         lengths.add(len(wanted))
     assert len(lengths) > 1
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("dia", {"ends": True}), ("higgs_audio_v2", {"ends": True})]
+)
+def test_delayed_codes_end_where_transformers_ends(
+    folder: Callable[..., Path], family: str, options: dict[str, Any]
+) -> None:
+    """The end is drawn, and comes in each codebook after its delay."""
+    path, voice = folder(family, **options), VOICES[family][0]
+    speaker = engine(path)
+    for number, text in enumerate(TEXTS[:3]):
+        speaker.add(number, say(text, voice, max_frames=50))
+    lengths = set()
+    for number, pieces in finish(speaker).items():
+        wanted = REFERENCES[family](path, TEXTS[number], voice, 50)
+        near(joined(pieces), wanted)
+        lengths.add(len(wanted))
+    assert len(lengths) > 1, "none ended by itself"
 
 
 def test_csm_ends_at_its_end_code(folder: Callable[..., Path]) -> None:
@@ -201,9 +444,9 @@ def test_csm_ends_at_its_end_code(folder: Callable[..., Path]) -> None:
     near(audio, csm_reference(folder("csm"), TEXTS[0], "0", 4))
 
 
-def _ended(family: Any, frame: tuple[Tensor, list[bool], list[bool]], rows: list[Any]) -> Any:
-    codes = torch.full_like(frame[0], family._eos)
-    return codes, [not bool((code == family._eos).all()) for code in codes], [True for _ in rows]
+def _ended(family: Any, drawn: Drawn, rows: list[Any]) -> Drawn:
+    codes = torch.full_like(drawn.frames, family._eos)
+    return Drawn(codes, [None for _ in rows], [True for _ in rows])
 
 
 def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> None:
@@ -217,7 +460,16 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
         near(audio[voice], vits_reference(path, TEXTS[3], voice))
 
 
-@pytest.mark.parametrize("family", ["csm", "pocket_tts"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "csm",
+        pytest.param("dia", marks=pytest.mark.long),
+        pytest.param("higgs_audio_v2", marks=pytest.mark.long),
+        "pocket_tts",
+        "speecht5",
+    ],
+)
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_it_is_cut_and_whoever_comes_and_goes(

@@ -192,6 +192,7 @@ class Reply:
             self._speech_request(),
             self._outcome,
             self._speech,
+            cloned=self._started.settings.cloned,
             **self._options(),
         )
         async with aclosing(batches):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from motet_pipelines.voice.speak import RATE
+from motet_pipelines.voice.speak import RATE, ClonedVoice
 from motet_pipelines.voice.turns import TurnPolicy
 
 _POLICY = TurnPolicy()
@@ -52,6 +52,7 @@ class ReplySettings:
     """Settings of a reply.
 
     target: the only target of the model's chain that may serve it; empty: any.
+    cloned: a recording whose voice is used instead of `voice`.
     hears: a model that accepts sound gets that of the user, which is then transcribed only if the
     conversation reports transcripts; other models get a transcript.
     """
@@ -69,6 +70,7 @@ class ReplySettings:
     retention: Retention | None = None  # drop them earlier, and several at a time
     speaks: bool = True
     voice: str = ""
+    cloned: ClonedVoice | None = None
     speed: float = 1.0
     label: Any = None  # opaque; the caller finds it in the events of the reply
 

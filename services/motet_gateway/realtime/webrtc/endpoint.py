@@ -54,7 +54,7 @@ async def create_call(service: GatewayContext, http: Exchange) -> None:
     # aiortc is loaded for the first call: that takes a second, and most gateways never need it.
     made = await asyncio.to_thread(importlib.import_module, f"{__package__}.call")
     _check_calls(service)
-    prepared = _prepared(service, http, caller, query.model, session)
+    prepared = await _prepared(service, http, caller, query.model, session)
     call: Call = made.Call(service, caller, prepared, http.scope)
     service.calls[call.id] = call
     with _opening(caller.secret):
@@ -105,7 +105,7 @@ def _text(data: bytes) -> str:
         raise BadRequest("`sdp` and `session` are UTF-8", param="sdp") from None
 
 
-def _prepared(
+async def _prepared(
     service: GatewayContext, http: Exchange, caller: Caller, model: str, session: str | None
 ) -> PreparedSession:
     """Return the session of the call: the secret's, or that of the form."""
@@ -122,7 +122,7 @@ def _prepared(
             patch = _decoder.decode(session, http.hints("realtime"))
         except BadRequest as error:
             raise as_refusal(error, session) from None
-    return prepare_session(service, patch, model)
+    return await prepare_session(service, http.tenant.owner, patch, model)
 
 
 def _check_calls(service: GatewayContext) -> None:

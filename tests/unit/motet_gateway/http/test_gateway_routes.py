@@ -64,6 +64,8 @@ EXPECTED = {
     ("POST", "/v1/audio/translations"): TENANT,
     ("POST", "/v1/audio/speech"): TENANT,
     ("GET", "/v1/audio/voices"): TENANT,
+    ("POST", "/v1/audio/voices"): TENANT,
+    ("DELETE", "/v1/audio/voices/{voice_id}"): TENANT,
     ("POST", "/v1/images/generations"): TENANT,
     ("POST", "/v1/images/edits"): TENANT,
     ("POST", "/v1/images/jobs"): TENANT,

@@ -37,7 +37,7 @@ export const listModels = (key) => list("v1/models", key);
 // Returns the voices of the speech synthesis model; none without one.
 export async function listVoices(key) {
   const voices = await list("v1/audio/voices", key);
-  return voices.filter((voice) => voice.model === voices[0].model).map((voice) => voice.id);
+  return voices.filter((voice) => voice.model && voice.model === voices[0].model).map((voice) => voice.id);
 }
 
 const metrics = async (path, key) => (await request(`metrics/${path}`, { headers: headers(key) })).json();

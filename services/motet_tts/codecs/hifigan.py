@@ -1,6 +1,7 @@
-"""Run VITS's vocoder on a GPU: one launch per convolution, with activation and residual fused.
+"""Run HiFi-GAN on a GPU (VITS, SpeechT5): one launch per convolution, all else fused into it.
 
-Source of the network: HiFi-GAN (Kong et al. 2020), as transformers' `VitsHifiGan` holds it.
+Source of the network: HiFi-GAN (Kong et al. 2020), as transformers' `VitsHifiGan` and
+`SpeechT5HifiGan` hold it.
 
 Shapes: B sentences, T frames, N steps, F latent dimensions, C channels.
 """

@@ -1,4 +1,4 @@
-"""Define a codec's streaming decoder: frames in, samples out, in chunks of any size.
+"""Define a codec's streaming decoder (frames in, samples out, in chunks of any size); find codecs.
 
 Chunks join without clicks. A decoder's memory of a sequence is its `State`; several sequences are
 decoded as one batch.
@@ -6,13 +6,16 @@ decoded as one batch.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from motet_kernels.runtime.device import Download
+from motet_shared.errors import ConfigError
 
 State = Any  # opaque: private to each codec
 
@@ -49,3 +52,25 @@ def on_host(chunks: list[Tensor]) -> list[Tensor]:
     if not any(chunk.is_cuda for chunk in chunks):
         return chunks
     return list(Download(torch.cat(chunks)).wait().split([len(chunk) for chunk in chunks]))
+
+
+def processor_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a checkpoint's processor; none without the file."""
+    path = folder / "processor_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def codec_folder(folder: Path) -> str:
+    """Return where a checkpoint's codec is: in its folder, or where its processor's settings say.
+
+    Raises ConfigError if there is none.
+    """
+    if (folder / "audio_tokenizer" / "config.json").is_file():
+        return str(folder / "audio_tokenizer")
+    settings = processor_settings(folder).get("audio_tokenizer") or {}
+    if named := settings.get("audio_tokenizer_name_or_path"):
+        return str(folder / named if (folder / named).is_dir() else named)
+    raise ConfigError(
+        f"model={str(folder)!r}: no audio_tokenizer folder in it, and none named by processor_config.json"
+    )

@@ -1,0 +1,1 @@
+"""Turn codes, latents and spectra into samples as a stream: Mimi, DAC, HiFi-GAN."""

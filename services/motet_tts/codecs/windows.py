@@ -1,0 +1,112 @@
+"""Decode a convolutional network that looks ahead as a stream: windows with context on both sides.
+
+A sample depends on a bounded number of frames on either side of its own. A window that has them
+equals that part of the whole; where the sequence begins or ends, so does the window.
+
+Shapes: B sequences, N frames of a window, … a frame's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .codec import Codec
+
+
+@dataclass(slots=True)
+class Window:
+    """Hold the frames `[N, …]` of a sequence that are still needed; samples of `due` on are due."""
+
+    frames: Tensor | None = None
+    due: int = 0
+
+
+class WindowCodec(Codec):
+    """Decode with `network`, which maps frames `[B, N, …]` to samples `[B, N * frame_samples]`.
+
+    reach: frames on each side that a sample depends on, at most.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[Tensor], Tensor],
+        *,
+        sample_rate: int,
+        frame_samples: int,
+        reach: int,
+    ):
+        self.sample_rate, self.frame_samples = sample_rate, frame_samples
+        self._network = network
+        self._reach = reach
+
+    def begin(self) -> Window:
+        return Window()
+
+    def decode(self, states: list[Window], frames_BN: Tensor) -> list[Tensor]:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (window, frames) in enumerate(zip(states, frames_BN, strict=True)):
+            known = window.frames
+            window.frames = frames if known is None else torch.cat([known, frames])
+            groups.setdefault((window.due, len(window.frames)), []).append(row)
+        samples = [torch.zeros(0, device=frames_BN.device)] * len(states)
+        for (due, count), rows in groups.items():
+            if count - self._reach <= due:
+                continue
+            windows = [states[row] for row in rows]
+            decoded = self._decode(windows, due, count - self._reach)
+            for row, window, part in zip(rows, windows, decoded, strict=True):
+                samples[row] = part
+                self._advance(window, count - self._reach)
+        return samples
+
+    def finish(self, state: Window) -> Tensor | None:
+        if state.frames is None or state.due == len(state.frames):
+            return None
+        return self._decode([state], state.due, len(state.frames))[0]
+
+    def _decode(self, windows: list[Window], begin: int, end: int) -> list[Tensor]:
+        frames_BN = torch.stack([window.frames for window in windows if window.frames is not None])
+        size = self.frame_samples
+        return list(self._network(frames_BN).float()[:, begin * size : end * size])
+
+    def _advance(self, window: Window, due: int) -> None:
+        """Drop the frames that no further sample depends on."""
+        assert window.frames is not None
+        first = max(0, due - self._reach)
+        window.frames, window.due = window.frames[first:], due - first
+
+
+def reach_of(layers: Iterable[nn.Module]) -> int:
+    """Return the reach, in frames, of convolutions in the order in which they are applied."""
+    reach = 0
+    for conv in reversed([layer for layer in layers if isinstance(layer, _CONVOLUTIONS)]):
+        width = (conv.kernel_size[0] - 1) * conv.dilation[0] + 1
+        if isinstance(conv, nn.ConvTranspose1d):
+            reach = -(-(reach + width) // conv.stride[0])
+        else:
+            reach += width // 2
+    return reach
+
+
+def hifigan_reach(config: Any) -> int:
+    """Return the reach, in frames, of a HiFi-GAN, whose residual blocks are parallel."""
+    reach = 3  # the last convolution, of width 7
+    widest = max(
+        sum((width - 1) * dilation // 2 + (width - 1) // 2 for dilation in dilations)
+        for width, dilations in zip(
+            config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+        )
+    )
+    for rate, width in reversed(
+        list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
+    ):
+        reach = -(-(reach + widest + width) // rate)
+    return reach + 3  # the first convolution
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d)
