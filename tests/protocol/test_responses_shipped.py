@@ -149,6 +149,23 @@ async def test_a_custom_tool_has_its_pattern(client: openai.AsyncOpenAI) -> None
     assert call.input[3] == "-"
 
 
+async def test_a_file_of_the_client_is_read(client: openai.AsyncOpenAI) -> None:
+    text = "What is two plus two?"
+    file = await client.files.create(file=("sums.txt", text.encode()), purpose="user_data")
+    options: Any = {"model": CHAT, "temperature": 0, "max_output_tokens": 20}
+    part: Any = {"type": "input_file", "file_id": file.id}
+    made = await client.responses.create(input=[{"role": "user", "content": [part]}], **options)
+    plain = await client.responses.create(input=f"File sums.txt:\n\n{text}", **options)
+    assert made.output_text == plain.output_text
+    assert made.usage is not None
+    assert plain.usage is not None
+    assert made.usage.input_tokens == plain.usage.input_tokens
+    await client.files.delete(file.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(input="And?", previous_response_id=made.id, **options)
+    assert caught.value.param == "previous_response_id.content[0].file_id"
+
+
 class Count(pydantic.BaseModel):
     number: int
     thing: str
