@@ -205,6 +205,25 @@ async def test_a_cancel_stops_the_model(
         await client.responses.retrieve("resp_" + "0" * 48)
 
 
+async def test_a_chat_whose_client_leaves_stops_the_model(
+    client: openai.AsyncOpenAI, stack: tuple[Served, Decode]
+) -> None:
+    _, decode = stack
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "long", "schema": schema}}
+    async with await client.chat.completions.create(
+        model=CHAT,
+        messages=[{"role": "user", "content": "Hello!"}],
+        response_format=shape,
+        stream=True,
+    ) as chunks:
+        async for chunk in chunks:
+            if chunk.choices and chunk.choices[0].delta.content:
+                break
+        assert decode.load()["running"] > 0
+    await until(lambda: decode.load()["running"] == 0)
+
+
 async def until(is_so: Any) -> None:
     async with asyncio.timeout(30):
         while not is_so():  # noqa: ASYNC110
