@@ -211,7 +211,7 @@ async def connected() -> AsyncIterator[tuple[Gateway, CallClient]]:
                 lambda d: d.ready("tokenizer") and d.ready("decode"), LIMIT
             )
             audio = {"input": {"turn_detection": None}}
-            session = {"type": "realtime", "model": MODEL, "audio": audio}
+            session: Any = {"type": "realtime", "model": MODEL, "audio": audio}
             async with calling(Served(gateway).url, KEY, **session) as client:
                 yield gateway, client
 

@@ -12,8 +12,8 @@ from support import ranking_checkpoints
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     folder = tmp_path_factory.mktemp("stack")
     ranker = ranking_checkpoints.cross_encoder(folder / "ranker")  # of random weights
-    models = ("--embed", "pocket-embed", "--draw", "pocket-draw", "--rank", str(ranker))
-    models += ("--store", str(folder / "store"))
+    models = ["--embed", "pocket-embed", "--draw", "pocket-draw", "--rank", str(ranker)]
+    models += ["--store", str(folder / "store")]
     with MotetStack(folder, *models) as stack:
         stack.wait_until_all_ready()
         yield stack
