@@ -70,7 +70,7 @@ async def serving(answers: Answers) -> AsyncIterator[str]:
     async with NatsServer() as nats:
         tokenizer = _Tokenizer(None, await nats.bus("tokenizer"))
         decode = _Decode(None, await nats.bus("decode"))
-        tokenizer.name = decode.name = MODELS["chats"].removesuffix("-FC")
+        tokenizer.name = decode.name = MODELS["chats"]
         tokenizer.reply = answers.reply
         async with running(tokenizer), running(decode), served_gateway(nats) as gateway:
             await gateway.bus.directory.wait_for(
