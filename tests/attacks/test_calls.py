@@ -21,13 +21,13 @@ from motet_gateway.realtime.webrtc.offer import MOST_BYTES, checked_offer
 from motet_gateway.service import Gateway
 from motet_shared.errors import BadRequest
 from motet_shared.testing import NatsServer, running
-from support.call_client import CallClient, calling
-from support.cpu_time import CpuTime
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer
-from support.gateway_client import Http, World, world
-from support.offers import AUDIO, DATA, candidates, offer
-from support.served_gateway import KEY, Served, served_gateway
-from support.tenants_stage import ACME, OTHER, document
+from support.clients.call_client import CallClient, calling
+from support.clients.gateway_client import Http, World, world
+from support.clients.offers import AUDIO, DATA, candidates, offer
+from support.running.cpu_time import CpuTime
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.stages.served_gateway import KEY, Served, served_gateway
+from support.stages.tenants_stage import ACME, OTHER, document
 
 PATH = "/v1/realtime/calls"
 KNOWN, STRANGER = ("10.0.0.1", 4000), ("10.0.0.2", 4000)

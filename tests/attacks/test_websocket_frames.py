@@ -13,8 +13,8 @@ from websockets.frames import Frame, Opcode
 
 from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer
-from support.served_gateway import KEY, served_gateway
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.stages.served_gateway import KEY, served_gateway
 
 LIMIT = 15.0  # seconds until a test that waits for the gateway fails
 NO_TEXT = b'{"type": "\xff\xfe"}'

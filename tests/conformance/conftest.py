@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.stack import MotetStack
-from support import ranking_checkpoints
+from support.checkpoints import ranking_checkpoints
 
 
 @pytest.fixture(scope="package")

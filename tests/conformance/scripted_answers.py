@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_shared.messages import Chat, Complete, Text
-from support.fake_services import tool_call, words
+from support.services.fake_services import tool_call, words
 
 Call = tuple[str, dict[str, Any]]
 

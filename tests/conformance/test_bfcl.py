@@ -22,8 +22,8 @@ from conformance.scripted_answers import Answers
 from conformance.suites import PYTHON
 from motet_shared.messages import ModelCard
 from motet_shared.testing import NatsServer, running
-from support.fake_services import FakeDecode, FakeTokenizer
-from support.served_gateway import KEY, Served, served_gateway
+from support.services.fake_services import FakeDecode, FakeTokenizer
+from support.stages.served_gateway import KEY, Served, served_gateway
 
 pytestmark = [
     pytest.mark.slow,
