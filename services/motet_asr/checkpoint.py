@@ -6,31 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoTokenizer,
-    MoonshineForConditionalGeneration,
-    ParakeetForCTC,
-    WhisperForConditionalGeneration,
-)
+import transformers
+from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from motet_asr.engine.engine import SAMPLE_RATE, Engine
-from motet_asr.engine.slot_engine import SlotEngine
-from motet_asr.models.ctc import CtcEngine, Parakeet
-from motet_asr.models.moonshine import Moonshine
-from motet_asr.models.whisper import Whisper
+from motet_asr.models.registry import RECOGNIZERS
 from motet_kernels.runtime.device import check_float16, find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint
+from motet_models.image_support import HEARING_TYPES
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
 
-_CLASSES: dict[str, Any] = {
-    "whisper": WhisperForConditionalGeneration,
-    "moonshine": MoonshineForConditionalGeneration,
-    "parakeet_ctc": ParakeetForCTC,
+# Types that transformers lists beside recognizers, and what they are.
+_OTHER_TYPES = {
+    "dia": "speaks, and does not hear",
+    "pop2piano": "writes notes for a piano, not words",
+    "speech-encoder-decoder": "joins an encoder and a decoder of any class, whose prompt it does not say",
 }
 # What transformers raises for files that it cannot interpret.
 _UNUSABLE = (
@@ -60,16 +53,19 @@ def load_engine(config: EngineConfig) -> Engine:
         model_config.model_type,
     )
     check_float16("weights", config.weights, device, ConfigError)
-    if kind not in _CLASSES:
+    if (recognizer := RECOGNIZERS.get(kind)) is None:
         raise ConfigError(
-            f"model={config.model!r}: model_type {kind!r} is no speech recognizer; give one of {', '.join(_CLASSES)}"
+            f"model={config.model!r}: model_type {kind!r} {refusal(kind)}; give one of "
+            f"{', '.join(RECOGNIZERS)}"
         )
+    _check_class(config, model_config, recognizer.class_name)
     if config.weights != "auto" and kind != "whisper":
         raise ConfigError(
             f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto"
         )
     disable_progress_bar()
-    model = _load(folder, "the weights", _CLASSES[kind], dtype=dtype, use_safetensors=True)
+    model_class = getattr(transformers, recognizer.class_name)
+    model = _load(folder, "the weights", model_class, dtype=dtype, use_safetensors=True)
     model.eval().requires_grad_(False).to(device)
     extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
     tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
@@ -78,10 +74,25 @@ def load_engine(config: EngineConfig) -> Engine:
             f"model={config.model!r}: its features are computed at {extractor.sampling_rate} Hz; "
             f"give a model for {SAMPLE_RATE} Hz"
         )
-    if kind == "parakeet_ctc":
-        return CtcEngine(config, Parakeet(config, model, extractor, tokenizer))
-    family = {"whisper": Whisper, "moonshine": Moonshine}[kind](config, model, extractor, tokenizer)
-    return SlotEngine(config, family)
+    return recognizer.load(config, model, extractor, tokenizer)
+
+
+def refusal(model_type: str) -> str:
+    """Return why a checkpoint of a type does not load, as the end of a sentence about it."""
+    if model_type in HEARING_TYPES:
+        return "is a chat model that hears: serve it with `motet up --llm`"
+    if model_type in _OTHER_TYPES:
+        return _OTHER_TYPES[model_type]
+    return "is no speech recognizer that loads here"
+
+
+def _check_class(config: EngineConfig, model_config: Any, wanted: str) -> None:
+    """Raise ConfigError if the checkpoint is of another class, such as an encoder without a head."""
+    given = model_config.architectures or [wanted]
+    if not isinstance(given, list) or wanted not in given:
+        raise ConfigError(
+            f"model={config.model!r}: architectures={given!r} writes no text; give a {wanted}"
+        )
 
 
 def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:

@@ -99,7 +99,7 @@ class AsrConfig(ProcessConfig):
     `EngineConfig` documents the engine's own settings.
     """
 
-    model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
+    model: str = setting("folder of the checkpoint to serve, of a kind in docs/recognizers.md")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     device: str = setting(
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"

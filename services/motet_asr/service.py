@@ -19,6 +19,7 @@ from motet_asr.engine.recognizer import Recognizer
 from motet_asr.engine.request import TimedSegment, TranscriptionOptions, Word
 from motet_asr.transcription.audio_memory import AudioMemory
 from motet_asr.transcription.live import LiveTranscription
+from motet_asr.transcription.streaming import StreamedTranscription
 from motet_asr.transcription.transcription import FinalWindow, Transcription
 from motet_asr.transcription.windows import mark_by_level, mark_spans
 from motet_kernels.runtime.device import readings
@@ -97,6 +98,8 @@ class Asr(Actor):
             options, task=request.task, temperature=request.temperature, seed=_seed(request)
         )
         self.recognizer.family.check(options)
+        if request.words:
+            self.recognizer.family.check_words()
         speech = mark_by_level if request.speech is None else mark_spans(request.speech)
         resume = request.resume or TranscriptionResume(window=0, segment=0, skip=0)
         if resume.language:
@@ -126,13 +129,9 @@ class Asr(Actor):
         self.check_served(request.model)
         options = replace(self._options(request.language, request.prompt, True), timestamps=False)
         self.recognizer.family.check(options)
-        live = LiveTranscription(
-            self.recognizer,
-            options,
-            request.sample_rate,
-            self.config.partial_every,
-            self.config.max_audio,
-        )
+        if request.words:
+            self.recognizer.family.check_words()
+        live = self._live(options, request.sample_rate)
 
         def push_partial(stable: str, tail: str) -> None:
             if (
@@ -147,6 +146,15 @@ class Asr(Actor):
             Segment(0, 0, start, end, text, words=_word_times(words) if request.words else [])
         )
         call.finish("stop", Usage())
+
+    def _live(
+        self, options: TranscriptionOptions, rate: int
+    ) -> LiveTranscription | StreamedTranscription:
+        if self.recognizer.family.streams:
+            return StreamedTranscription(self.recognizer, options, rate, self.config.max_audio)
+        return LiveTranscription(
+            self.recognizer, options, rate, self.config.partial_every, self.config.max_audio
+        )
 
     def _options(self, language: str, prompt: str, words: bool) -> TranscriptionOptions:
         code = self.recognizer.family.code(language)

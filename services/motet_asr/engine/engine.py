@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from motet_shared.errors import (
     UnsupportedParameter,
 )
 
+from .audio_stream import AudioStream
 from .request import Key, StepOutput, TimedSegment, TranscriptionOptions, WindowResult
 
 SAMPLE_RATE = 16_000
@@ -34,12 +36,12 @@ Audio = np.ndarray[tuple[int], np.dtype[np.float32]]
 class WaitingWindow:
     """Hold a window that has not been encoded yet.
 
-    features: as prepared by its family.
+    features: as prepared by its family, or a `StreamChunk`.
     """
 
     key: Key
     options: TranscriptionOptions
-    features: Tensor
+    features: Any
     seconds: float
 
 
@@ -64,6 +66,11 @@ class RecognizerFamily(ABC):
     translates: whether task `translate` is supported.
     prompts: whether it can continue from a text given as prompt.
     languages: codes that may be requested; empty: none.
+    detects: whether it finds the language by itself.
+    needs_language: whether it must be told the language.
+    word_times: what times words: "frames" that tokens belong to, or "attention"; empty: nothing
+        does, and times of words are refused.
+    streams: whether live audio is heard chunk by chunk, each once: `open_stream`.
     """
 
     device: torch.device
@@ -73,6 +80,10 @@ class RecognizerFamily(ABC):
     translates = False
     prompts = False
     languages: frozenset[str] = frozenset()
+    detects = False
+    needs_language = False
+    word_times = ""
+    streams = False
 
     @abstractmethod
     def features(self, audio: Audio) -> Tensor:
@@ -91,9 +102,23 @@ class RecognizerFamily(ABC):
     def text_of(self, tokens: list[int]) -> str:
         """Return the text of tokens of a segment, without special ones. Thread-safe."""
 
+    def open_stream(self) -> AudioStream:
+        """Begin a live stream. Raises InternalError if the model does not stream."""
+        raise InternalError(f"{type(self).__name__} hears windows only")
+
     def describe(self) -> dict[str, str]:
         """Return what was chosen when the model was loaded, such as dtype and device."""
         return {"dtype": dtype_name(self.dtype), **describe(self.device)}
+
+    def check_words(self) -> None:
+        """Raise UnsupportedParameter if nothing times the words of this model."""
+        if not self.word_times:
+            raise UnsupportedParameter(
+                "timestamp_granularities: this model does not say when words are spoken, which "
+                "`diarized_json` needs too; leave `word` out, or choose a model with word times "
+                "(docs/recognizers.md)",
+                param="timestamp_granularities",
+            )
 
     def code(self, language: str) -> str:
         """Return the code of a language given by code or name; unchanged if it is neither."""
@@ -107,12 +132,18 @@ class RecognizerFamily(ABC):
         """Raise BadRequest or UnsupportedParameter for options that the model does not support."""
         if options.task == "translate" and not self.translates:
             raise BadRequest(
-                "task: 'translate' needs a multilingual Whisper; leave it out, or choose such a model",
+                "task: 'translate' needs a model that translates; leave it out, or choose one (docs/recognizers.md)",
                 param="task",
             )
         if options.prompt.strip() and not self.prompts:
             raise UnsupportedParameter(
                 "`prompt`: this model cannot continue a given text; leave it out", param="prompt"
+            )
+        if self.needs_language and not options.language:
+            known = ", ".join(sorted(self.languages))
+            raise BadRequest(
+                f"language: this model does not detect what is spoken; give one of {known}",
+                param="language",
             )
         if options.language and self.languages and options.language not in self.languages:
             known = ", ".join(sorted(self.languages))
@@ -123,7 +154,12 @@ class RecognizerFamily(ABC):
 
 
 class Engine(ABC):
-    """Queue windows and collect outputs; base class of the engines."""
+    """Queue windows and collect outputs; base class of the engines.
+
+    decoding: how tokens are found, in a word for people.
+    """
+
+    decoding: str
 
     def __init__(self, config: EngineConfig, family: RecognizerFamily):
         self.config = config
@@ -143,9 +179,7 @@ class Engine(ABC):
         with torch.inference_mode():
             return self.family.features(audio)
 
-    def add(
-        self, key: Key, features: Tensor, seconds: float, options: TranscriptionOptions
-    ) -> None:
+    def add(self, key: Key, features: Any, seconds: float, options: TranscriptionOptions) -> None:
         """Queue a window. Raises BadRequest, or Overloaded when the queue is full."""
         self.family.check(options)
         if self.holds(key):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from motet_shared.process.engine_thread import Pending
 
@@ -38,9 +39,15 @@ class Recognizer:
         """
         seconds = len(audio) / SAMPLE_RATE
         features = await asyncio.to_thread(self.thread.engine.prepare, audio)
-        submit = partial(self.thread.submit, features=features, seconds=seconds, options=options)
-        result = await self._pending.result(submit, self.thread.cancel)
+        result = await self.submit(features, seconds, options)
         return result, await asyncio.to_thread(self.family.segments, result, seconds, options.words)
+
+    async def submit(
+        self, features: Any, seconds: float, options: TranscriptionOptions
+    ) -> WindowResult:
+        """Return the result of prepared features, or of a `StreamChunk`; else as `transcribe`."""
+        submit = partial(self.thread.submit, features=features, seconds=seconds, options=options)
+        return await self._pending.result(submit, self.thread.cancel)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         for output in outputs:

@@ -46,6 +46,7 @@ class Pass:
     skipped: whether the pass was dropped as silence.
     attention_NTF: of the alignment heads, by token and encoder frame, if words were requested; the
         last token has none if the pass ended with it.
+    spans: first frame and end frame of each token, where tokens belong to frames of the encoder.
     """
 
     tokens: list[int]
@@ -57,6 +58,7 @@ class Pass:
     skipped: bool = False
     attention_NTF: torch.Tensor | None = None
     logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -112,6 +112,7 @@ class SlotFamily(RecognizerFamily):
 class SlotEngine(Engine):
     """Decode runs in slots; `runs[i]` occupies row i of `slots`."""
 
+    decoding = "encoder-decoder"
     family: SlotFamily
 
     def __init__(self, config: EngineConfig, family: SlotFamily):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-
-from torch import Tensor
+from typing import Any
 
 from motet_shared.errors import MotetError
 from motet_shared.process import engine_thread
@@ -19,7 +18,7 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
     name = "motet-asr"
 
     def submit(
-        self, key: Key, features: Tensor, seconds: float, options: TranscriptionOptions
+        self, key: Key, features: Any, seconds: float, options: TranscriptionOptions
     ) -> None:
         """Call `Engine.add` on the engine's thread; a refusal arrives as `StepOutput.error`."""
         self._submit(key, partial(self.engine.add, key, features, seconds, options))

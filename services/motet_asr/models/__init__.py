@@ -1,1 +1,1 @@
-"""Load and run recognizers: Whisper, Moonshine and Parakeet-CTC on our kernels."""
+"""Load and run recognizers: one family of models each, and the list of what loads."""

@@ -1,12 +1,15 @@
-"""Run Parakeet-CTC checkpoints: one encoder pass yields every token and its frame.
+"""Run models with a CTC head: one encoder pass yields every token and its frame.
 
-M mel bins · T feature frames · N output frames · V vocabulary.
+M mel bins · T feature frames or samples · N output frames · V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,95 +18,152 @@ from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import SAMPLE_RATE, Audio, Engine, RecognizerFamily
-from motet_asr.engine.request import Pass, TimedSegment, WindowResult, Word
+from motet_asr.engine.request import Pass, TimedSegment, WindowResult
 from motet_kernels.runtime.device import Download
 from motet_kernels.spans import upload
 
-from .rules import text_compression
+from .timed_tokens import TimedToken, spell, timed_segments
 
 _WINDOW = 30.0  # seconds, unless the settings say otherwise
 _MIN_SAMPLES = SAMPLE_RATE // 10  # samples; features are normalized over time and need some
-_SEGMENT_PAUSE = 0.8  # seconds without a token that separate two segments
 
 
-class Parakeet(RecognizerFamily):
-    """Transcribe with a `ParakeetForCTC`, its feature extractor and its tokenizer."""
+@dataclass(frozen=True, slots=True)
+class CtcModel:
+    """Describe how a kind of CTC model reads its features.
 
-    def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
+    frame: seconds of an output frame, from the model's config and its feature extractor.
+    count: the method that maps input lengths to numbers of output frames.
+    padded: whether windows of different lengths can be padded to one batch, from the config; a
+        model that normalizes over the whole window cannot.
+    """
+
+    frame: Callable[[Any, Any], float]
+    count: str
+    padded: Callable[[Any], bool]
+
+
+def _samples(config: Any, extractor: Any) -> float:
+    strides = [*config.conv_stride, *_adapter(config)]
+    return float(prod(strides)) / SAMPLE_RATE
+
+
+def _adapter(config: Any) -> list[int]:
+    """Return the strides of the adapter behind an encoder, if it has one."""
+    if not getattr(config, "add_adapter", False):
+        return []
+    return [config.adapter_stride] * config.num_adapter_layers
+
+
+# Convolutions over samples, with layer norms where windows may be padded, else one group norm.
+WAVEFORM = CtcModel(
+    _samples,
+    "_get_feat_extract_output_lengths",
+    lambda config: getattr(config, "feat_extract_norm", "layer") == "layer",
+)
+# Those whose convolutions behind the mask read into the padding.
+UNPADDED = replace(WAVEFORM, padded=lambda config: False)
+# Subsampled filter banks.
+SPECTRUM = CtcModel(
+    lambda config, extractor: (
+        config.encoder_config.subsampling_factor * extractor.hop_length / SAMPLE_RATE
+    ),
+    "_get_subsampling_output_length",
+    lambda config: True,
+)
+LASR = CtcModel(
+    lambda config, extractor: (
+        config.encoder_config.subsampling_conv_stride**2 * extractor.hop_length / SAMPLE_RATE
+    ),
+    "_get_subsampling_output_length",
+    lambda config: True,
+)
+GRANITE = CtcModel(
+    lambda config, extractor: (
+        extractor.frame_stacking
+        * 2 ** len(config.encoder_config.subsample_layers)
+        * extractor.hop_length
+        / SAMPLE_RATE
+    ),
+    "_get_subsampling_output_length",
+    lambda config: True,
+)
+# Pairs of 10 ms of filter banks.
+STACKED = CtcModel(
+    lambda config, extractor: 0.01 * extractor.stride * prod(_adapter(config)),
+    "_get_feat_extract_output_lengths",
+    lambda config: not config.add_adapter,
+)
+
+
+class Ctc(RecognizerFamily):
+    """Transcribe with a model with a CTC head, its feature extractor and its tokenizer."""
+
+    word_times = "frames"
+
+    def __init__(
+        self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any, kind: CtcModel
+    ):
         self._model, self._extractor, self._tokenizer = model, extractor, tokenizer
         self.window = config.window or _WINDOW
         self.vocab = model.config.vocab_size
         self._blank: int = model.config.pad_token_id
         self.device, self.dtype = model.device, model.dtype
-        self.frame = (
-            model.config.encoder_config.subsampling_factor * extractor.hop_length / SAMPLE_RATE
-        )
+        self.frame = kind.frame(model.config, extractor)
+        self._count = getattr(model, kind.count)
+        self._padded = kind.padded(model.config)
+        self._input = model.main_input_name
+        self._spelling = functools.partial(spell, tokenizer)
 
     def features(self, audio: Audio) -> Tensor:
-        """Return features [T, M], of which the last frame is padding."""
+        """Return features [T, M], or samples [T], without padding."""
         audio = np.pad(audio, (0, max(0, _MIN_SAMPLES - len(audio))))
-        features: Tensor = self._extractor(
-            audio, sampling_rate=SAMPLE_RATE, return_tensors="pt"
-        ).input_features[0]
-        return features
+        batch = self._extractor(audio, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+        features: Tensor = batch[self._input][0]
+        mask = batch.get("attention_mask")
+        return features if mask is None else features[: int(mask.sum())]
 
     def transcribe(self, batch: list[Tensor]) -> list[WindowResult]:
         """Return the likeliest token of every frame, repeats and blanks included."""
-        lengths = torch.tensor([len(features) - 1 for features in batch])
-        padded = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
-        mask = torch.arange(padded.shape[1]) < lengths[:, None]
-        features, mask = upload(padded.to(self.dtype), self.device), upload(mask, self.device)
-        logits_BNV = self._model(input_features=features, attention_mask=mask).logits.float()
-        counts = self._model._get_subsampling_output_length(lengths).tolist()
+        if self._padded:
+            return self._transcribe(batch)
+        results: dict[int, WindowResult] = {}
+        ordered = sorted(range(len(batch)), key=lambda index: len(batch[index]))
+        for _, group in groupby(ordered, key=lambda index: len(batch[index])):
+            indices = list(group)
+            found = self._transcribe([batch[index] for index in indices])
+            results |= zip(indices, found, strict=True)
+        return [results[index] for index in range(len(batch))]
+
+    def _transcribe(self, batch: list[Tensor]) -> list[WindowResult]:
+        lengths = torch.tensor([len(features) for features in batch])
+        inputs = {self._input: torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)}
+        inputs[self._input] = upload(inputs[self._input].to(self.dtype), self.device)
+        if self._padded:
+            mask = torch.arange(inputs[self._input].shape[1]) < lengths[:, None]
+            inputs["attention_mask"] = upload(mask, self.device)
+        logits_BNV = self._model(**inputs).logits.float()
+        counts = self._count(lengths).tolist()
         values, indices = (Download(part) for part in logits_BNV.log_softmax(dim=-1).max(dim=-1))
-        result = []
-        for tokens_N, logprobs_N, count in zip(indices.wait(), values.wait(), counts, strict=True):
-            tokens = tokens_N[:count].tolist()
-            result.append(
-                WindowResult(
-                    [
-                        Pass(
-                            tokens=tokens,
-                            avg_logprob=float(logprobs_N[:count].mean()),
-                            logprobs=logprobs_N[:count].tolist(),
-                        )
-                    ]
-                )
+        return [
+            _result(tokens_N[:count], logprobs_N[:count])
+            for tokens_N, logprobs_N, count in zip(
+                indices.wait(), values.wait(), counts, strict=True
             )
-        return result
+        ]
 
     def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
         """Split the tokens into segments at pauses in speech."""
         [window_pass] = result.passes
-        segments: list[TimedSegment] = []
-        for timed in _split(self._token_times(window_pass, seconds)):
-            tokens = [one.token for one in timed]
-            text = self.text_of(tokens)
-            if text.strip():
-                text = " " + text.strip()
-                timed_words = self._words(timed) if words else []
-                start, end = timed[0].start, timed[-1].end
-                segments.append(
-                    TimedSegment(
-                        text,
-                        start,
-                        end,
-                        tokens,
-                        timed_words,
-                        window_pass.avg_logprob,
-                        0.0,
-                        0.0,
-                        text_compression(text),
-                        [one.logprob for one in timed],
-                    )
-                )
-        return segments
+        timed = self._token_times(window_pass, seconds)
+        spelling = self._spelling if words else None
+        return timed_segments(timed, window_pass.avg_logprob, self.text_of, spelling)
 
     def text_of(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, group_tokens=False, skip_special_tokens=True)
         return text
 
-    def _token_times(self, frames: Pass, seconds: float) -> list[_TimedToken]:
+    def _token_times(self, frames: Pass, seconds: float) -> list[TimedToken]:
         """Return the tokens without repeats and blanks, with their times in seconds.
 
         The log-probability of a token is that of its most certain frame.
@@ -113,51 +173,26 @@ class Parakeet(RecognizerFamily):
             count = len(list(group))
             if token != self._blank:
                 best = max(frames.logprobs[index : index + count])
-                start, end = index * self.frame, min((index + count) * self.frame, seconds)
-                token_times.append(_TimedToken(token, start, end, best))
+                start = min(index * self.frame, seconds)
+                end = min((index + count) * self.frame, seconds)
+                token_times.append(TimedToken(token, start, end, best))
             index += count
         return token_times
 
-    def _words(self, tokens: list[_TimedToken]) -> list[Word]:
-        """Group tokens into words; a token that starts with a space begins a word."""
-        words: list[Word] = []
-        for one in tokens:
-            spelling = self._tokenizer.convert_ids_to_tokens(one.token)
-            text = spelling.replace("▁", " ")
-            if words and not text.startswith(" "):
-                words[-1] = Word(words[-1].text + text, words[-1].start, one.end)
-            else:
-                text = text if text.startswith(" ") else " " + text
-                words.append(Word(text, one.start, one.end))
-        return [word for word in words if word.text.strip()]
 
-
-@dataclass(frozen=True, slots=True)
-class _TimedToken:
-    """A token with its times in seconds."""
-
-    token: int
-    start: float
-    end: float
-    logprob: float
-
-
-def _split(token_times: list[_TimedToken]) -> list[list[_TimedToken]]:
-    runs: list[list[_TimedToken]] = []
-    for entry in token_times:
-        if runs and entry.start - runs[-1][-1].end < _SEGMENT_PAUSE:
-            runs[-1].append(entry)
-        else:
-            runs.append([entry])
-    return runs
+def _result(tokens_N: Tensor, logprobs_N: Tensor) -> WindowResult:
+    logprobs = logprobs_N.tolist()
+    mean = sum(logprobs) / max(len(logprobs), 1)
+    return WindowResult([Pass(tokens=tokens_N.tolist(), avg_logprob=mean, logprobs=logprobs)])
 
 
 class CtcEngine(Engine):
     """Transcribe one whole batch of windows per step."""
 
-    family: Parakeet
+    decoding = "CTC"
+    family: Ctc
 
-    def __init__(self, config: EngineConfig, family: Parakeet):
+    def __init__(self, config: EngineConfig, family: Ctc):
         super().__init__(config, family)
 
     def _step(self) -> None:
@@ -165,11 +200,8 @@ class CtcEngine(Engine):
         self.counts.batch_size = len(taken)
         if not taken:
             return
-        for waiting, result in zip(
-            taken,
-            self.family.transcribe([window_pass.features for window_pass in taken]),
-            strict=True,
-        ):
+        results = self.family.transcribe([waiting.features for waiting in taken])
+        for waiting, result in zip(taken, results, strict=True):
             self.counts.encoded += 1
             self.counts.audio_seconds += waiting.seconds
             self.counts.tokens += len(result.tokens)

@@ -7,38 +7,32 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import SAMPLE_RATE, Audio
-from motet_asr.engine.request import Pass, TimedSegment, WindowResult
-from motet_asr.engine.slot_engine import PassOutcome, RunningWindow, SlotFamily
-from motet_asr.transcription.align import spread
-from motet_kernels.runtime.device import Download
+from motet_asr.engine.slot_engine import RunningWindow
 from motet_kernels.spans import upload
 
-from .moonshine_decoder import MoonshineDecoder
-from .rules import text_compression
+from .attention_decoder import MoonshineDecoder, StreamingMoonshineDecoder
+from .greedy import GreedyFamily
 
-_WINDOW = 30.0  # seconds, unless the settings say otherwise
 _TOKENS_PER_SECOND = 6.5  # the model card's bound against repetition loops
 _MIN_SAMPLES = SAMPLE_RATE // 10  # samples; the convolutions need more than half of that
 
 
-class Moonshine(SlotFamily):
+class Moonshine(GreedyFamily):
     """Transcribe with a `MoonshineForConditionalGeneration`, its extractor and its tokenizer."""
 
+    decoder_class: type[MoonshineDecoder] = MoonshineDecoder
+
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
-        self._model, self._extractor, self._tokenizer = model, extractor, tokenizer
-        self.device, self.dtype = model.device, model.dtype
-        self.window = config.window or _WINDOW
-        self.vocab = model.config.vocab_size
-        eos = model.generation_config.eos_token_id
-        self.eos = eos[0] if isinstance(eos, list) else eos
+        super().__init__(config, model, extractor, tokenizer)
         self._start = (
             model.generation_config.decoder_start_token_id or model.config.decoder_start_token_id
         )
-        self.decoder = MoonshineDecoder(model)
+        self.decoder = self.decoder_class(model)
 
     def features(self, audio: Audio) -> Tensor:
         audio = np.pad(audio, (0, max(0, _MIN_SAMPLES - len(audio))))
@@ -49,8 +43,8 @@ class Moonshine(SlotFamily):
     def encode(self, runs: Sequence[RunningWindow]) -> list[Tensor]:
         """Encode windows of equal length together.
 
-        Lengths are not mixed because the model normalizes over the whole waveform, padding
-        included.
+        Lengths are not mixed because the model reads padding too: it normalizes over the whole
+        waveform, or its convolutions go on behind a window's end.
         """
         encoded: dict[int, Tensor] = {}
         by_length: dict[int, list[int]] = {}
@@ -58,9 +52,13 @@ class Moonshine(SlotFamily):
             by_length.setdefault(len(run.waiting.features), []).append(index)
         for indices in by_length.values():
             batch = torch.stack([runs[index].waiting.features for index in indices]).to(self.dtype)
-            batch = upload(batch, self.device)
-            encoded |= zip(indices, self._model.model.encoder(batch).last_hidden_state, strict=True)
+            encoded |= zip(indices, self._encode(upload(batch, self.device)), strict=True)
         return [encoded[index] for index in range(len(runs))]
+
+    def _encode(self, samples: Tensor) -> Sequence[Tensor]:
+        """Return the states [S, E] of windows of equal length."""
+        states: Tensor = self._model.model.encoder(samples).last_hidden_state
+        return list(states)
 
     def prompt(self, run: RunningWindow) -> list[int]:
         return [self._start]
@@ -68,45 +66,21 @@ class Moonshine(SlotFamily):
     def limit(self, run: RunningWindow) -> int:
         return min(max(int(run.waiting.seconds * _TOKENS_PER_SECOND), 2), self.decoder.length)
 
-    def pick(
-        self, logits_BV: Tensor, runs: Sequence[RunningWindow]
-    ) -> tuple[list[int], list[float]]:
-        logprobs_BV = logits_BV.log_softmax(dim=-1)
-        logprobs, tokens = (Download(part) for part in logprobs_BV.max(dim=-1))
-        return tokens.wait().tolist(), logprobs.wait().tolist()
 
-    def conclude(self, run: RunningWindow) -> PassOutcome:
-        count = len(run.generated) + (run.last == self.eos)
-        run.result.passes.append(
-            Pass(
-                tokens=run.generated,
-                avg_logprob=run.logprob / max(count, 1),
-                logprobs=run.logprobs,
-            )
-        )
-        return "done"
+class StreamingMoonshine(Moonshine):
+    """Transcribe with a `MoonshineStreamingForConditionalGeneration`, whose frames see 16 others.
 
-    def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
-        [window_pass] = result.passes
-        text: str = self._tokenizer.decode(window_pass.tokens, skip_special_tokens=True)
-        if not text.strip():
-            return []
-        timed = spread(text, 0.0, seconds) if words else []
-        return [
-            TimedSegment(
-                text,
-                0.0,
-                seconds,
-                window_pass.tokens,
-                timed,
-                window_pass.avg_logprob,
-                0.0,
-                0.0,
-                text_compression(text),
-                window_pass.logprobs,
-            )
-        ]
+    Its encoder could go on where it stopped; its decoder reads everything again, so that live
+    streams are transcribed repeatedly, as with Moonshine.
+    """
 
-    def text_of(self, tokens: list[int]) -> str:
-        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+    decoder_class = StreamingMoonshineDecoder
+
+    def _encode(self, samples: Tensor) -> Sequence[Tensor]:
+        """Return the states of windows of equal length; frames that are not whole are left out."""
+        encoder, length = self._model.model.encoder, samples.shape[1]
+        padded = F.pad(samples, (0, -length % encoder.embedder.frame_len))
+        mask = torch.arange(padded.shape[1], device=self.device) < length
+        output = encoder(padded, attention_mask=mask.expand(len(padded), -1))
+        count = int(output.attention_mask[0].sum())
+        return list(output.last_hidden_state[:, :count])

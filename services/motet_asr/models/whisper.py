@@ -37,6 +37,11 @@ _STRIDE = 2  # feature frames per encoder frame
 class Whisper(SlotFamily):
     """Transcribe with a `WhisperForConditionalGeneration`, its extractor and its tokenizer."""
 
+    # Of a multilingual checkpoint with alignment heads; others say what they lack.
+    translates = True
+    detects = True
+    word_times = "attention"
+
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
         generation = model.generation_config
         self.config = config
@@ -69,12 +74,14 @@ class Whisper(SlotFamily):
         (self._code_ids,) = upload_all([ids], self.device)
         self._tasks: dict[str, int] = getattr(generation, "task_to_id", None) or {}
         self.languages = frozenset(self._language_ids)
+        self.detects = bool(self._language_ids)
         self.translates = bool(self._language_ids) and "translate" in self._tasks
         self._prompt_start = self._start_of_prompts()
         self.prompts = self._prompt_start is not None
         self._max_tokens: int = model.config.max_target_positions
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
         self._format = dtype_name(self.dtype) if config.weights == "auto" else config.weights
+        self.word_times = "attention" if heads else ""
         self.decoder = WhisperDecoder(model, heads, self._format)
         self._features = WhisperFeatures(extractor, self.device)
         # Only one of the two is kept: the packed matrices replace the model's.

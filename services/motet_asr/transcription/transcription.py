@@ -103,7 +103,7 @@ class Transcription:
 
     @property
     def _detects(self) -> bool:
-        return bool(self._recognizer.family.languages)
+        return self._recognizer.family.detects
 
     async def _transcribe(self, window: Window) -> tuple[WindowResult, list[TimedSegment]]:
         words = self._options.words or bool(window.overlap) or self._is_cut_in_speech(window)

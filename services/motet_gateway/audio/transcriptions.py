@@ -18,13 +18,16 @@ from motet_gateway.tenancy.tenant import SECOND
 from motet_gateway.tenancy.usage import settled
 from motet_media.pool import decoding
 from motet_media.sound_file import claimed_seconds
-from motet_pipelines.instances import check_served
+from motet_pipelines.chat.models import servable
+from motet_pipelines.instances import check_served, served
+from motet_pipelines.voice.chat_transcription import transcribe_by_chat
 from motet_pipelines.voice.diarized_transcript import Part, speakers_model, transcribe_speakers
 from motet_pipelines.voice.speech_detection import MODEL as VAD_MODEL
 from motet_pipelines.voice.speech_detection import ROLE as VAD
 from motet_pipelines.voice.transcribe import NO_AUDIO, ROLE, TranscriptionOutcome, transcribe
-from motet_shared.errors import MotetError
-from motet_shared.messages import Transcribe
+from motet_shared.errors import MotetError, UnsupportedParameter
+from motet_shared.messages import Chat, Sampling, Transcribe
+from motet_shared.wire.discovery import Directory
 
 from .known_speakers import check_sounds
 from .transcript_formats import delta_events, done_event, render, render_speakers
@@ -48,16 +51,43 @@ async def _answer(service: GatewayContext, http: Exchange, task: Task) -> None:
         await read_form(http, service.config.max_upload, surface="transcription"), task
     )
     service.check_open()
-    body = replace(body, model=model_of(service.bus.directory, ROLE, body.model))
+    directory = service.bus.directory
+    by_chat = hears_in_chats(directory, body.model)
+    if by_chat:
+        check_by_chat(body)
+    else:
+        body = replace(body, model=model_of(directory, ROLE, body.model))
     check_prompt(service.bus.directory, body.model, body.prompt, "prompt")
     async with http.while_connected():
         await _check(service, body)
         claimed = await decoding(claimed_seconds, body.file)
     expected = int(max(claimed, SHORTEST) * SECOND)
     with http.tenant.take(audio=expected) as ticket:
-        transcript = _TranscriptionCall(service, http, body)
+        transcript = _TranscriptionCall(service, http, body, claimed if by_chat else None)
         with settled(ticket.audio, expected, lambda: transcript.length):
             await (transcript.stream() if body.stream else transcript.collect())
+
+
+def hears_in_chats(directory: Directory, model: str) -> bool:
+    """Return True for a chat model that hears, if no recognizer has its name."""
+    card = servable(directory).get(model)
+    return card is not None and card.audio and model not in served(directory, ROLE)
+
+
+def check_by_chat(body: AudioBody) -> None:
+    """Raise UnsupportedParameter for a form that a chat model cannot answer."""
+    if body.diarization is not None:
+        raise UnsupportedParameter(
+            f"`response_format`: {body.model!r} is a chat model, which does not say who speaks when; "
+            "choose another format, or a model of docs/recognizers.md",
+            param="response_format",
+        )
+    if body.vad:
+        raise UnsupportedParameter(
+            f"`chunking_strategy`: {body.model!r} is a chat model, which hears a recording as a "
+            "whole; leave it out",
+            param="chunking_strategy",
+        )
 
 
 async def _check(service: GatewayContext, body: AudioBody) -> None:
@@ -71,11 +101,17 @@ async def _check(service: GatewayContext, body: AudioBody) -> None:
 
 
 class _TranscriptionCall:
-    """Transcribe one file."""
+    """Transcribe one file.
 
-    def __init__(self, service: GatewayContext, http: Exchange, body: AudioBody):
+    heard: seconds that the file claims to last, if a chat model is to hear it; else None.
+    """
+
+    def __init__(
+        self, service: GatewayContext, http: Exchange, body: AudioBody, heard: float | None = None
+    ):
         self._service, self._http, self._body = service, http, body
         self._hearing = TranscriptionOutcome()
+        self._heard = heard
 
     @property
     def length(self) -> int:
@@ -128,12 +164,37 @@ class _TranscriptionCall:
                 async for part in parts:
                     yield part
             return
-        segments = transcribe(
-            *source, self._hearing, speech=body.speech, deadline=deadline, patience=patience
+        segments = (
+            transcribe_by_chat(
+                *source,
+                self._chat(),
+                self._hearing,
+                seconds=self._heard,
+                in_pieces=body.stream,
+                deadline=deadline,
+                patience=patience,
+            )
+            if self._heard is not None
+            else transcribe(
+                *source, self._hearing, speech=body.speech, deadline=deadline, patience=patience
+            )
         )
         async with aclosing(segments):
             async for segment in segments:
                 yield Part(segment, "")
+
+    def _chat(self) -> Chat:
+        """Return the request to a chat model that hears, without its messages."""
+        rights = self._http.tenant.rights
+        return Chat(
+            model=self._body.model,
+            messages=[],
+            sampling=Sampling(),
+            request_id=self._http.request_id,
+            priority=rights.priority(None),
+            tenant=rights.share(""),
+            max_context=rights.max_context,
+        )
 
     def _request(self) -> Transcribe:
         body = self._body

@@ -93,7 +93,7 @@ def tiny_whisper(
         "max_length": 48,
     }
     model.generation_config = GenerationConfig(**defaults | generation)
-    _spread(model, seed)
+    spread(model, seed)
     model.save_pretrained(path)
     WhisperFeatureExtractor(feature_size=80, chunk_length=WINDOW).save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -123,12 +123,12 @@ def tiny_moonshine(path: Path, *, seed: int = 0) -> Path:
         decoder_num_attention_heads=4,
         max_position_embeddings=64,
     )
-    model = _spread(MoonshineForConditionalGeneration(config), seed)
+    model = spread(MoonshineForConditionalGeneration(config), seed)
     model.save_pretrained(path)
     Wav2Vec2FeatureExtractor(
         feature_size=1, sampling_rate=RATE, do_normalize=False
     ).save_pretrained(path)
-    _letters(path, PreTrainedTokenizerFast, ["<unk>", "<s>", "</s>"])
+    letters(path, PreTrainedTokenizerFast, ["<unk>", "<s>", "</s>"])
     return path
 
 
@@ -143,21 +143,23 @@ def tiny_parakeet(path: Path, *, seed: int = 0) -> Path:
         max_position_embeddings=512,
     )
     config = ParakeetCTCConfig(vocab_size=64, pad_token_id=63, encoder_config=encoder)
-    _spread(ParakeetForCTC(config), seed).save_pretrained(path)
+    spread(ParakeetForCTC(config), seed).save_pretrained(path)
     ParakeetFeatureExtractor().save_pretrained(path)
-    _letters(path, ParakeetTokenizer, ["<unk>"], blank="<pad>")
+    letters(path, ParakeetTokenizer, ["<unk>"], blank="<pad>")
     return path
 
 
-def _letters(path: Path, kind: Any, specials: list[str], blank: str | None = None) -> None:
-    """Return a tokenizer of 64 entries: special tokens, the space and one-letter segments."""
+def letters(
+    path: Path, kind: Any, specials: list[str], blank: str | None = None, size: int = 64
+) -> None:
+    """Write a tokenizer of `size` entries: special tokens, the space and one-letter segments."""
     segments = [
         *specials,
         "▁",
         *(chr(code) for code in range(0x61, 0x7B)),
         *(f"▁{chr(code)}" for code in range(0x61, 0x7B)),
     ]
-    segments += [f"<{index}>" for index in range(64 - len(segments) - (blank is not None))] + (
+    segments += [f"<{index}>" for index in range(size - len(segments) - (blank is not None))] + (
         [blank] if blank else []
     )
     tokenizer = Tokenizer(
@@ -174,7 +176,7 @@ def _letters(path: Path, kind: Any, specials: list[str], blank: str | None = Non
     kind(tokenizer_object=tokenizer, **names).save_pretrained(path)
 
 
-def _spread(model: Any, seed: int) -> Any:
+def spread(model: Any, seed: int) -> Any:
     """Spread weights so that answers vary.
 
     Embeddings stay small, since a tied head would repeat large ones.

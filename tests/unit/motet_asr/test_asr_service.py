@@ -19,11 +19,12 @@ from motet_asr.service import Asr
 from motet_asr.transcription.live import LiveTranscription
 from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, UnknownModel
+from motet_shared.errors import BadRequest, UnknownModel, UnsupportedParameter
 from motet_shared.messages import Listen, Partial, Segment, Transcribe
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from support.checkpoints.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
+from support.checkpoints.recognizers import TINY
 from support.running.refusals import refuses
 
 MODEL = "ears"
@@ -301,8 +302,79 @@ async def test_a_live_stream_that_is_left_frees_its_slot(folder: Path) -> None:
             await _listen(made, pcm * 3)
 
 
-async def _listen(made: World, pcm: bytes) -> list[Any]:
-    async with made.bus.open("asr", Listen(model=MODEL, sample_rate=RATE)) as stream:
+@pytest.mark.parametrize("kind", ["nemotron_asr_streaming", "nemotron3_5_asr"])
+async def test_a_model_that_streams_hears_each_chunk_once(tmp_path: Path, kind: str) -> None:
+    async with world(TINY[kind](tmp_path), {}) as made:
+        pcm = (noise(3.0, 4) * 32767).astype("<i2").tobytes()
+        bodies = await _listen(made, pcm)
+        *partials, final = bodies
+        assert isinstance(final, Segment)
+        assert final.text.strip()
+        assert len(partials) > 5
+        assert all(isinstance(partial, Partial) for partial in partials)
+        before = ""
+        for partial in partials:
+            assert partial.stable.startswith(before)
+            before = partial.stable
+            assert final.text.startswith(partial.stable)
+        counts = made.asr[0].recognizer.thread.engine.counts
+        assert counts.audio_seconds == pytest.approx(3.0, abs=0.2)
+        again = await _listen(made, pcm, words=True)
+        assert again[-1].text == final.text
+        assert "".join(text for text, _, _ in again[-1].words) == final.text
+        starts = [start for _, start, _ in again[-1].words]
+        assert starts == sorted(starts)
+
+
+async def test_a_stream_that_is_left_or_too_long_leaves_nothing(tmp_path: Path) -> None:
+    async with world(TINY["nemotron_asr_streaming"](tmp_path), {"max_audio": 3.0}) as made:
+        pcm = (noise(2.0, 4) * 32767).astype("<i2").tobytes()
+        async with made.bus.open("asr", Listen(model=MODEL, sample_rate=RATE)) as stream:
+            await stream.send(pcm)
+            async for _ in stream:
+                break
+        await made.idle()
+        with refuses(BadRequest, "audio"):
+            await _listen(made, pcm * 3)
+        assert isinstance((await _listen(made, b""))[-1], Segment)
+
+
+async def test_word_times_that_nothing_tells_are_refused_by_name(tmp_path: Path) -> None:
+    async with world(TINY["moonshine"](tmp_path), {}) as made:
+        with refuses(UnsupportedParameter, "timestamp_granularities"):
+            await made.transcribe(wav(noise(1.0)), language="", words=True)
+        with refuses(UnsupportedParameter, "timestamp_granularities"):
+            await _listen(made, b"", words=True)
+        assert await made.transcribe(wav(noise(2.0)), language="") != []
+
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("kind", ["parakeet_tdt", "canary", "hubert"])
+async def test_every_way_of_decoding_survives_leaving_and_death(tmp_path: Path, kind: str) -> None:
+    """One family for each engine: what is left frees its place, and another instance goes on."""
+    async with world(TINY[kind](tmp_path), {"window": 2.0, "parallel": 2}) as made:
+        sound, request = wav(noise(12.0, 5)), Transcribe(model=MODEL, audio=NO_AUDIO, language="de")
+        whole = await made.transcribe(sound, language="de")
+        async with aclosing(transcribe(made.bus, made.store, sound, request)) as segments:
+            async for _ in segments:
+                break
+        await made.idle()
+        await made.start(window=2.0, parallel=2)
+        hearing, said = TranscriptionOutcome(), []
+        async with aclosing(transcribe(made.bus, made.store, sound, request, hearing)) as segments:
+            async for segment in segments:
+                said.append(segment)
+                if len(said) == 1:
+                    _kill(made, hearing)
+        assert [(one.id, one.window, one.text) for one in said] == [
+            (one.id, one.window, one.text) for one in whole
+        ]
+        assert hearing.moves == 1
+
+
+async def _listen(made: World, pcm: bytes, **fields: Any) -> list[Any]:
+    request = Listen(model=MODEL, sample_rate=RATE, **fields)
+    async with made.bus.open("asr", request) as stream:
         await _feed(stream, pcm)
         return [body async for body in stream]
 

@@ -1,4 +1,6 @@
-"""Decode Moonshine over slots: rotary positions, gated feed-forward, audio of varying length.
+"""Decode over slots with pre-norm transformer decoders: Moonshine's, and that of Canary and Cohere.
+
+They differ in their positions and in what is done to the encoder's states.
 
 B rows · T tokens · E model size · H heads · D head size · V vocabulary.
 """
@@ -13,6 +15,7 @@ from torch import Tensor
 from transformers.models.moonshine.modeling_moonshine import apply_rotary_pos_emb
 
 from motet_asr.engine.slots import Slots
+from motet_shared.errors import ConfigError
 
 from .decoder import Decoder, cross_matrix, matrix
 
@@ -44,20 +47,37 @@ class _Layer:
         self.scale: float = self_attention.scaling
 
 
-class MoonshineDecoder(Decoder):
-    """Decode with a transformers `MoonshineForConditionalGeneration`; it has no alignment heads."""
+class AttentionDecoder(Decoder):
+    """Decode with the decoder of a transformers model; it has no alignment heads.
+
+    Raises ConfigError if heads share keys and values.
+    """
 
     def __init__(self, model: Any):
         decoder = model.model.decoder
-        self.num_heads: int = model.config.decoder_num_attention_heads
-        self.head_size: int = decoder.layers[0].self_attn.head_dim
-        self.length: int = model.config.max_position_embeddings
+        attention = decoder.layers[0].self_attn
+        self.head_size: int = attention.head_dim
+        self.num_heads: int = attention.q_proj.out_features // attention.head_dim
+        self.length: int = decoder.config.max_position_embeddings
         self.device = decoder.embed_tokens.weight.device
         self.dtype = self.kv_dtype = decoder.embed_tokens.weight.dtype
-        self._tokens, self._rotary = decoder.embed_tokens.weight, decoder.rotary_emb
+        self._decoder = decoder
         self._head, self._norm = model.proj_out, decoder.norm
+        if attention.k_proj.out_features != attention.q_proj.out_features:
+            raise ConfigError(
+                f"num_key_value_heads: {attention.k_proj.out_features // self.head_size} for "
+                f"{self.num_heads} heads; give a checkpoint with as many"
+            )
         self._cross_kv = cross_matrix(decoder.layers)
         self._layers = [_Layer(layer) for layer in decoder.layers]
+
+    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Return the states [B, T, E] of tokens before the first layer."""
+        return F.embedding(ids_BT, self._decoder.embed_tokens.weight)
+
+    def _rotary(self, x_BTE: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the rotary embeddings of the positions; None without any."""
+        return None
 
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
         rows, count = ids_BT.shape
@@ -89,7 +109,7 @@ class MoonshineDecoder(Decoder):
         length: tokens of the longest row afterwards.
         mask: which of them each row may attend to, if rows differ.
         """
-        x_BTE = F.embedding(ids_BT, self._tokens)
+        x_BTE = self._embed(ids_BT, positions_BT)
         rotary = self._rotary(x_BTE, positions_BT)
         cache_index = (
             torch.arange(rows.start, rows.stop, device=self.device)[:, None],
@@ -114,12 +134,12 @@ class MoonshineDecoder(Decoder):
         return states_BTE
 
     def _qkv(
-        self, layer: _Layer, x_BTE: Tensor, rotary: tuple[Tensor, Tensor]
+        self, layer: _Layer, x_BTE: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x_BTE.shape
         qkv = layer.qkv(layer.norms[0](x_BTE))
         q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
-        return *apply_rotary_pos_emb(q, k, *rotary), v
+        return (q, k, v) if rotary is None else (*apply_rotary_pos_emb(q, k, *rotary), v)
 
     def _finish_layer(
         self, layer: _Layer, x_BTE: Tensor, cross: Tensor, mask: Tensor | None
@@ -142,3 +162,33 @@ class MoonshineDecoder(Decoder):
 def _out(out: Any, heads_BHTD: Tensor) -> Tensor:
     output: Tensor = out(heads_BHTD.transpose(1, 2).flatten(2))
     return output
+
+
+class MoonshineDecoder(AttentionDecoder):
+    """Decode Moonshine: rotary positions."""
+
+    def _rotary(self, x_BTE: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor] | None:
+        rotary: tuple[Tensor, Tensor] = self._decoder.rotary_emb(x_BTE, positions_BT)
+        return rotary
+
+
+class StreamingMoonshineDecoder(MoonshineDecoder):
+    """Decode Moonshine streaming: the encoder has no positions, they are added here."""
+
+    def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
+        positions_SE = self._decoder.pos_emb.weight[: len(encoded_SE)]
+        super().load_cross(slots, row, self._decoder.proj(encoded_SE + positions_SE))
+
+
+class CanaryDecoder(AttentionDecoder):
+    """Decode Canary and Cohere's transcriber: positions are added to tokens, and both normalized."""
+
+    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        tokens_BTE = super()._embed(ids_BT, positions_BT)
+        positions_BTE = self._decoder.pos_emb(positions_BT).to(tokens_BTE.dtype)
+        embedded: Tensor = self._decoder.embedding_layernorm(tokens_BTE + positions_BTE)
+        return embedded
+
+    def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
+        project = getattr(self._decoder, "proj", None)
+        super().load_cross(slots, row, encoded_SE if project is None else project(encoded_SE))
