@@ -22,15 +22,24 @@ BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Return the table of suites, and the list of cases that fail with their reasons."""
-    lines = ["| suite | version | passed / applicable | date |", "|---|---|---|---|"]
+    lines = [
+        "| suite | version | passed / applicable | date | commit | processor |",
+        "|---|---|---|---|---|---|",
+    ]
     misses = []
     for one in sorted(results, key=lambda one: str(one["suite"]).lower()):
         count = f"{one['passed']} / {one['applicable']}"
-        lines.append(f"| {one['suite']} | {one['version']} | {count} | {one['date']} |")
+        where = f"{one['date']} | {_short(one.get('commit', ''))} | {one.get('processor', '')}"
+        lines.append(f"| {one['suite']} | {one['version']} | {count} | {where} |")
         for case, reason in one["misses"].items():
             misses.append(f"* {one['suite']}, `{case}`: {reason}")
     text = "\n".join(lines) + "\n"
     return text + ("\nWhat fails, and why:\n\n" + "\n".join(misses) + "\n" if misses else "")
+
+
+def _short(commit: str) -> str:
+    """Return the beginning of a commit, with the mark of changes that it did not have."""
+    return commit[:12] + ("+" if commit.endswith("+") else "")
 
 
 def written(page: str, results: Sequence[dict[str, Any]]) -> str:

@@ -357,14 +357,18 @@ _SOUNDS = (
     ),
 )  # fmt: skip
 
+# The header with which the chat models are answered in Anthropic's format.
+_ANTHROPIC = ({"name": "anthropic-version", "in": "header", "schema": _TEXT},)
 _MODELS = (
     Route(
-        "GET", "/v1/models", TENANT, models.list_models, ENDPOINT,
-        summary="What can answer now", tag="models", answer={JSON: answers.ModelList},
+        "GET", "/v1/models", TENANT, models.list_models, STREAM,
+        summary="What can answer now", tag="models", errors=(400,),
+        answer={JSON: (answers.ModelList, messages.MessagesModels)}, parameters=_ANTHROPIC,
     ),
     Route(
-        "GET", "/v1/models/{name:path}", TENANT, models.get_model, ENDPOINT,
-        summary="One of them", tag="models", answer={JSON: answers.Model}, errors=(404,),
+        "GET", "/v1/models/{name:path}", TENANT, models.get_model, STREAM,
+        summary="One of them", tag="models", errors=(404,),
+        answer={JSON: (answers.Model, messages.MessagesModel)}, parameters=_ANTHROPIC,
     ),
 )  # fmt: skip
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from extended import commit, processor
+
 RESULTS = Path(__file__).parents[1] / "extended" / "results" / "conformance"
 
 
@@ -28,6 +30,8 @@ def record(
         "suite": title,
         "version": version,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": processor(),
+        "commit": commit(),
         "applicable": len(cases),
         "passed": len(cases) - len(failed),
         "cases": sorted(cases),

@@ -39,6 +39,7 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "voice": ("pipecat-ai[openai]==1.14.0", "livekit-plugins-openai==1.8.9"),
     "aiperf": ("aiperf==0.13.0",),
     "guidellm": ("guidellm==0.8.1",),
+    "bfcl": ("bfcl-eval==2026.3.23", "torch==2.13.0", "soundfile==0.14.0"),
 }
 # What pip installs for Python 2.7, without dependencies: all are listed.
 AUTOBAHN = (

@@ -14,8 +14,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.frames import Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
+from websockets.server import ServerProtocol
 
 from motet_gateway.http.connections.closing import ClosingTimer
 from motet_gateway.http.connections.counts import Lease
@@ -42,6 +43,7 @@ class BurstProtocol(WebSocketsSansIOProtocol):
     def __init__(self, config: Config, server_state: ServerState, *more: Any, **options: Any):
         super().__init__(config, server_state, *more, **options)
         self._closing = ClosingTimer()
+        _accept_early_close(self.conn)
         self.readers = (
             server_state.readers if isinstance(server_state, chunks.State) else SlowReaders()
         )
@@ -52,6 +54,27 @@ class BurstProtocol(WebSocketsSansIOProtocol):
             # The task that reads the scope has been created but has not run yet.
             self.burst = Burst(self)
             cast(dict[str, Any], self.scope["extensions"])[BURST] = self.burst
+
+    def send_receive_event_to_app(self) -> None:
+        """Give the application a message; close the connection of a text that is no UTF-8.
+
+        uvicorn's own method logs a traceback of each such text, so that clients could fill the log.
+        """
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                text = b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.send_close(CloseCode.INVALID_DATA)
+                self.handle_parser_exception()
+                return
+            self.frames = []
+            self.queue.put_nowait({"type": "websocket.receive", "text": text})
+            if not self.read_paused:
+                self.read_paused = True
+                self.transport.pause_reading()
+        else:
+            super().send_receive_event_to_app()
 
     def handle_pong(self, event: Any) -> None:
         if self.burst is not None and len(event.data) == _MARK_BYTES:
@@ -115,6 +138,21 @@ class Burst:
     def drop(self) -> None:
         """Abort the connection at once."""
         self._protocol.transport.abort()
+
+
+def _accept_early_close(conn: ServerProtocol) -> None:
+    """Have a connection answer a close frame within a fragmented message as any other.
+
+    RFC 6455, section 5.4, allows control frames there; websockets takes it for an error.
+    """
+
+    def receive(frame: Frame) -> None:
+        if frame.opcode is Opcode.CLOSE:
+            conn.current_size = None
+        received(frame)
+
+    received = conn.recv_frame
+    conn.recv_frame = receive  # type: ignore[method-assign]
 
 
 def frame_head(size: int) -> bytes:

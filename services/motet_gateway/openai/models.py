@@ -1,16 +1,21 @@
 """Serve GET /v1/models and GET /v1/models/{id}.
 
 The lists contain models that are ready, expected ones that are still starting, and those that are
-loaded on demand.
+loaded on demand. Anthropic's clients, which ask at the same paths, get the chat models in their
+format.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Path
+import msgspec
 
+from motet_gateway.anthropic import models as anthropic
+from motet_gateway.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from motet_gateway.context import GatewayContext, Service
+from motet_gateway.http.exchange import Exchange
+from motet_gateway.http.query import query_of
 from motet_gateway.operations.loading import state_of
 from motet_gateway.operations.readiness import KINDS
 from motet_pipelines.chat.models import servable
@@ -22,16 +27,29 @@ from motet_shared.wire.discovery import Directory
 _STATUS = {"ready": "ready", "loading": "loading", "clearing": "loading", "failed": "failed"}
 
 
-async def list_models(service: Service) -> dict[str, Any]:
-    return {"object": "list", "data": _models(service)}
+async def list_models(service: GatewayContext, http: Exchange) -> None:
+    """Answer all models; a page of the chat models to Anthropic's clients."""
+    found: dict[str, Any] = {"object": "list", "data": _models(service)}
+    if anthropic.is_asked(http.scope):
+        http.error_format = ANTHROPIC_ERRORS
+        query = query_of(http, anthropic.ModelsQuery, anthropic.LISTS)
+        found = anthropic.models_page(found["data"], query)
+    await http.reply(200, msgspec.json.encode(found))
 
 
-async def get_model(service: Service, name: Annotated[str, Path(min_length=1)]) -> dict[str, Any]:
-    models = {model["id"]: model for model in _models(service)}
+async def get_model(service: GatewayContext, http: Exchange) -> None:
+    """Answer one model. Raises UnknownModel for one that is not in the client's list."""
+    name = http.scope["path_params"]["name"]
+    models: dict[str, Any] = {model["id"]: model for model in _models(service)}
+    if anthropic.is_asked(http.scope):
+        http.error_format = ANTHROPIC_ERRORS
+        known = {one: anthropic.model_info(model) for one, model in models.items()}
+        models = {one: model for one, model in known.items() if model is not None}
     if name not in models:
-        known = ", ".join(models) or "none"
-        raise UnknownModel(f"model {name!r} does not exist here; available: {known}", param="model")
-    return models[name]
+        listed = ", ".join(models) or "none"
+        message = f"model {name[:120]!r} does not exist here; available: {listed}"
+        raise UnknownModel(message, param="model")
+    await http.reply(200, msgspec.json.encode(models[name]))
 
 
 def _models(service: GatewayContext) -> list[dict[str, Any]]:

@@ -31,3 +31,26 @@ class MessageReply(Struct):
 
 class MessageTokensCount(Struct):
     input_tokens: Count
+
+
+class MessagesModel(Struct):
+    """A chat model; `created_at` is the epoch if it is not known."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count | None
+    max_tokens: Count | None
+    capabilities: None
+    line: None
+    deprecated_at: None
+    retires_at: None
+
+
+class MessagesModels(Struct):
+    data: list[MessagesModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None

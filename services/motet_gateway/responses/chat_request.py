@@ -27,6 +27,7 @@ from motet_shared.messages import Chat
 
 from .messages import Messages, Placed, as_messages
 from .schema import LOGPROBS, ResponseBody, SchemaFormat
+from .stored_files import with_stored_files
 from .tools import OfferedTools, offered
 
 _RENAMED = (
@@ -73,7 +74,10 @@ async def chat_request(
     Raises MotetError that names a parameter of the response.
     """
     tools = offered(body.tools or [], body.tool_choice)
-    messages = await as_messages(conversation, body.instructions)
+    placed = await with_stored_files(
+        conversation, service.files, tenant.owner, service.config.max_body
+    )
+    messages = await as_messages(placed, body.instructions)
     asked = _chat_body(body, messages, tools, seed)
     names = names_of(tuple(messages.params))
     made = await prepare_chat(service, tenant, asked, request_id, names)

@@ -12,7 +12,7 @@ from motet_shared.errors import BadRequest, UnsupportedParameter
 from .items import InputFile
 
 _DATA = re.compile(r"data:(?P<type>[^;,]*)(?:;[^;,]*)*;base64,", re.IGNORECASE)
-_LARGE = 256 << 10  # characters; longer files are decoded in a thread
+LARGE = 256 << 10  # characters or bytes; longer files are decoded in a thread
 
 
 async def file_text(file: InputFile, param: str) -> str:
@@ -21,8 +21,9 @@ async def file_text(file: InputFile, param: str) -> str:
     Raises BadRequest for invalid base64, UnsupportedParameter for a file that is no text.
     """
     if file.file_data is None:
-        raise BadRequest(f"`{param}.file_data` is required", param=f"{param}.file_data")
-    if len(file.file_data) > _LARGE:
+        message = f"`{param}` needs `file_data` or `file_id`"
+        raise BadRequest(message, param=f"{param}.file_data")
+    if len(file.file_data) > LARGE:
         return await asyncio.to_thread(_text, file.file_data, file.filename, param)
     return _text(file.file_data, file.filename, param)
 
@@ -35,12 +36,20 @@ def _text(data: str, name: str | None, param: str) -> str:
     except (binascii.Error, UnicodeEncodeError) as error:
         message = f"`{where}`: invalid base64 ({error}); send data:text/plain;base64,…"
         raise BadRequest(message, param=where) from None
+    kind = head["type"] if head and head["type"] else "this file"
+    return headed(content, name, where, kind)
+
+
+def headed(content: bytes, name: str | None, where: str, kind: str = "this file") -> str:
+    """Return the text of a file, headed by its name; `where` and `kind` name it in errors.
+
+    Raises UnsupportedParameter if it is no text.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        kind = head["type"] if head and head["type"] else "this file"
         message = f"`{where}`: {kind[:60]} is no text in UTF-8; extract its text first"
         raise UnsupportedParameter(message, param=where)
     return f"File {name or 'without a name'}:\n\n{text}"

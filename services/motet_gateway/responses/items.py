@@ -28,12 +28,12 @@ class InputImage(Strict, tag="input_image"):
 
 
 class InputFile(Strict, tag="input_file"):
-    """A text file: base64, or a data URL of it."""
+    """A text file: base64, a data URL of it, or the id of one of /v1/files."""
 
     file_data: str | None = None
     filename: Annotated[str, Meta(max_length=255)] | None = None
     detail: Literal["auto", "low", "high"] | None = None
-    file_id: None = None
+    file_id: Annotated[str, Meta(max_length=255)] | None = None
     file_url: None = None
 
 

@@ -1,4 +1,4 @@
-"""EleutherAI's lm-eval over /v1/completions, unmodified: its scores are those of transformers."""
+"""EleutherAI's lm-eval over completions and chats, unmodified: it finds what transformers does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,16 @@ TASKS: dict[str, dict[str, Any]] = {
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12, "temperature": 0},
         "metric_list": [{"metric": "exact_match"}],
     },
+    "motet_chat": {
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{choices[answer]}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 12, "temperature": 0},
+        "metric_list": [{"metric": "exact_match"}],
+    },
 }
+SCORED = "local-completions", "v1/completions", ("motet_choice", "motet_generate")
+CHATTED = "local-chat-completions", "v1/chat/completions", ("motet_chat",)
 
 
 @pytest.fixture(scope="module")
@@ -73,26 +82,29 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    lm_eval: Path, tasks: Path, stack: MotetStack, out: Path
+    lm_eval: Path, tasks: Path, stack: MotetStack, out: Path, what: tuple[str, str, tuple[str, ...]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the samples of all tasks."""
+    """Return the samples of tasks. what: lm-eval's model, the path that it asks, the tasks."""
+    model, path, names = what
     options = {
         "model": "pocket-chat",
-        "base_url": f"{stack.url}/v1/completions",
+        "base_url": f"{stack.url}/{path}",
         "tokenizer": str(MODEL),
         "num_concurrent": "4",
     }
     joined = ",".join(f"{name}={value}" for name, value in options.items())
-    command = [str(lm_eval), "--model", "local-completions", "--model_args", joined]
-    command += ["--tasks", ",".join(TASKS), "--include_path", str(tasks)]
+    command = [str(lm_eval), "--model", model, "--model_args", joined]
+    command += ["--tasks", ",".join(names), "--include_path", str(tasks)]
     command += ["--output_path", str(out), "--log_samples"]
+    command += ["--apply_chat_template"] if what is CHATTED else []
     env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(out / "hf"), "PATH": "/usr/bin:/bin"}
+    env["OPENAI_API_KEY"] = "none"
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     found = {}
-    for name in TASKS:
-        (path,) = out.rglob(f"samples_{name}_*.jsonl")
-        samples = [json.loads(line) for line in path.read_text().splitlines()]
+    for name in names:
+        (file,) = out.rglob(f"samples_{name}_*.jsonl")
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
         found[name] = sorted(samples, key=lambda sample: int(sample["doc_id"]))
     return found
 
@@ -106,10 +118,18 @@ def score(model: Any, tokenizer: Any, context: str, continuation: str) -> float:
     return sum(float(rows[at - 1, whole[at]]) for at in range(start, len(whole)))
 
 
+def generated(model: Any, tokenizer: Any, ids: Any) -> str:
+    """Return the first line of what the model says, as the tasks have it."""
+    reply = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    text: str = tokenizer.decode(reply, skip_special_tokens=True)
+    return text.split("\n")[0]
+
+
 def test_tasks_give_what_transformers_gives(
     lm_eval: Path, tasks: Path, stack: MotetStack, tmp_path: Path
 ) -> None:
-    samples = run(lm_eval, tasks, stack, tmp_path)
+    samples = run(lm_eval, tasks, stack, tmp_path, SCORED)
+    samples |= run(lm_eval, tasks, stack, tmp_path, CHATTED)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32).eval()
     for sample in samples["motet_choice"]:
@@ -120,8 +140,12 @@ def test_tasks_give_what_transformers_gives(
         assert sample["acc"] == (max(wanted) == wanted[sample["doc"]["answer"]])
     for sample in samples["motet_generate"]:
         ids = tokenizer(sample["doc"]["question"], return_tensors="pt")["input_ids"]
-        reply = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-        text = tokenizer.decode(reply, skip_special_tokens=True).split("\n")[0]
-        assert sample["resps"][0][0] == text
+        assert sample["resps"][0][0] == generated(model, tokenizer, ids)
+    for sample in samples["motet_chat"]:
+        chat = [{"role": "user", "content": sample["doc"]["question"]}]
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        assert sample["resps"][0][0] == generated(model, tokenizer, ids)
     version = PACKAGES[0].partition("==")[2]
     assert not record("lm-eval", "lm-eval", version, dict.fromkeys(TASKS, ""), {})

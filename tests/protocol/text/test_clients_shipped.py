@@ -289,3 +289,81 @@ async def test_hints_of_events_are_ignored(stack: Served, caplog: pytest.LogCapt
         "session.tracing",
         "session.audio.input.noise_reduction",
     }
+
+
+DRAW: Any = {
+    "type": "function",
+    "name": "draw",
+    "description": "Draw a picture.",
+    "parameters": {
+        "type": "object",
+        "properties": {"prompt": {"type": "string"}},
+        "required": ["prompt"],
+    },
+}
+
+_NUMBERS = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+COUNT: Any = {
+    "type": "function",
+    "name": "count",
+    "parameters": {
+        "type": "object",
+        "properties": {"numbers": _NUMBERS},
+        "required": ["numbers"],
+    },
+}
+
+
+async def say(connection: Any, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    item = {"type": "message", "role": "user", "content": content}
+    await connection.conversation.item.create(item=item)
+
+
+async def response(connection: Any) -> tuple[list[Any], Any]:
+    """Return the events of a response, and the response as it ended."""
+    await connection.response.create()
+    events = []
+    async for event in connection:
+        assert event.type != "error", event
+        events.append(event)
+        if event.type == "response.done":
+            return events, event.response
+    raise AssertionError("the socket closed within a response")
+
+
+async def test_a_realtime_conversation_with_a_tool_and_a_cancel(stack: Served) -> None:
+    session: Any = {"type": "realtime", "output_modalities": ["text"], "temperature": 0}
+    async with stack.client() as client, client.realtime.connect(model=CHAT) as connection:
+        await connection.session.update(session=session | {"tools": [DRAW]})
+        await first(connection, "session.updated")
+
+        await say(connection, "What is two plus two?")
+        events, ended = await response(connection)
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+        text = ended.output[0].content[0].text
+        assert len(deltas) > 1
+        assert "".join(deltas) == text
+
+        await say(connection, "Draw two red circles.")
+        events, ended = await response(connection)
+        (call,) = [item for item in ended.output if item.type == "function_call"]
+        parts = [
+            event.delta
+            for event in events
+            if event.type == "response.function_call_arguments.delta"
+        ]
+        assert (call.name, "".join(parts)) == ("draw", call.arguments)
+        assert "circle" in call.arguments
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "{}"}
+        await connection.conversation.item.create(item=output)
+        _, ended = await response(connection)
+        assert ended.status == "completed"
+
+        await say(connection, "Count.")
+        endless: Any = {"tools": [COUNT], "tool_choice": "required"}
+        await connection.response.create(response=endless)
+        await first(connection, "response.function_call_arguments.delta")
+        await connection.response.cancel()
+        ended = (await first(connection, "response.done")).response
+        assert ended.status == "cancelled"

@@ -181,6 +181,21 @@ async def test_an_agent_calls_twenty_tools(client: anthropic.AsyncAnthropic, sta
     assert [m["reasoning_content"] for m in last if m["role"] == "assistant"][:1] == ["File 0."]
 
 
+async def test_models_are_listed_in_the_clients_form(
+    client: anthropic.AsyncAnthropic, stack: Stack
+) -> None:
+    found = {model.id: model async for model in client.models.list(limit=1)}
+    assert set(found) == {CHAT, MODEL}
+    one = await client.models.retrieve(CHAT)
+    assert one == found[CHAT]
+    async with stack.served.client() as openai:
+        known: Any = await openai.models.retrieve(CHAT)
+    assert one.max_input_tokens == known.context_length
+    assert one.created_at.timestamp() == known.created
+    with pytest.raises(anthropic.NotFoundError):
+        await client.models.retrieve("none")
+
+
 async def test_errors_have_the_types_and_names_of_the_protocol(
     client: anthropic.AsyncAnthropic, stack: Stack
 ) -> None:

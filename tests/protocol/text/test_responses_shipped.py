@@ -149,6 +149,23 @@ async def test_a_custom_tool_has_its_pattern(client: openai.AsyncOpenAI) -> None
     assert call.input[3] == "-"
 
 
+async def test_a_file_of_the_client_is_read(client: openai.AsyncOpenAI) -> None:
+    text = "What is two plus two?"
+    file = await client.files.create(file=("sums.txt", text.encode()), purpose="user_data")
+    options: Any = {"model": CHAT, "temperature": 0, "max_output_tokens": 20}
+    part: Any = {"type": "input_file", "file_id": file.id}
+    made = await client.responses.create(input=[{"role": "user", "content": [part]}], **options)
+    plain = await client.responses.create(input=f"File sums.txt:\n\n{text}", **options)
+    assert made.output_text == plain.output_text
+    assert made.usage is not None
+    assert plain.usage is not None
+    assert made.usage.input_tokens == plain.usage.input_tokens
+    await client.files.delete(file.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.responses.create(input="And?", previous_response_id=made.id, **options)
+    assert caught.value.param == "previous_response_id.content[0].file_id"
+
+
 class Count(pydantic.BaseModel):
     number: int
     thing: str
@@ -186,6 +203,25 @@ async def test_a_cancel_stops_the_model(
     await until(lambda: decode.load()["running"] == 0)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve("resp_" + "0" * 48)
+
+
+async def test_a_chat_whose_client_leaves_stops_the_model(
+    client: openai.AsyncOpenAI, stack: tuple[Served, Decode]
+) -> None:
+    _, decode = stack
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "long", "schema": schema}}
+    async with await client.chat.completions.create(
+        model=CHAT,
+        messages=[{"role": "user", "content": "Hello!"}],
+        response_format=shape,
+        stream=True,
+    ) as chunks:
+        async for chunk in chunks:
+            if chunk.choices and chunk.choices[0].delta.content:
+                break
+        assert decode.load()["running"] > 0
+    await until(lambda: decode.load()["running"] == 0)
 
 
 async def until(is_so: Any) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import extended
 import list_conformance
 from conformance.outcome import record
 from conformance.suites import NODE, PYTHON, SUITES
@@ -32,6 +33,9 @@ def test_a_result_and_what_was_not_foreseen(tmp_path: Path) -> None:
     assert wrong == ["b: it broke", "a passed, or is gone"]
     found: dict[str, Any] = json.loads((tmp_path / "x.json").read_text())
     assert (found["passed"], found["applicable"]) == (1, 3)
+    assert found["processor"] == extended.processor()
+    found["commit"] = "0123456789abcdef+"
     table = list_conformance.table([found])
-    assert f"| X | 1.0 | 1 / 3 | {found['date']} |" in table
+    place = f"{found['date']} | 0123456789ab+ | {found['processor']}"
+    assert f"| X | 1.0 | 1 / 3 | {place} |" in table
     assert "* X, `c`: not served" in table

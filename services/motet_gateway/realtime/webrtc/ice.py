@@ -44,8 +44,11 @@ class BoundedProtocol(StunProtocol):
         if not isinstance(data, bytes) or not data or not self._accept():
             return
         try:
-            if data[0] < 4 or self._is_expected(data, (addr[0], addr[1])):
-                super().datagram_received(data, addr)
+            if data[0] < 4:
+                stun.parse_message(data)  # raises: aioice takes what is no check for data
+            elif not self._is_expected(data, (addr[0], addr[1])):
+                return
+            super().datagram_received(data, addr)
         except Exception as error:  # of malformed checks
             log.debug("a datagram is dropped: %r", error)
 

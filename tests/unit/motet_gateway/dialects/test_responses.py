@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from motet_gateway.files.store import FileStore, StoredFile, new_id
+from motet_gateway.responses.stored_files import MOST_FILES
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded
 from motet_shared.messages import Text, TextLogprob, ToolCallDelta
 from motet_shared.testing import memory_bus, running, settle
@@ -510,6 +513,78 @@ async def test_pictures_and_files(here: Responses) -> None:
             code,
             "input[0].content[0].file_data",
         )
+
+
+async def stored_file(here: Responses, content: bytes, name: str = "a.txt", owner: str = "") -> str:
+    """Store a file as POST /v1/files does; return its id."""
+    if here.made.service.files is None:
+        here.made.service.files = FileStore(here.documents, here.made.service.stored, 3600.0)
+    now = int(time.time())
+    file = StoredFile(
+        id=new_id("file-"),
+        bytes=0,
+        parts=0,
+        created_at=now,
+        filename=name,
+        purpose="user_data",
+        expires_at=now + 3600,
+    )
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield content[:3]
+        yield content[3:]
+
+    return (await here.made.service.files.write(owner, file, parts())).id
+
+
+def with_file(file_id: str, **fields: Any) -> list[Any]:
+    part = {"type": "input_file", "file_id": file_id, **fields}
+    return [{"role": "user", "content": [part]}]
+
+
+async def test_a_stored_file_is_read_and_read_again_in_the_next_response(here: Responses) -> None:
+    file_id = await stored_file(here, "Grüße".encode())
+    first = await here.create(with_file(file_id))
+    text = "File a.txt:\n\nGrüße"
+    assert here.requests[-1].messages[0]["content"] == text
+    listed = (await here.get(f"{first['id']}/input_items")).json()["data"]
+    assert listed[0]["content"][0]["file_id"] == file_id
+    here.calls("{}")
+    asked = await here.create("And?", tools=[WEATHER], previous_response_id=first["id"])
+    assert here.requests[-1].messages[0]["content"] == text
+    part = {"type": "input_file", "file_id": file_id, "filename": "b.txt"}
+    output = {"type": "function_call_output", "call_id": "call_0", "output": [part]}
+    await here.create([output], tools=[WEATHER], previous_response_id=asked["id"])
+    assert here.requests[-1].messages[-1]["content"] == "File b.txt:\n\nGrüße"
+
+
+async def test_stored_files_that_cannot_be_read_are_named(here: Responses) -> None:
+    param = "input[0].content[0].file_id"
+    assert await here.refused(with_file("file-" + "0" * 24)) == (503, "unavailable", param)
+    binary = await stored_file(here, b"%PDF\0")
+    assert await here.refused(with_file(binary)) == (400, "unsupported_parameter", param)
+    theirs = await stored_file(here, b"secret", owner="other")
+    for name in (theirs, "file-" + "0" * 24, "../" + binary):
+        assert await here.refused(with_file(name)) == (400, "invalid_request", param)
+    both = with_file(binary, file_data="YQ==")
+    assert await here.refused(both) == (400, "invalid_request", param)
+
+
+async def test_all_stored_files_together_are_bounded() -> None:
+    async with responses(max_body=4096) as here:
+        file_id = await stored_file(here, b"a" * 1500)
+        part = {"type": "input_file", "file_id": file_id}
+        await here.create([{"role": "user", "content": [part] * 2}])
+        refused = await here.refused([{"role": "user", "content": [part] * 3}])
+        assert refused == (413, "payload_too_large", "input[0].content[2].file_id")
+
+
+async def test_so_many_stored_files_are_read(here: Responses) -> None:
+    ids = [await stored_file(here, b"a") for _ in range(MOST_FILES + 1)]
+    parts = [{"type": "input_file", "file_id": one} for one in ids]
+    await here.create([{"role": "user", "content": parts[:-1]}])
+    refused = await here.refused([{"role": "user", "content": parts}])
+    assert refused == (400, "invalid_request", f"input[0].content[{MOST_FILES}].file_id")
 
 
 # --------------------------------------------------------------------------------------------------------------- chains
