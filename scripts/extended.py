@@ -63,7 +63,7 @@ PARTS: dict[str, list[Step]] = {
         pytest_step(
             "long schedules of all families",
             1800,
-            "tests/unit/motet_llm/test_llm_exactness.py",
+            "tests/unit/motet_llm/engine/test_llm_exactness.py",
             "--tier=all",
             "-k",
             "at_length",
@@ -71,7 +71,7 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "storm": [
-        marked("storm", 300),
+        marked("storm", 500),
         *(storm(f"storm of seed {seed}", 900, "--seed", str(seed)) for seed in (1, 2, 3)),
     ],
     "soak": [

@@ -26,7 +26,8 @@ from motet_llm.weights import checkpoint  # noqa: E402
 from motet_models.image_support import HEARING_TYPES  # noqa: E402
 from motet_models.image_support import MODEL_TYPES as READ_IMAGES  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
-from support import composites, families, sights  # noqa: E402
+from support.families import composites, sights  # noqa: E402
+from support.families import language_families as families  # noqa: E402
 
 PAGE = ROOT / "docs" / "models.md"
 MIXERS = {
@@ -46,7 +47,7 @@ a model is named and downloaded.
 
 Each is *exact*: on a tiny model of the class with random float32 weights, greedy tokens equal those of
 `transformers.generate` and log-probabilities differ by at most 1e-4, whether prompts are chunked, preempted, moved
-or read from the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`, `test_llm_composites.py`,
+or read from the prefix cache (`tests/unit/motet_llm/engine/test_llm_exactness.py`, `test_llm_composites.py`,
 `tests/unit/motet_encoder/test_vlm_engine.py`). Sequences may be as long as the checkpoint's context, also with rotary
 embeddings that scale with the length of a sequence (`longrope`, dynamic NTK), YaRN, Llama 4's chunks and the
 temperatures of its layers without positions.

@@ -23,7 +23,7 @@ from motet_diffusion.config import EngineConfig  # noqa: E402
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory  # noqa: E402
 from motet_diffusion.pipeline.support import call_parameters, refusal  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
-from support import picture_families  # noqa: E402
+from support.families import picture_families  # noqa: E402
 
 PAGE = ROOT / "docs" / "pictures.md"
 KINDS = ("draw", "change", "fill")

@@ -21,9 +21,9 @@ from motet_llm.weights import checkpoint
 from motet_llm.weights.gguf.layout import LAYOUTS as GGUF_TYPES
 from motet_llm.weights.quantized_checkpoint import METHODS
 from motet_shared.errors import ConfigError
-from support import families
-from support.ranking_checkpoints import FAMILIES as CROSS_ENCODERS
-from support.ranking_checkpoints import OTHER_RANKERS
+from support.checkpoints.ranking_checkpoints import FAMILIES as CROSS_ENCODERS
+from support.checkpoints.ranking_checkpoints import OTHER_RANKERS
+from support.families import language_families as families
 
 DIALECTS = Path(__file__).resolve().parents[1] / "docs" / "dialects.md"
 QUANTIZED = tuple(method for method in METHODS if method != "mxfp4")

@@ -1,8 +1,8 @@
 """Print the tests that failed in a CI run, and run each once more: `scripts/rerun_failures.py FILE RUNS`.
 
-FILE: the records of tests/support/failures.py. RUNS: the number of runs of pytest that must have ended, with their
-tests passed or failed. A test that depends on how busy the machine is fails now and then: up to `MOST` failed tests
-run again, each alone. The exit status is 0 if all of them pass; they are printed either way, last of all.
+FILE: the records of tests/support/running/failures.py. RUNS: the number of runs of pytest that must have ended,
+with their tests passed or failed. A test that depends on how busy the machine is fails now and then: up to `MOST`
+failed tests run again, each alone. The exit status is 0 if all of them pass; they are printed either way, last of all.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
+from support.running.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
-pytest_plugins = ["support.failures", "support.limits", "support.stacks"]
+pytest_plugins = ["support.running.failures", "support.running.limits", "support.running.stacks"]
 
 # Seconds depend on what else the machine does: no example has a deadline; every test has a timeout.
 hypothesis.settings.register_profile("motet", deadline=None)

@@ -30,9 +30,9 @@ from motet_speakers.encoder import SpeakerEncoder
 from motet_tts.checkpoint import load as load_tts
 from motet_tts.config import EngineConfig as TtsConfig
 from motet_vad.turns import TurnModel
-from support.checkpoints import tiny_checkpoint
-from support.quantized_checkpoints import awq, compressed, gptq
-from support.refusals import refuses
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.checkpoints.quantized_checkpoints import awq, compressed, gptq
+from support.running.refusals import refuses
 
 MODELS = Path(__file__).parents[2] / "models"
 SHIPPED = sorted(path for path in MODELS.glob("pocket-*"))

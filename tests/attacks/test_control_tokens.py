@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from motet_tokenizer.encoding.template import ChatTemplate
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from support.chat_templates import FAMILIES, Family
-from support.tiny_tokenizers import byte_level
+from support.checkpoints.tiny_tokenizers import byte_level
+from support.families.chat_templates import FAMILIES, Family
 
 POCKET = Path(__file__).parents[2] / "models" / "pocket-chat"
 BY_NAME = {family.name: family for family in FAMILIES}

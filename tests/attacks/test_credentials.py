@@ -26,7 +26,7 @@ from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NATS_CONF, NatsServer
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.transport import NatsTransport
-from support.stream_server import listening
+from support.peers.stream_server import listening
 
 TLS_CONF = NATS_CONF.with_name("nats-tls.conf")
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"  # two hosts

@@ -23,9 +23,9 @@ from motet_gateway.http.connections.closing import ClosingTimer
 from motet_gateway.service import Gateway
 from motet_shared.errors import ConfigError
 from motet_shared.testing import NatsServer, running
-from support.certificates import self_signed
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer
-from support.served_gateway import KEY, served_gateway
+from support.peers.certificates import self_signed
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.stages.served_gateway import KEY, served_gateway
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SHORT = {"head_timeout": 0.5, "idle_timeout": 1.0, "body_timeout": 0.5, "body_rate": 1000}

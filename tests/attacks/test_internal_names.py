@@ -18,8 +18,8 @@ from motet_shared.errors import (
 )
 from motet_shared.testing import MemoryHub, memory_buses, settle
 from motet_shared.wire import subjects
-from support.fake_services import MODEL
-from support.gateway_client import World, world
+from support.clients.gateway_client import World, world
+from support.services.fake_services import MODEL
 
 ROLES = (
     "gateway",

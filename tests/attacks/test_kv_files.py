@@ -11,7 +11,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_shared.messages import Sampling
-from support.checkpoints import tiny_checkpoint
+from support.checkpoints.language_checkpoints import tiny_checkpoint
 
 PROMPTS = [[(7 * key + t) % 250 for t in range(40)] for key in range(4)]
 

@@ -26,10 +26,10 @@ from motet_media.pool import Pool, decoding
 from motet_media.sound_file import claimed_seconds, read_audio
 from motet_media.worker import JobLimits
 from motet_shared.errors import BadRequest, Cancelled
-from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
-from support.asr_stage import Service, serving
-from support.cpu_time import CpuTime
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import RATE, noise, tiny_whisper, wav
+from support.running.cpu_time import CpuTime
+from support.running.refusals import refuses
+from support.stages.asr_stage import Service, serving
 
 ROOT = Path(__file__).parents[2]
 USUAL = JobLimits(cpu=5.0, wall=30.0, memory=256 << 20)
@@ -46,7 +46,7 @@ def hostile() -> Iterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "tests"), str(ROOT / "shared")]))
         patch.setenv("MOTET_SECRET", "sesame")
-        pool = Pool("support.hostile_decoders", 2)
+        pool = Pool("support.media.hostile_decoders", 2)
         list(pool.run("echo", b"", USUAL, refused))
         yield pool
         pool.close()
@@ -266,7 +266,7 @@ import threading, time
 from motet_shared.errors import BadRequest
 from motet_media.pool import Pool
 from motet_media.worker import JobLimits
-pool = Pool("support.hostile_decoders", 2)
+pool = Pool("support.media.hostile_decoders", 2)
 ((meta, _),) = pool.run("echo", b"", JobLimits(5.0, 30.0, 1 << 28), BadRequest)
 threading.Thread(target=lambda: list(pool.run("spin", b"", JobLimits(50.0, 60.0, 1 << 28), BadRequest))).start()
 time.sleep(0.3)

@@ -16,10 +16,10 @@ from motet_media.pictures import open_picture
 from motet_media.pool import pool
 from motet_media.sound_file import claimed_seconds, read_audio
 from motet_shared.errors import BadRequest, PayloadTooLarge
-from support.asr_checkpoints import noise, wav
-from support.cpu_time import CpuTime
-from support.sound_files import encoded, tone
-from support.videos import random_video
+from support.checkpoints.asr_checkpoints import noise, wav
+from support.media.sound_files import encoded, tone
+from support.media.videos import random_video
+from support.running.cpu_time import CpuTime
 
 MAX_PIXELS = 50_000_000  # as motet-encoder's
 LARGE = 4 << 20  # bytes of a repeated part

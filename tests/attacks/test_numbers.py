@@ -10,8 +10,8 @@ import pytest
 
 from motet_gateway.openai.requests import chat_requests
 from motet_gateway.openai.schema import ChatBody
-from support.fake_services import words
-from support.gateway_client import HELLO, Http, World, session, world
+from support.clients.gateway_client import HELLO, Http, World, session, world
+from support.services.fake_services import words
 
 HUGE = [
     "1e30",

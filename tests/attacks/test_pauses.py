@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from e2e.stack import MotetStack
-from support.realtime_client import talking
-from support.spoken import say, silence, wav
+from support.clients.realtime_client import talking
+from support.media.spoken import say, silence, wav
 
 pytestmark = [pytest.mark.timeout(600)]
 

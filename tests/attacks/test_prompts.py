@@ -33,10 +33,10 @@ from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.service import Tokenizer
-from support import tiny_tokenizers
-from support.gateway_client import Http, Socket, session
-from support.scripted_decode import MODEL, ScriptedDecode
-from support.tenants_stage import ACME, OTHER, bearer, document
+from support.checkpoints import tiny_tokenizers
+from support.clients.gateway_client import Http, Socket, session
+from support.services.scripted_decode import MODEL, ScriptedDecode
+from support.stages.tenants_stage import ACME, OTHER, bearer, document
 
 POCKET = Path(__file__).parents[2] / "models" / "pocket-chat"
 LIMITS = "tokens_per_minute = 1000\nmax_context = 256"

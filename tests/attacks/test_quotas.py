@@ -19,8 +19,8 @@ from motet_gateway.storage.quota import STALE_AFTER, Entry, Stored
 from motet_shared.errors import ConfigError
 from motet_shared.tenants import STORED_BYTES, TenantLimits, parse_tenants
 from motet_shared.testing import NatsServer
-from support.served_gateway import served_gateway
-from support.tenants_stage import OTHER, bearer, document
+from support.stages.served_gateway import served_gateway
+from support.stages.tenants_stage import OTHER, bearer, document
 
 LIMIT = 100_000
 BODY: dict[str, Any] = {"model": "brush", "prompt": "a circle", "seed": 5}

@@ -19,8 +19,8 @@ from motet_gateway.http.hosts import Hosts
 from motet_gateway.service import Gateway
 from motet_shared.errors import ConfigError
 from motet_shared.testing import NatsServer, running
-from support.drawing_services import BRUSH, FakeDiffusion
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.services.drawing_services import BRUSH, FakeDiffusion
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer
 
 ATTACKER = "rebound.attacker.example"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}

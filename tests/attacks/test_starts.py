@@ -15,8 +15,8 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
 from motet_shared.errors import ConfigError
 from motet_shared.testing import NatsServer, running
-from support.drawing_services import BRUSH, FakeDiffusion
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.services.drawing_services import BRUSH, FakeDiffusion
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer
 
 EXPECTED = (f"decode={MODEL}", f"diffusion={BRUSH}")
 QUICK = 20.0  # seconds for a refusal; a request that waits has its patience or its deadline

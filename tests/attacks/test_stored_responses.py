@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.fake_services import words
-from support.responses_client import Responses, problem, responses
-from support.tenants_stage import OTHER, bearer, document
+from support.clients.responses_client import Responses, problem, responses
+from support.services.fake_services import words
+from support.stages.tenants_stage import OTHER, bearer, document
 
 THEIRS = bearer(OTHER)
 

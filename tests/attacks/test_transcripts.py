@@ -14,7 +14,7 @@ from motet_pipelines.voice.transcribe import NO_AUDIO, transcribe
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Segment, Transcribe
 from motet_shared.testing import memory_buses, running, settle
-from support.sound_files import RATE, encoded
+from support.media.sound_files import RATE, encoded
 
 POCKET = Path(__file__).parents[2] / "models" / "pocket-asr"
 

@@ -22,10 +22,10 @@ from motet_shared.wire.stream import Stream
 from motet_shared.wire.subjects import role_of
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from support import tts_checkpoints
-from support.asr_checkpoints import tiny_whisper
-from support.fork_server import ForkServer, alive
-from support.realtime_client import Client, talking
+from support.checkpoints import tts_checkpoints
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.clients.realtime_client import Client, talking
+from support.running.fork_server import ForkServer, alive
 
 MODEL = "markov"
 START_SECONDS = 240.0

@@ -26,7 +26,7 @@ import psutil
 from chaos.storm_account import Account, Blow
 from chaos.storm_stack import NATS, StormStack, storm_stack
 from chaos.storm_traffic import Traffic
-from e2e.peer import integrities
+from e2e.engines.peer import integrities
 
 KINDS = ("kill", "pause", "cut")
 PAUSE = 3.0  # seconds

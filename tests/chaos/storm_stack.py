@@ -15,10 +15,11 @@ from e2e import markov
 from motet_shared.testing import NatsServer, free_port
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
-from support import diffusion_stage, tts_checkpoints
-from support.asr_checkpoints import tiny_whisper
-from support.diffusion_checkpoints import stable_diffusion
-from support.fork_server import ForkServer, alive
+from support.checkpoints import tts_checkpoints
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.checkpoints.diffusion_checkpoints import stable_diffusion
+from support.running.fork_server import ForkServer, alive
+from support.stages import diffusion_stage
 
 CHAT, ASR_MODEL, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
 ROLES = ("gateway", "tokenizer", "decode", "vad", "asr", "tts", "diffusion")

@@ -15,8 +15,8 @@ import websockets
 
 from chaos.storm_stack import ASR_MODEL, BRUSH, CHAT, VOICE
 from chaos.streams import Outcome, ask, request
-from support.realtime_client import TRANSCRIPTION, Client, sound
-from support.spoken import say, silence, wav
+from support.clients.realtime_client import TRANSCRIPTION, Client, sound
+from support.media.spoken import say, silence, wav
 
 PATIENCE = 90.0  # seconds after which an answer counts as lost
 TOKENS = 120

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.conftest import MODEL
 from chaos.streams import Outcome, Streams, request
-from e2e.peer import service_stats
+from e2e.engines.peer import service_stats
 from e2e.stack import MotetStack
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.conftest import MODEL
 from chaos.streams import Streams, request
-from e2e.peer import PROTOCOL, Peer, operator, service_stats
+from e2e.engines.peer import PROTOCOL, Peer, operator, service_stats
 from e2e.stack import MotetStack
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]

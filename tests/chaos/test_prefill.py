@@ -19,8 +19,8 @@ from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.stream import Stream
-from support.checkpoints import tiny_checkpoint
-from support.fork_server import ForkServer
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.running.fork_server import ForkServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -21,8 +21,8 @@ from e2e import markov
 from e2e.stack import ASR_MODEL, VOICE, MotetStack, speech
 from e2e.stack import running as alive
 from motet_media.audio import wav_header
-from support import diffusion_checkpoints
-from support.spoken import say
+from support.checkpoints import diffusion_checkpoints
+from support.media.spoken import say
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -22,7 +22,7 @@ SEED = int(os.environ.get("MOTET_CHAOS_SEED", "83"))
 EVERY = 10.0  # seconds
 
 
-@pytest.mark.alone
+@pytest.mark.extended("storm")
 @pytest.mark.slow
 @pytest.mark.timeout(300 + SECONDS)
 async def test_a_storm_changes_no_answer(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest_asyncio
 from chaos.spoken_stack import SpokenStack, spoken_stack
 from motet_pipelines.voice.conversation import item_transcription, reply
 from motet_shared.wire.stream import Stream
-from support.realtime_client import TRANSCRIPTION, Client, kinds, one, sound
-from support.spoken import say, silence
+from support.clients.realtime_client import TRANSCRIPTION, Client, kinds, one, sound
+from support.media.spoken import say, silence
 
 pytestmark = [
     pytest.mark.long,

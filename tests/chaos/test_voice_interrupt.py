@@ -24,11 +24,11 @@ from motet_shared.wire.transport import Message
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_tts.service import Tts
-from support import tts_checkpoints
-from support.fake_services import words
-from support.spoken import say, silence
-from support.tts_stage import config as tts_config
-from support.voice_stage import stage as stage_with_clients
+from support.checkpoints import tts_checkpoints
+from support.media.spoken import say, silence
+from support.services.fake_services import words
+from support.stages.tts_stage import config as tts_config
+from support.stages.voice_stage import stage as stage_with_clients
 
 pytestmark = pytest.mark.long
 

@@ -18,11 +18,18 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
 from motet_shared.wire.subjects import role_of
-from support.fake_services import MODEL
-from support.fork_server import ForkServer
-from support.marked_services import BLOCK, BLOCKS_PER_MS, marked, read_marks, read_words, story
-from support.realtime_client import TRANSCRIPTION, Client, sound, talking
-from support.spoken import say, silence
+from support.clients.realtime_client import TRANSCRIPTION, Client, sound, talking
+from support.media.spoken import say, silence
+from support.running.fork_server import ForkServer
+from support.services.fake_services import MODEL
+from support.services.marked_services import (
+    BLOCK,
+    BLOCKS_PER_MS,
+    marked,
+    read_marks,
+    read_words,
+    story,
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,9 +37,9 @@ SESSIONS, TURNS = 16, 3
 SHAPES, COLOURS = ("circle", "square", "triangle", "star"), ("red", "green", "blue", "yellow")
 COUNTS = ("One", "Two", "Seven")
 ROLES = {
-    "asr": "support.marked_services",
-    "tts": "support.marked_services",
-    "tokenizer": "support.marked_services",
+    "asr": "support.services.marked_services",
+    "tts": "support.services.marked_services",
+    "tokenizer": "support.services.marked_services",
     "vad": "motet_vad",
 }
 HEARD = re.compile(r"speaker (\d+) from (\d+) to (\d+)")
@@ -85,14 +92,14 @@ class Stack:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    loaded = ForkServer("support.marked_services", "motet_vad.service")
+    loaded = ForkServer("support.services.marked_services", "motet_vad.service")
     async with NatsServer() as nats, loaded as forks, AsyncExitStack() as exits:
         gateway = Gateway(
             GatewayConfig(port=0, drain_timeout=1.0, patience=60.0), await nats.bus("gateway")
         )
         await exits.enter_async_context(running(gateway))
         stack = Stack(nats, forks, gateway)
-        await forks.start(nats, "support.marked_services", "decode")
+        await forks.start(nats, "support.services.marked_services", "decode")
         for role in [*ROLES, *ROLES]:
             await stack.begin(role)
         await stack.ready(2)

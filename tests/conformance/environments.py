@@ -14,7 +14,7 @@ import venv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from support.node import node
+from support.running.node import node
 
 from .suites import AUTOBAHN, NODE, PYTHON
 

@@ -20,8 +20,8 @@ import httpx
 
 from benchmarks.stack.load_generator import Load, post
 from motet_shared.testing import NatsServer, free_port
-from support.fork_server import ForkServer
-from support.service_process import python_environment
+from support.running.fork_server import ForkServer
+from support.running.service_process import python_environment
 
 STARTS_WITHIN = 120.0
 FOUND_WITHIN = 100.0

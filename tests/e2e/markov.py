@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
-    from support.chat_templates import Family  # transformers takes seconds to import
+    from support.families.chat_templates import Family  # transformers takes seconds to import
 
 CONTEXT = 32_768
 _END = "<end>"

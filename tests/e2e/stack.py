@@ -30,8 +30,8 @@ POLL_SECONDS = 0.05  # what polls more often takes processor time from what it w
 
 def speech(folder: Path) -> tuple[str, ...]:
     """Arguments of `motet up` for models that hear and speak, made in `folder`: tiny ones with random weights."""
-    from support import tts_checkpoints  # they need torch, which most tests do without
-    from support.asr_checkpoints import tiny_whisper
+    from support.checkpoints import tts_checkpoints  # they need torch, which most tests do without
+    from support.checkpoints.asr_checkpoints import tiny_whisper
 
     ears = tiny_whisper(folder / ASR_MODEL)
     voice = tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
@@ -238,7 +238,9 @@ class MotetStack:
         until(lambda: self.ready() and self._all_ready(), "all instances are ready", START_SECONDS)
 
     def _all_ready(self) -> bool:
-        from e2e.peer import states  # it needs an event loop and NATS, which most tests do without
+        from e2e.engines.peer import (
+            states,  # it needs an event loop and NATS, which most tests do without
+        )
 
         wanted = {child["instance"] for child in self.children() if child["role"] != "nats"}
         seen = states(self.nats_url, self.passwords)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from e2e.stack import MotetStack, until
-from support.vlm_checkpoints import picture, reference, tiny_vlm
-from support.vlm_stage import png
+from support.checkpoints.vlm_checkpoints import picture, reference, tiny_vlm
+from support.stages.vlm_stage import png
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -92,7 +92,7 @@ def expected(folder: Path, number: int, count: int) -> list[bytes]:
 
 
 def _byte(token: str) -> int:
-    from support.checkpoints import _byte_chars
+    from support.checkpoints.language_checkpoints import _byte_chars
 
     return next(byte for byte, char in _byte_chars().items() if char == token)
 

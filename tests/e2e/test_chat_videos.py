@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from e2e.stack import MotetStack
-from support.videos import random_video
-from support.vlm_checkpoints import picture, tiny_vlm
-from support.vlm_stage import png
+from support.checkpoints.vlm_checkpoints import picture, tiny_vlm
+from support.media.videos import random_video
+from support.stages.vlm_stage import png
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 

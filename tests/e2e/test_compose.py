@@ -33,11 +33,11 @@ from motet_shared.testing import free_port
 from recipes.world.pictures import draw_things
 from recipes.world.scenes import Thing
 from render_dashboard import ROWS
-from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
-from support.asr_checkpoints import tiny_whisper
-from support.picture_files import encoded
-from support.realtime_client import Client, kinds
-from support.spoken import say, silence, wav
+from support.checkpoints import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.clients.realtime_client import Client, kinds
+from support.media.picture_files import encoded
+from support.media.spoken import say, silence, wav
 
 pytestmark = [
     pytest.mark.long,

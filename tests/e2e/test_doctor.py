@@ -23,12 +23,11 @@ import pytest_asyncio
 from benchmarks.stack import fake_engine
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
-from support.checkpoints import tiny_checkpoint
-from support.fork_server import ForkServer
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.running.fork_server import ForkServer
 
 pytestmark = [
-    pytest.mark.long,
-    pytest.mark.alone,
+    pytest.mark.extended("storm"),  # a machine with other work limits stacks, too
     pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),

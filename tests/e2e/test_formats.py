@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 from e2e import markov
 from e2e.stack import WAIT_SECONDS, MotetStack
 from motet_models.checkpoints import derived
-from support import experts_checkpoints as experts
-from support import gguf_files
-from support import more_quantized_checkpoints as more
-from support import quantized_checkpoints as made
-from support.chat_templates import family
-from support.checkpoints import tiny_checkpoint
-from support.model_hub import Repository, model_hub
+from support.checkpoints import experts_checkpoints as experts
+from support.checkpoints import gguf_files
+from support.checkpoints import more_quantized_checkpoints as more
+from support.checkpoints import quantized_checkpoints as made
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.families.chat_templates import family
+from support.peers.model_hub import Repository, model_hub
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

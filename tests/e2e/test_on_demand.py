@@ -13,7 +13,7 @@ import pytest
 
 from e2e import markov
 from e2e.stack import ENDLESS, WAIT_SECONDS, MotetStack, fetch, until
-from support.checkpoints import tiny_checkpoint
+from support.checkpoints.language_checkpoints import tiny_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

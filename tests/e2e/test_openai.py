@@ -21,7 +21,7 @@ from e2e.readme import blocks
 from e2e.stack import ENDLESS, MotetStack
 from recipes.world.pictures import draw_things
 from recipes.world.scenes import Thing
-from support.picture_files import encoded
+from support.media.picture_files import encoded
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 MODEL = "pocket-chat"

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, fetch, until
-from support.checkpoints import tiny_checkpoint
-from support.lora_folders import make_adapter
-from support.model_hub import ModelHub, Repository, model_hub
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.checkpoints.lora_folders import make_adapter
+from support.peers.model_hub import ModelHub, Repository, model_hub
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from playwright.async_api import expect
 
-from e2e.browser import browsing, eventually, send, set_seed
+from e2e.browser.browser import browsing, eventually, send, set_seed
 from e2e.stack import MotetStack
 from recipes.draw.check import check, detect_things
 from recipes.world.pictures import SIZE, Picture

@@ -15,7 +15,7 @@ import pytest
 from e2e.readme import ROOT, Block, blocks
 from e2e.stack import fetch, until
 from motet_shared.testing import free_port
-from support.checkpoints import tiny_checkpoint
+from support.checkpoints.language_checkpoints import tiny_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(420)]
 SECONDS = 240  # torch alone takes a minute to import on a busy machine

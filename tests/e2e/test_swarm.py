@@ -19,8 +19,8 @@ from motet_cli.deploy.command import write
 from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
-from support.asr_checkpoints import tiny_whisper
-from support.spoken import say, wav
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.media.spoken import say, wav
 
 pytestmark = [
     pytest.mark.long,

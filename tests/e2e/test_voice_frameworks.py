@@ -20,10 +20,10 @@ from livekit.plugins.openai import realtime
 from e2e.voice_stack import VoiceStack, voice_stack
 from motet_media.audio import pcm_bytes
 from motet_shared.messages import Text, ToolCallDelta
-from support.fake_services import MODEL, words
-from support.realtime_client import SPOKEN_TURN, kinds
-from support.spoken import say, silence
-from support.voice_services import WORD_MS
+from support.clients.realtime_client import SPOKEN_TURN, kinds
+from support.media.spoken import say, silence
+from support.services.fake_services import MODEL, words
+from support.services.voice_services import WORD_MS
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 RATE = 24_000

@@ -14,9 +14,9 @@ import httpx
 
 from e2e.stack import START_SECONDS, fetch, until
 from motet_shared.testing import NatsServer, free_port, running
-from support.fake_services import FakeDecode, FakeTokenizer
-from support.service_process import service_process
-from support.voice_services import ScriptedAsr, ScriptedTts
+from support.running.service_process import service_process
+from support.services.fake_services import FakeDecode, FakeTokenizer
+from support.services.voice_services import ScriptedAsr, ScriptedTts
 
 
 @dataclass

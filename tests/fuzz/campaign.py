@@ -20,7 +20,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BY_CODE, InternalError
 from motet_shared.messages import PROTOCOL
 from motet_shared.wire.subjects import role_of
-from support.spoken import say, silence, wav
+from support.media.spoken import say, silence, wav
 
 BURST = 100  # messages until the server is asked whether it has them all
 _STRANGE = 0.1  # of the messages that belong on another subject

@@ -18,10 +18,10 @@ from motet_speakers.config import SpeakersConfig
 from motet_speakers.service import Speakers
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from support.drawing_services import Embedder, FakeDiffusion
-from support.fake_services import FakeDecode, FakeTokenizer
-from support.ranking_services import WordRanker
-from support.voice_services import ScriptedAsr, ScriptedTts
+from support.services.drawing_services import Embedder, FakeDiffusion
+from support.services.fake_services import FakeDecode, FakeTokenizer
+from support.services.ranking_services import WordRanker
+from support.services.voice_services import ScriptedAsr, ScriptedTts
 
 _SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
 _START = 120.0  # seconds

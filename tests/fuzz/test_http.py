@@ -18,10 +18,10 @@ from fuzz.served_world import ServedWorld, served_world
 from motet_gateway.http.route import Route
 from motet_gateway.openapi.document import document, documented_path
 from motet_gateway.routes import ROUTES
-from support.drawing_services import BRUSH, VECTORS
-from support.fake_services import MODEL
-from support.ranking_services import RANKER
-from support.voice_services import ASR_MODEL, VOICE
+from support.services.drawing_services import BRUSH, VECTORS
+from support.services.fake_services import MODEL
+from support.services.ranking_services import RANKER
+from support.services.voice_services import ASR_MODEL, VOICE
 
 pytestmark = [
     pytest.mark.slow,

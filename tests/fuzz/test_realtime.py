@@ -20,10 +20,10 @@ from fuzz.mutations import Fuzzer
 from motet_shared.testing import memory_bus, running, settle
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from support.gateway_client import Socket, World, world
-from support.realtime_client import check_event
-from support.spoken import say, silence
-from support.voice_services import ScriptedAsr, ScriptedTts
+from support.clients.gateway_client import Socket, World, world
+from support.clients.realtime_client import check_event
+from support.media.spoken import say, silence
+from support.services.voice_services import ScriptedAsr, ScriptedTts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

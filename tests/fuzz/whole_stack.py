@@ -40,12 +40,12 @@ from motet_tts.config import TtsConfig
 from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from support import tts_checkpoints
-from support.asr_checkpoints import tiny_whisper
-from support.diffusion_checkpoints import stable_diffusion
-from support.embedding_checkpoints import sentence_transformer
-from support.spoken import say, silence, wav
-from support.vlm_checkpoints import picture, tiny_vlm
+from support.checkpoints import tts_checkpoints
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.checkpoints.diffusion_checkpoints import stable_diffusion
+from support.checkpoints.embedding_checkpoints import sentence_transformer
+from support.checkpoints.vlm_checkpoints import picture, tiny_vlm
+from support.media.spoken import say, silence, wav
 
 MODEL = "tiny"  # what each of them calls its own
 FUZZER = "fuzzer"  # a user of NATS

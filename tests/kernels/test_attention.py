@@ -15,8 +15,8 @@ from torch import Tensor
 from motet_kernels.attention.paged_attention import paged_attention
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
-from support.paged_cases import make
-from support.refusals import refuses
+from support.engine.paged_cases import make
+from support.running.refusals import refuses
 
 # Around the sizes of blocks, key blocks and segments.
 EARLIER = st.sampled_from([0, 1, 3, 15, 16, 40, 63, 64, 130, 511, 600, 1100])

@@ -10,7 +10,7 @@ import torch
 
 from motet_kernels.attention.blocks import Blocks
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 BYTES = torch.ones(19, dtype=torch.uint8)
 

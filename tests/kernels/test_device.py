@@ -20,7 +20,7 @@ from motet_kernels.runtime.device import (
     upload_all,
 )
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from motet_kernels.attention.full_attention import full_attention
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 # Around the rows of a tile, its columns, and the keys after which sums of integers are taken out.
 TOKENS = (1, 2, 5, 6, 7, 14, 15, 16, 17, 31, 33, 63, 64, 65, 130, 200)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from motet_kernels import gates
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 ORACLES: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,

@@ -24,7 +24,7 @@ from motet_kernels.linear.pack import pack_groups
 from motet_kernels.linear.scales import dense
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 CPU = torch.device("cpu")
 FORMATS = ("int4", "int8", "float8", *LEVELS)

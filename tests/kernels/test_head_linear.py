@@ -10,7 +10,7 @@ from torch import Tensor
 
 from motet_kernels.linear.head_linear import FORMATS, HeadLinear
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.linear.quantization import quantize_channels, quantize_groups
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.memory import HUGE, huge_zeros
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 EXACT = ("float32", "bfloat16")
 # Rows around which another tile or another way of computing begins, for some instruction set.

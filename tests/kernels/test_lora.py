@@ -13,7 +13,7 @@ from motet_kernels.linear.pack import pack_linear
 from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 SLOTS = 5
 

@@ -14,7 +14,7 @@ import pytest
 
 from motet_kernels.runtime import build, native
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 SCALAR = build.ISAS["scalar"]
 ATTEND = """

@@ -11,7 +11,7 @@ from motet_kernels.attention.rotary import rotate_heads, rotate_heads_torch
 from motet_kernels.gates import gated
 from motet_kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 
 def randn(*shape: int) -> torch.Tensor:

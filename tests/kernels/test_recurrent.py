@@ -14,7 +14,7 @@ from torch import Tensor
 from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_kernels.recurrent.scans import conv_scan, delta_scan, mamba1_scan, mamba2_scan
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 SLOTS = 5
 

@@ -17,7 +17,7 @@ from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape, can_replay
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 HEADS, DIM, SLOTS = 2, 8, 4
 WIDTH = HEADS * DIM

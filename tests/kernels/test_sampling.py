@@ -8,7 +8,7 @@ import torch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.sampling.choice import Choice
 from motet_kernels.sampling.sampling import draw, draw_torch, forbid
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 KINDS = (
     Choice(0.0),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.sampling.speculation import agreement
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 rows = st.lists(st.integers(-1, 2), min_size=7, max_size=7)
 drafts = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=9)

@@ -51,7 +51,7 @@ _UNITS = {
 _ALIASES = {"bf16": "bfloat16", "fp32": "float32", "float8_e4m3fn": "float8"}
 # Bytes of an engine process besides the model. CPU: Python with torch and transformers, and memory
 # that the allocator keeps (measured). GPU: the CUDA context, cuBLAS workspaces, the allocator's slack.
-CPU_OVERHEAD = 424 << 20
+CPU_OVERHEAD = 456 << 20
 GPU_OVERHEAD = 1536 << 20
 
 

@@ -19,8 +19,14 @@ from motet_asr.engine.request import TranscriptionOptions, WindowResult
 from motet_asr.engine.slot_engine import SlotEngine
 from motet_asr.models.rules import RowState, WhisperRules
 from motet_asr.models.whisper import Whisper
-from support.asr_checkpoints import RATE, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
-from support.triton_modes import calls_of, without_triton
+from support.checkpoints.asr_checkpoints import (
+    RATE,
+    noise,
+    tiny_moonshine,
+    tiny_parakeet,
+    tiny_whisper,
+)
+from support.running.triton_modes import calls_of, without_triton
 
 # Short, because the interpreter is slow.
 SOUNDS = [noise(0.3, 0), noise(0.2, 1)]

@@ -12,8 +12,8 @@ from motet_kernels.attention.paged_attention import paged_attention
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
-from support.paged_cases import make
-from support.refusals import refuses
+from support.engine.paged_cases import make
+from support.running.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Weights are rounded to the cache's type before they meet the values.

@@ -13,7 +13,7 @@ from motet_kernels.audio.codec_conv import convolve, convolve_torch
 from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
 from motet_kernels.gpu.audio import codec_conv as kernels
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 NONE, ELU, LEAKY = Activation(), Activation("elu", 0.7), Activation("leaky_relu", 0.1)

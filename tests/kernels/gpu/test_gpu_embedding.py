@@ -13,8 +13,8 @@ from motet_embedding.config import EngineConfig
 from motet_embedding.encoder import Encoder
 from motet_embedding.engine import Engine
 from motet_embedding.texts import Text
-from support.embedding_checkpoints import PADDED, ids, plain, sentence_transformer
-from support.triton_modes import calls_of, without_triton
+from support.checkpoints.embedding_checkpoints import PADDED, ids, plain, sentence_transformer
+from support.running.triton_modes import calls_of, without_triton
 
 TEXTS = [Text(ids(length, seed)) for seed, length in enumerate((2, 13, 9, 3))]
 LAYERS, LONGEST = 2, 24

@@ -14,8 +14,8 @@ from motet_encoder.engine import Engine
 from motet_encoder.families import EncoderFamily, Prepared
 from motet_encoder.tower_attention import attend
 from motet_encoder.video import Video
-from support.triton_modes import calls_of, without_triton
-from support.vlm_checkpoints import FAMILIES, picture, tiny_vlm
+from support.checkpoints.vlm_checkpoints import FAMILIES, picture, tiny_vlm
+from support.running.triton_modes import calls_of, without_triton
 
 SIZES = [(60, 50), (31, 84)]
 LAYERS = {

@@ -15,9 +15,10 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.experts import GroupedExperts
 from motet_shared.messages import Sampling
-from support import experts_checkpoints, families
-from support.lora_folders import make_adapter
-from support.triton_modes import without_triton
+from support.checkpoints import experts_checkpoints
+from support.checkpoints.lora_folders import make_adapter
+from support.families import language_families as families
+from support.running.triton_modes import without_triton
 
 PROMPTS = {"long": [(7 * i + 3) % 50 for i in range(13)], "short": [5, 6, 7]}
 
@@ -91,7 +92,12 @@ def test_the_engine_says_what_it_says_on_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int4"), ("bfloat16", "int8")]
+    ("dtype", "weights"),
+    [
+        ("bfloat16", "int4"),
+        pytest.param("bfloat16", "auto", marks=pytest.mark.extended("gpu")),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.extended("gpu")),
+    ],
 )
 @pytest.mark.timeout(600)
 def test_sixteen_bits_give_nearly_what_the_twins_give(

@@ -16,7 +16,7 @@ from list_models import exact_on
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_shared.messages import Sampling
-from support import families
+from support.families import language_families as families
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 PROMPT = [(7 * i + 3) % 50 for i in range(11)]

@@ -15,7 +15,7 @@ from motet_kernels.attention.full_attention import (
 )
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCES = {FP32: 2e-5, FP16: 3e-3, BF16: 2e-2}

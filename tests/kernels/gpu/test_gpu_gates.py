@@ -7,7 +7,7 @@ import torch
 
 from motet_kernels import gates
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 KINDS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

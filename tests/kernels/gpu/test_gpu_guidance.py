@@ -7,7 +7,7 @@ import torch
 
 from motet_kernels.guidance import guided, guided_step, guided_step_torch, guided_torch
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [(1, 4, 8, 8), (1, 5, 3), (1, 4, 0, 8), (1, 3, 17, 23), (1,)]

@@ -7,7 +7,7 @@ import torch
 
 from motet_kernels.linear.head_linear import GPU_FORMATS, HeadLinear
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from motet_kernels.attention.kv import store_kv
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SLOTS = 4

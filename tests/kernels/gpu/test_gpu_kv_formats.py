@@ -15,8 +15,8 @@ from motet_kernels.attention.paged_attention import paged_attention
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.attention.rotary import PackedHeads, rotate_heads_torch, rotate_store_kv
 from motet_kernels.runtime.errors import KernelError
-from support.paged_cases import make
-from support.refusals import refuses
+from support.engine.paged_cases import make
+from support.running.refusals import refuses
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn

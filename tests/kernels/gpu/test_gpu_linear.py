@@ -11,7 +11,7 @@ from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.pack import GPU_FORMATS, pack_linear
 from motet_kernels.linear.row_linear import RowLinear
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; one block of inputs and a part of one; enough inputs that they are split.

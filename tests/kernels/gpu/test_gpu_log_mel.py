@@ -15,7 +15,7 @@ from motet_kernels import gpu
 from motet_kernels.audio.log_mel import log_mel, log_mel_torch
 from motet_kernels.audio.mel_tables import MelTables
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 
 def noise(*shape: int) -> Tensor:

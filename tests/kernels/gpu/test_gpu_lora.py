@@ -9,7 +9,7 @@ from motet_kernels import gpu
 from motet_kernels.linear.lora import LoraFactors
 from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SLOTS = 4

@@ -7,7 +7,7 @@ import torch
 
 from motet_kernels.modulate import gated_add, gated_add_torch, modulated_norm, modulated_norm_torch
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

@@ -8,7 +8,7 @@ import torch
 from motet_kernels.gpu import norm as kernels
 from motet_kernels.norm import add_rms_norm, layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 

@@ -14,7 +14,7 @@ from motet_kernels.attention.rotary import (
     rotate_store_kv,
 )
 from motet_kernels.runtime.errors import KernelError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 TOKENS = 3

@@ -25,7 +25,7 @@ from motet_kernels.sampling.sampling import (
     logprobs,
     logprobs_torch,
 )
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -23,9 +23,9 @@ from motet_tts.models.mimi import MimiDecoder
 from motet_tts.pocket import codec as pocket_codec
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
-from support import tts_checkpoints
-from support.refusals import refuses
-from support.triton_modes import calls_of, without_triton
+from support.checkpoints import tts_checkpoints
+from support.running.refusals import refuses
+from support.running.triton_modes import calls_of, without_triton
 
 # Of samples whose peaks are about 1, as in tests/unit/motet_tts/test_tts_engine.py: float32 additions differ in order.
 TOLERANCE = 1e-4

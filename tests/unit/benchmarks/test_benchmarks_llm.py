@@ -22,7 +22,7 @@ from benchmarks.support.measures import median_interval
 from motet_kernels.runtime import native
 from motet_kernels.runtime.build import ISAS
 from motet_models.model_config import model_shape, read_config
-from support.public_models import KNOWN
+from support.peers.public_models import KNOWN
 
 
 def test_decoding_is_measured_while_all_sequences_run() -> None:

@@ -199,8 +199,7 @@ def test_missing_speech_models_are_reported(
     assert "pocket-tts" in turns_report(found, TurnsPlan())
 
 
-@pytest.mark.long
-@pytest.mark.automatic
+@pytest.mark.extended("peers")
 def test_recognizers_and_voices_are_measured(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from recipes.training.errors import RecipeError  # noqa: E402
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from recipes.world.pictures import SIZE  # noqa: E402
 from recipes.world.scenes import Scene, Thing  # noqa: E402
-from support.recording_engine import RecordingEngine, assert_alike  # noqa: E402
+from support.engine.recording_engine import RecordingEngine, assert_alike  # noqa: E402
 
 TINY = Recipe(
     tokenizer_prompts=60,

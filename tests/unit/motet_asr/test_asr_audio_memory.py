@@ -15,7 +15,7 @@ from motet_asr.transcription import audio_memory
 from motet_asr.transcription.audio_memory import AudioMemory
 from motet_asr.transcription.windows import FRAME, levels
 from motet_shared.errors import BadRequest, ConfigError, Overloaded
-from support.asr_checkpoints import RATE, noise, tiny_moonshine, wav
+from support.checkpoints.asr_checkpoints import RATE, noise, tiny_moonshine, wav
 
 SECOND = 4 * RATE  # bytes
 

@@ -30,8 +30,15 @@ from motet_asr.models.whisper import Whisper
 from motet_asr.models.whisper_encoder import WhisperEncoder
 from motet_asr.transcription.align import token_ends
 from motet_shared.errors import BadRequest, ConfigError, InternalError, Overloaded
-from support.asr_checkpoints import RATE, WINDOW, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import (
+    RATE,
+    WINDOW,
+    noise,
+    tiny_moonshine,
+    tiny_parakeet,
+    tiny_whisper,
+)
+from support.running.refusals import refuses
 
 CALM = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 SOUNDS = [noise(WINDOW, seed) for seed in range(6)]

@@ -23,8 +23,8 @@ from motet_shared.errors import BadRequest, UnknownModel
 from motet_shared.messages import Listen, Partial, Segment, Transcribe
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
-from support.refusals import refuses
+from support.checkpoints.asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
+from support.running.refusals import refuses
 
 MODEL = "ears"
 

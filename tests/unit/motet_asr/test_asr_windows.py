@@ -16,7 +16,7 @@ from motet_asr.transcription.live import Agreement
 from motet_asr.transcription.stitch import join
 from motet_asr.transcription.windows import SpeechFlags, Window, cut, mark_spans
 from motet_shared.errors import BadRequest
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 RATE = 16_000
 CALM = settings(max_examples=60)

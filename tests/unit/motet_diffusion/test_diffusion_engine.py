@@ -32,10 +32,10 @@ from motet_shared.errors import (
     PayloadTooLarge,
     UnsupportedParameter,
 )
-from support import diffusion_checkpoints
-from support.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
-from support.recording_engine import Pixels, RecordingEngine, assert_alike
-from support.refusals import refuses
+from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
+from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike
+from support.running.refusals import refuses
 
 STEPS = 5
 RED = PictureRequest(prompt="red circle", steps=STEPS, seed=3)

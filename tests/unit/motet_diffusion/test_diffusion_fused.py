@@ -16,8 +16,8 @@ from motet_diffusion.kernels import fused, guided
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import deferred_guidance, fused_step, is_linear
 from motet_kernels import gpu
-from support.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
-from support.recording_engine import RecordingEngine, assert_alike
+from support.checkpoints.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
+from support.engine.recording_engine import RecordingEngine, assert_alike
 
 RED = PictureRequest(
     prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0

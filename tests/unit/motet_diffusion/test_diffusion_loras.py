@@ -13,9 +13,9 @@ import torch
 
 from motet_diffusion.engine.request import Lora, PictureRequest
 from motet_shared.errors import BadRequest, ConfigError
-from support.diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
-from support.recording_engine import RecordingEngine, assert_alike
-from support.refusals import refuses
+from support.checkpoints.diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
+from support.engine.recording_engine import RecordingEngine, assert_alike
+from support.running.refusals import refuses
 
 RED = PictureRequest(
     prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0

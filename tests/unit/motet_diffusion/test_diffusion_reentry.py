@@ -14,9 +14,9 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from motet_diffusion.engine.request import PictureRequest
-from support import diffusion_checkpoints
-from support.diffusion_checkpoints import SIZE
-from support.recording_engine import RecordingEngine
+from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.diffusion_checkpoints import SIZE
+from support.engine.recording_engine import RecordingEngine
 
 STEPS = 6
 _BETAS: dict[str, Any] = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear"}

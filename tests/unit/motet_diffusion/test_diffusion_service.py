@@ -16,10 +16,10 @@ from motet_media.pictures import to_file
 from motet_shared.errors import BadRequest, MotetError, Overloaded, PayloadTooLarge, UnknownModel
 from motet_shared.messages import Adapter, Draw
 from motet_shared.testing import settle
-from support import diffusion_checkpoints
-from support.diffusion_checkpoints import SIZE
-from support.diffusion_stage import ReceivedItems, ask, pixels, stage
-from support.refusals import refuses
+from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.diffusion_checkpoints import SIZE
+from support.running.refusals import refuses
+from support.stages.diffusion_stage import ReceivedItems, ask, pixels, stage
 
 
 @pytest.fixture(scope="module")

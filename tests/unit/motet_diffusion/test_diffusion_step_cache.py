@@ -12,9 +12,9 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
 from motet_diffusion.engine.request import PictureRequest
 from motet_shared.errors import ConfigError
-from support.diffusion_checkpoints import FAMILIES, SIZE
-from support.recording_engine import RecordingEngine, assert_alike
-from support.refusals import refuses
+from support.checkpoints.diffusion_checkpoints import FAMILIES, SIZE
+from support.engine.recording_engine import RecordingEngine, assert_alike
+from support.running.refusals import refuses
 
 STEPS = 16
 RED = PictureRequest(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)

@@ -26,9 +26,9 @@ from motet_diffusion.pipeline.loading import missing_parts, processors  # noqa: 
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory  # noqa: E402
 from motet_diffusion.pipeline.support import pipeline_class  # noqa: E402
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter  # noqa: E402
-from support import picture_families  # noqa: E402
-from support.recording_engine import Pixels, RecordingEngine, assert_alike  # noqa: E402
-from support.refusals import refuses  # noqa: E402
+from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike  # noqa: E402
+from support.families import picture_families  # noqa: E402
+from support.running.refusals import refuses  # noqa: E402
 
 EXACT = exact_rows(PAGE.read_text())
 REFUSED = refused_rows(PAGE.read_text())

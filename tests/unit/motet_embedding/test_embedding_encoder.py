@@ -16,7 +16,7 @@ from motet_embedding.folder import Folder
 from motet_embedding.pooling import MODES, Pooling
 from motet_embedding.texts import Text, Texts
 from motet_shared.errors import BadRequest, ConfigError, ContextTooLong
-from support.embedding_checkpoints import (
+from support.checkpoints.embedding_checkpoints import (
     FAMILIES,
     LONGEST,
     PADDED,
@@ -26,7 +26,7 @@ from support.embedding_checkpoints import (
     reference,
     sentence_transformer,
 )
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 LENGTHS = (2, 61, 9, LONGEST, 3, 30, 9)
 TEXTS = [ids(length, seed) for seed, length in enumerate(LENGTHS)]

@@ -26,8 +26,8 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
 from motet_shared.messages import Embed, Vectors
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
-from support.embedding_checkpoints import clip, plain
-from support.refusals import refuses
+from support.checkpoints.embedding_checkpoints import clip, plain
+from support.running.refusals import refuses
 
 TEXTS = ["ba be di", "go", "a b c d e f g h"]
 COLOURS = ("red", "blue", "white")

@@ -20,8 +20,8 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded, Unavailable
 from motet_shared.messages import Embed, Vectors
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.embedding_checkpoints import ids, means, sentence_transformer
-from support.refusals import refuses
+from support.checkpoints.embedding_checkpoints import ids, means, sentence_transformer
+from support.running.refusals import refuses
 
 MODEL = "vectors"
 

@@ -13,15 +13,15 @@ from motet_embedding.config import EngineConfig
 from motet_embedding.rankers import Ranker, load_ranker
 from motet_embedding.service import load_embedder
 from motet_shared.errors import ConfigError, ContextTooLong
-from support.embedding_checkpoints import sentence_transformer
-from support.ranking_checkpoints import (
+from support.checkpoints.embedding_checkpoints import sentence_transformer
+from support.checkpoints.ranking_checkpoints import (
     FAMILIES,
     cross_encoder,
     language_model,
     pylate,
     stanford_colbert,
 )
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 QUERY = "ba be di"
 DOCUMENTS = ["ba be", "go ga . ma mi, mo", "a b c d e f g h i j k", "ba be di", "no yes sa"]

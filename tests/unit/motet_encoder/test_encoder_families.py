@@ -19,8 +19,8 @@ from motet_encoder.checkpoint import load_family
 from motet_encoder.engine import Engine
 from motet_encoder.families import EncoderFamily
 from motet_shared.errors import ConfigError
-from support.refusals import refuses
-from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
+from support.checkpoints.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
+from support.running.refusals import refuses
 
 TOLERANCE = 1e-4
 SIZES = [(60, 50), (31, 140), (200, 64), (9, 7)]
@@ -146,7 +146,7 @@ def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, EncoderFamily]) ->
 
 
 def test_a_text_only_checkpoint_does_not_see(tmp_path: Path) -> None:
-    from support.checkpoints import tiny_checkpoint
+    from support.checkpoints.language_checkpoints import tiny_checkpoint
 
     with refuses(ConfigError, "model"):
         load_family(tiny_checkpoint("llama", tmp_path), torch.float32)

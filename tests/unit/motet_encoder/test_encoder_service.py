@@ -16,10 +16,10 @@ from motet_encoder.service import Encoder
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnknownModel
 from motet_shared.messages import EncodedImage
-from support.refusals import refuses
-from support.videos import random_video
-from support.vlm_checkpoints import picture, tiny_vlm
-from support.vlm_stage import Stage, png, stage
+from support.checkpoints.vlm_checkpoints import picture, tiny_vlm
+from support.media.videos import random_video
+from support.running.refusals import refuses
+from support.stages.vlm_stage import Stage, png, stage
 
 TOKENS, HIDDEN = 9, 32
 

@@ -25,10 +25,10 @@ from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Sampling
-from support import processed_vlms
-from support.refusals import refuses
-from support.videos import HEIGHT, RATE, WIDTH, random_video
-from support.vlm_checkpoints import picture, reference, tiny_vlm
+from support.checkpoints.vlm_checkpoints import picture, reference, tiny_vlm
+from support.families import processed_vlms
+from support.media.videos import HEIGHT, RATE, WIDTH, random_video
+from support.running.refusals import refuses
 
 LIMITS: dict[str, Any] = {"count": 6, "max_pixels": 10_000, "max_length": 100}
 TIE = 1e-4

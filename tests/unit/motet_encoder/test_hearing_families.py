@@ -15,12 +15,12 @@ import torch
 
 from motet_models.image_support import HEARING_TYPES
 from motet_shared.errors import UnsupportedParameter
-from support import hearing
-from support.encoded_chats import World
-from support.hearing import RATE, recording
-from support.refusals import refuses
-from support.tiers import mostly_long
-from support.vlm_checkpoints import picture
+from support.checkpoints.vlm_checkpoints import picture
+from support.families import hearing
+from support.families.encoded_chats import World
+from support.families.hearing import RATE, recording
+from support.running.refusals import refuses
+from support.running.tiers import mostly_long
 
 LENGTHS = [1.0, 0.7, 1.6]  # seconds
 # Granite Speech pads the recordings of a prompt to the longest, which its tower hears.

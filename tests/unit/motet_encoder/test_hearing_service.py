@@ -11,12 +11,12 @@ import torch
 from motet_media.sound_file import read_audio
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Image
-from support import hearing, processed_vlms
-from support.hearing import recording
-from support.refusals import refuses
-from support.sound_files import EXACT, LOSSY, encoded
-from support.vlm_checkpoints import picture
-from support.vlm_stage import Stage, png, stage
+from support.checkpoints.vlm_checkpoints import picture
+from support.families import hearing, processed_vlms
+from support.families.hearing import recording
+from support.media.sound_files import EXACT, LOSSY, encoded
+from support.running.refusals import refuses
+from support.stages.vlm_stage import Stage, png, stage
 
 NAME = "qwen2_audio"
 TIE = 1e-4

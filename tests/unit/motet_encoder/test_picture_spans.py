@@ -8,10 +8,10 @@ import torch
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import Sampling
-from support import processed_vlms
-from support.encoded_chats import World
-from support.refusals import refuses
-from support.vlm_checkpoints import picture
+from support.checkpoints.vlm_checkpoints import picture
+from support.families import processed_vlms
+from support.families.encoded_chats import World
+from support.running.refusals import refuses
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
-from support.refusals import refuses
-from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
+from support.checkpoints.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
+from support.running.refusals import refuses
 
 TIE = 1e-4
 TOLERANCE = 1e-3
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
 
 
 def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
-    from support.checkpoints import tiny_checkpoint
+    from support.checkpoints.language_checkpoints import tiny_checkpoint
 
     engine = Engine(
         EngineConfig(model=str(tiny_checkpoint("llama", tmp_path)), num_blocks=8, overlap=False)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from motet_models.image_support import MODEL_TYPES
-from support import processed_vlms
-from support.encoded_chats import World
-from support.tiers import mostly_long
-from support.vlm_checkpoints import picture
+from support.checkpoints.vlm_checkpoints import picture
+from support.families import processed_vlms
+from support.families.encoded_chats import World
+from support.running.tiers import mostly_long
 
 SIZES = [(60, 50), (40, 90), (84, 84)]
 # Its processor alone; pictures whose tokens see each other; deeper layers and three axes.

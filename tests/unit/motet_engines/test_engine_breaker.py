@@ -16,8 +16,8 @@ from motet_engines.service import EngineHost
 from motet_shared.errors import ConfigError, Unavailable
 from motet_shared.messages import Generate, Sampling
 from motet_shared.testing import memory_buses, running
-from support.refusals import refuses
-from support.tiny_tokenizers import write_folder
+from support.checkpoints.tiny_tokenizers import write_folder
+from support.running.refusals import refuses
 
 
 class Engine:

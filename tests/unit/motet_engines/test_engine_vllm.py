@@ -22,8 +22,8 @@ from motet_engines.vllm.load import LoadReader
 from motet_engines.vllm.sampling import sampling_params, structured
 from motet_shared.errors import BadRequest, ConfigError, Unavailable
 from motet_shared.messages import Generate, Grammar, Sampling
-from support.refusals import refuses
-from support.tiny_tokenizers import write_folder
+from support.checkpoints.tiny_tokenizers import write_folder
+from support.running.refusals import refuses
 
 
 class Arguments:

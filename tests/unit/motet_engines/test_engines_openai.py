@@ -17,9 +17,9 @@ from motet_shared import errors
 from motet_shared.messages import Chat, Generate, Grammar, Sampling, Tokens
 from motet_shared.testing import memory_buses, running
 from motet_shared.wire.bus import Bus
-from support.refusals import refuses
-from support.scripted_openai import OpenAIServer
-from support.tiny_tokenizers import EOS, byte_level, write_folder
+from support.checkpoints.tiny_tokenizers import EOS, byte_level, write_folder
+from support.peers.scripted_openai import OpenAIServer
+from support.running.refusals import refuses
 
 TEXT = "The red circle is left of the blue square."
 SCRIPT = byte_level().encode(TEXT).ids

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from motet_models.checkpoints.numbers import faults
-from support import families
-from support.public_models import KNOWN
+from support.families import language_families as families
+from support.peers.public_models import KNOWN
 
 
 def as_file(config: Any) -> Any:

@@ -18,7 +18,7 @@ from motet_shared.errors import Unavailable
 from motet_shared.messages import Listen
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.coded_speech import ASR_MODEL, RATE, CodedAsr, cough, quiet, say
+from support.media.coded_speech import ASR_MODEL, RATE, CodedAsr, cough, quiet, say
 
 WORDS = "show me the red circle please"
 TEXTS = st.lists(st.sampled_from("a b c ab ca".split()), max_size=6)

@@ -23,8 +23,8 @@ from motet_shared.errors import (
 from motet_shared.messages import Chat, PromptLogprob, PromptPiece, Sampling, Text, ToolCallDelta
 from motet_shared.testing import MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire.bus import Bus
-from support.fake_services import MODEL, FakeDecode, FakeTokenizer, words
-from support.refusals import refuses
+from support.running.refusals import refuses
+from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer, words
 
 REQUEST = Chat(
     model=MODEL, messages=[{"role": "user", "content": "count"}], sampling=Sampling(seed=7)

@@ -17,9 +17,9 @@ from motet_media.pictures import to_file
 from motet_pipelines.images.draw import Drawn, draw
 from motet_shared.errors import DeadlineExceeded, Unavailable, WorkerLost
 from motet_shared.testing import die, settle
-from support import diffusion_checkpoints
-from support.diffusion_checkpoints import SIZE
-from support.diffusion_stage import Caller, ReceivedItems, ask, stage, start
+from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.diffusion_checkpoints import SIZE
+from support.stages.diffusion_stage import Caller, ReceivedItems, ask, stage, start
 
 STEPS = 30
 

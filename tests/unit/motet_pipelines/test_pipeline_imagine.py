@@ -34,12 +34,13 @@ from motet_shared.process.actor import operation
 from motet_shared.testing import memory_bus, running, settle
 from motet_shared.wire.call import Call
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from support import diffusion_checkpoints, diffusion_stage
-from support.diffusion_stage import Caller, ask, config
-from support.fake_services import MODEL as FAKE
-from support.fake_services import FakeDecode, FakeTokenizer, tool_call, words
-from support.vlm_checkpoints import picture, tiny_vlm
-from support.vlm_stage import MODEL, Stage, png, stage
+from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.vlm_checkpoints import picture, tiny_vlm
+from support.services.fake_services import MODEL as FAKE
+from support.services.fake_services import FakeDecode, FakeTokenizer, tool_call, words
+from support.stages import diffusion_stage
+from support.stages.diffusion_stage import Caller, ask, config
+from support.stages.vlm_stage import MODEL, Stage, png, stage
 
 PROMPT = "two red circles"
 CALL = f'<tool_call>\n{{"name": "draw", "arguments": {{"prompt": "{PROMPT}"}}}}\n</tool_call><|im_end|>'

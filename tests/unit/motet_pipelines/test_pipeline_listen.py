@@ -18,7 +18,7 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.testing import die, memory_bus, memory_buses, settle
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
-from support.coded_speech import CodedVad
+from support.media.coded_speech import CodedVad
 
 RATE = 8000
 MS = RATE * 2 // 1000  # bytes

@@ -14,9 +14,9 @@ from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from support.scripted_decode import MODEL, ScriptedDecode
-from support.tiny_tokenizers import EOS, byte_level, write_folder
-from support.tokenizer_stage import CALL, REPLY, TOOL
+from support.checkpoints.tiny_tokenizers import EOS, byte_level, write_folder
+from support.services.scripted_decode import MODEL, ScriptedDecode
+from support.stages.tokenizer_stage import CALL, REPLY, TOOL
 
 REQUEST = Chat(
     model=MODEL,

@@ -15,9 +15,9 @@ from motet_shared.messages import Speak
 from motet_shared.testing import die, settle
 from motet_shared.wire.bus import Bus
 from motet_tts.service import Tts
-from support import tts_checkpoints
-from support.refusals import refuses
-from support.tts_stage import TEXT, Speech, ask, said, stage, start
+from support.checkpoints import tts_checkpoints
+from support.running.refusals import refuses
+from support.stages.tts_stage import TEXT, Speech, ask, said, stage, start
 
 LONG = f"{TEXT} {TEXT}"
 

@@ -17,7 +17,16 @@ from motet_pipelines.voice.turns import Started, TurnPolicy, turns
 from motet_shared.messages import Listen
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
-from support.coded_speech import ASR_MODEL, FRAME_MS, RATE, CodedAsr, CodedVad, cough, quiet, say
+from support.media.coded_speech import (
+    ASR_MODEL,
+    FRAME_MS,
+    RATE,
+    CodedAsr,
+    CodedVad,
+    cough,
+    quiet,
+    say,
+)
 
 END = quiet(1200)
 

@@ -35,8 +35,8 @@ from recipes.speakers import evaluate as speaker_evaluate
 from recipes.speakers import train as pocket_speakers
 from recipes.training.errors import RecipeError
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS
-from support.refusals import refuses
-from support.spoken import say
+from support.media.spoken import say
+from support.running.refusals import refuses
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-speakers"
 SMALL = Shape(width=16, dilations=(1, 2), pooled=24, size=8, alike=0.4)

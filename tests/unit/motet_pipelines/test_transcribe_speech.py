@@ -16,10 +16,10 @@ from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, tra
 from motet_shared.errors import BadRequest
 from motet_shared.messages import FindSpeech, Segment, Transcribe
 from motet_shared.testing import die, memory_bus, running, settle
-from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
-from support.file_world import FileWorld, file_world
-from support.refusals import refuses
-from support.spoken import say
+from support.checkpoints.asr_checkpoints import RATE, noise, tiny_whisper, wav
+from support.media.spoken import say
+from support.running.refusals import refuses
+from support.services.file_world import FileWorld, file_world
 
 MODEL = "ears"
 

@@ -14,8 +14,8 @@ from motet_planner.actuators.actuator import ActuatorError
 from motet_planner.actuators.kubernetes import Cluster, Kubernetes
 from motet_planner.actuators.program import Compose, Local, output_of, parse_command
 from motet_shared.errors import ConfigError
-from support.kubernetes_api import KubernetesApi
-from support.refusals import refuses
+from support.peers.kubernetes_api import KubernetesApi
+from support.running.refusals import refuses
 
 # Keeps the number of containers by service in a file, as compose would keep containers.
 DOCKER = """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from motet_planner.history import History, Sample
 from motet_planner.policy import Decision, Policy, RolePolicy
 from motet_shared.errors import ConfigError
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 EVERY = 2.0
 PLAIN = RolePolicy(

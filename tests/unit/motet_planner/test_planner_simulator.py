@@ -29,7 +29,7 @@ from motet_planner.traffic import (
 )
 from motet_shared.errors import ConfigError
 from motet_shared.quantiles import quantile
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 FLAT = Speed(prefill_token=1e-3, steps=[(1, 0.01)], prefill_share=0.0)
 

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from motet_tokenizer.encoding.infill import Infill
-from support.tiny_tokenizers import byte_level
+from support.checkpoints.tiny_tokenizers import byte_level
 
 PREFIX, SUFFIX = "def red(", "):\n"
 PSM = [

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from motet_shared.errors import BadRequest
 from motet_tokenizer.encoding.template import ChatTemplate
-from support.checkpoints import VOCAB, write_tokenizer
-from support.refusals import refuses
+from support.checkpoints.language_checkpoints import VOCAB, write_tokenizer
+from support.running.refusals import refuses
 
 BREAKS = "ĊĊ"  # two line breaks, in the letters of byte-level vocabularies
 

@@ -15,8 +15,8 @@ from motet_shared.messages import Chat, Sampling
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.encoding.prompt_end import PromptEnd
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from support.checkpoints import tiny_checkpoint
-from support.tiny_tokenizers import vocabulary as tiny_vocabulary
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.checkpoints.tiny_tokenizers import vocabulary as tiny_vocabulary
 
 STRIPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

@@ -12,7 +12,7 @@ from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.sampling_defaults import SamplingDefaults
-from support.checkpoints import tiny_checkpoint
+from support.checkpoints.language_checkpoints import tiny_checkpoint
 
 RECOMMENDED = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
 

@@ -13,8 +13,8 @@ from motet_models.checkpoints.vocabularies import find_vocabulary
 from motet_shared.errors import ConfigError
 from motet_tokenizer.convert import convert
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from support.checkpoints import tiny_checkpoint
-from support.sentencepieces import VOCAB, write_sentencepiece, write_tekken
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.checkpoints.sentencepieces import VOCAB, write_sentencepiece, write_tekken
 
 TEXTS = ("a red circle", "two  spaces, künstlich 😀", "ends in space \n and a line ")
 

@@ -14,7 +14,14 @@ from motet_tokenizer.detokenizer import (
     FallbackDetokenizer,
     WindowDetokenizer,
 )
-from support.tiny_tokenizers import EOS, byte_level, id_of, metaspace, sentencepiece, vocabulary
+from support.checkpoints.tiny_tokenizers import (
+    EOS,
+    byte_level,
+    id_of,
+    metaspace,
+    sentencepiece,
+    vocabulary,
+)
 
 EMOJI = [
     "👩‍🚀",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.chat_templates import family
-from support.tokenizer_stage import TOOL, chat, stage_in_memory
+from support.families.chat_templates import family
+from support.stages.tokenizer_stage import TOOL, chat, stage_in_memory
 
 ARGUMENTS = {"shape": "star", "label": "a <b> é"}
 BODY = json.dumps(ARGUMENTS, ensure_ascii=False)

@@ -13,8 +13,8 @@ import pytest
 from motet_shared.errors import Draining, InternalError, Overloaded, StreamBroken, Unavailable
 from motet_shared.messages import Resume, Sampling, Text
 from motet_shared.testing import die, settle
-from support.tiny_tokenizers import EOS, byte_level, write_folder
-from support.tokenizer_stage import (
+from support.checkpoints.tiny_tokenizers import EOS, byte_level, write_folder
+from support.stages.tokenizer_stage import (
     CALL,
     REPLY,
     SCRIPT,

@@ -11,8 +11,8 @@ import pytest
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Grammar, Sampling
 from motet_shared.testing import die
-from support.chat_templates import family
-from support.tokenizer_stage import TOOL, Answer, Stage, chat, stage_in_memory
+from support.families.chat_templates import family
+from support.stages.tokenizer_stage import TOOL, Answer, Stage, chat, stage_in_memory
 
 GPT = family("harmony")
 THOUGHT = "<|channel|>analysis<|message|>Grüße, 👩‍🚀?<|end|><|start|>assistant"

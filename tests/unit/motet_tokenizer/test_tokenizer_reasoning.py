@@ -13,8 +13,8 @@ from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
 from motet_shared.messages import Grammar, Resume, Sampling, Text
 from motet_shared.testing import die
 from motet_tokenizer.config import TokenizerConfig
-from support.chat_templates import family
-from support.tokenizer_stage import TOOL, Answer, Stage, chat, stage_in_memory
+from support.families.chat_templates import family
+from support.stages.tokenizer_stage import TOOL, Answer, Stage, chat, stage_in_memory
 
 QWEN = family("qwen3")
 CALL = '<tool_call>\n{"name": "draw", "arguments": {"shape": "star"}}\n</tool_call>'

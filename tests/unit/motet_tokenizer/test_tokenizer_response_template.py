@@ -16,8 +16,8 @@ from motet_shared.messages import Resume
 from motet_shared.testing import die
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.response_template import ResponseFormat, ResponseTemplateParser
-from support.chat_templates import Family, family
-from support.tokenizer_stage import Answer, Stage, chat, stage_in_memory
+from support.families.chat_templates import Family, family
+from support.stages.tokenizer_stage import Answer, Stage, chat, stage_in_memory
 
 QWEN: dict[str, Any] = {
     "defaults": {"role": "assistant"},

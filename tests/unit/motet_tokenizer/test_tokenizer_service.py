@@ -17,9 +17,9 @@ from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
 from motet_shared.messages import Complete, Detokenize, Grammar, Resume, Sampling, Tokenize
 from motet_shared.testing import settle
 from motet_tokenizer.generation import RequestCounters
-from support.scripted_decode import MODEL
-from support.tiny_tokenizers import CONTEXT, EOS, byte_level, write_folder
-from support.tokenizer_stage import CALL, REPLY, SCRIPT, TOOL, Stage, chat, stage_in_memory
+from support.checkpoints.tiny_tokenizers import CONTEXT, EOS, byte_level, write_folder
+from support.services.scripted_decode import MODEL
+from support.stages.tokenizer_stage import CALL, REPLY, SCRIPT, TOOL, Stage, chat, stage_in_memory
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 from motet_shared.errors import Overloaded, Unavailable, UnsupportedParameter
 from motet_shared.messages import TargetText
 from motet_shared.testing import die
-from support.refusals import refuses
-from support.tiny_tokenizers import write_folder
-from support.tokenizer_stage import REPLY, SCRIPT, Answer, Stage, chat, stage_in_memory
+from support.checkpoints.tiny_tokenizers import write_folder
+from support.running.refusals import refuses
+from support.stages.tokenizer_stage import REPLY, SCRIPT, Answer, Stage, chat, stage_in_memory
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from motet_shared.messages import Text
 from motet_shared.tool_formats.hermes import HermesParser
 from motet_tokenizer.text import TextState
-from support.tiny_tokenizers import EOS, byte_level, id_of, vocabulary
+from support.checkpoints.tiny_tokenizers import EOS, byte_level, id_of, vocabulary
 
 MODEL = vocabulary()
 CALL = '<tool_call>\n{"name": "draw", "arguments": {"shape": "👩‍🚀 star"}}\n</tool_call>'

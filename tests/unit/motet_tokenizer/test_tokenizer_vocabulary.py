@@ -12,8 +12,8 @@ import pytest
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
 from motet_tokenizer.encoding.template import ChatTemplate, normalize
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from support.refusals import refuses
-from support.tiny_tokenizers import CONTEXT, EOS, byte_level, vocabulary, write_folder
+from support.checkpoints.tiny_tokenizers import CONTEXT, EOS, byte_level, vocabulary, write_folder
+from support.running.refusals import refuses
 
 MODEL = vocabulary()
 USER = {"role": "user", "content": "Hello"}

@@ -15,7 +15,7 @@ from motet_shared.messages import Chat, Sampling
 from motet_shared.tool_formats.hermes import HERMES, HermesParser
 from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.tool_grammar import grammar_of
-from support import tiny_tokenizers
+from support.checkpoints import tiny_tokenizers
 
 SHAPE = {
     "type": "object",

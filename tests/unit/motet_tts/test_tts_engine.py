@@ -25,8 +25,8 @@ from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import StepOutput, Utterance
 from motet_tts.models.noise import hash_numbers
-from support import tts_checkpoints
-from support.refusals import refuses
+from support.checkpoints import tts_checkpoints
+from support.running.refusals import refuses
 
 # Of samples whose peaks are about 1: the order of float32 additions differs, nothing else. Latents are fed back as they
 # are, so that in PocketTTS the difference grows over the frames.

@@ -16,7 +16,7 @@ from motet_tts.engine.utterance import StepOutput, Utterance
 from motet_tts.models.noise import hash_numbers
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 CONFIG = PocketConfig(
     voices=("ada", "ben"),

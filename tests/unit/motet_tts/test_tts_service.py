@@ -12,9 +12,9 @@ from motet_shared.errors import BadRequest, MotetError, Overloaded, PayloadTooLa
 from motet_shared.messages import Audio, Speak, SpeechResume
 from motet_shared.testing import settle
 from motet_shared.text.sentences import cut
-from support import tts_checkpoints
-from support.refusals import refuses
-from support.tts_stage import TEXT, Speech, ask, said, stage
+from support.checkpoints import tts_checkpoints
+from support.running.refusals import refuses
+from support.stages.tts_stage import TEXT, Speech, ask, said, stage
 
 MS = 48  # bytes of PCM per millisecond
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Detect, SpeechEdge
 from motet_vad.edges import Edges
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 MS = 32
 

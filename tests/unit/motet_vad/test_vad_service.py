@@ -17,8 +17,8 @@ from motet_vad.config import VadConfig
 from motet_vad.model import FRAME, Floats, Silero, StreamState
 from motet_vad.service import Vad
 from recipes.speech.espeak import Voice
-from support.refusals import refuses
-from support.spoken import mixed, noise, say, silence
+from support.media.spoken import mixed, noise, say, silence
+from support.running.refusals import refuses
 
 RATE = 24000
 SENTENCES = (

@@ -16,9 +16,9 @@ from motet_shared.errors import BadRequest, Unavailable, UnknownModel
 from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.testing import die
 from motet_vad.recording import MIN_FRAMES, WARM_UP_FRAMES
-from support.file_world import FileWorld, file_world
-from support.refusals import refuses
-from support.spoken import mixed, noise, say, silence
+from support.media.spoken import mixed, noise, say, silence
+from support.running.refusals import refuses
+from support.services.file_world import FileWorld, file_world
 
 RATE = 16000
 SENTENCES = (

@@ -25,7 +25,7 @@ from motet_vad.service import Vad
 from motet_vad.turns import SLOTS, TurnModel, TurnShape, features, slots, words_of
 from recipes.speech.sentences import is_held_out
 from recipes.turns import train as pocket_turns
-from support.refusals import refuses
+from support.running.refusals import refuses
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-turns"
 SMALL = pocket_turns.Recipe(sentences=2500, epochs=3, long_share=0.0)

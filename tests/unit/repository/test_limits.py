@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 SUITE = """
 import asyncio
 import pytest
-from support import limits
+from support.running import limits
 
 limits.GRACE = 1.0
 

@@ -9,7 +9,7 @@ from list_models import PAGE, ranks_of, ranks_section, rows_on
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
 from motet_shared.reasoning import registry as reasoning_formats
 from motet_shared.tool_formats import registry as tool_formats
-from support.chat_templates import family
+from support.families.chat_templates import family
 
 # Families of the templates that the tests have, by the `model_type` of the models that publish them.
 TEMPLATES = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from support.pictures_compared import TOLERANCE, difference, store
+from support.running.pictures_compared import TOLERANCE, difference, store
 
 
 def _screen(shift: int = 0, colour: str = "#3b5bdb") -> Image.Image:

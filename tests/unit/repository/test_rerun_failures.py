@@ -37,7 +37,7 @@ def outer() -> dict[str, str]:
 
 def record(folder: Path, *options: str) -> Path:
     """Run the suite in `folder` as CI does; return the records of its failures."""
-    (folder / "conftest.py").write_text('pytest_plugins = ["support.failures"]\n')
+    (folder / "conftest.py").write_text('pytest_plugins = ["support.running.failures"]\n')
     (folder / "test_suite.py").write_text(SUITE)
     file = folder / "failures"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "1", *options]

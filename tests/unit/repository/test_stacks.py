@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.stacks import FOLDERS, TESTS, group_of
+from support.running.stacks import FOLDERS, TESTS, group_of
 
 CONFTEST = """
 from pathlib import Path
-from support import stacks
+from support.running import stacks
 
 stacks.TESTS, stacks.FOLDERS = Path(__file__).parent / "tests", (Path(__file__).parent / "tests",)
-pytest_plugins = ["support.stacks"]
+pytest_plugins = ["support.running.stacks"]
 """
 TEST = """
 import os

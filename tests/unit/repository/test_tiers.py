@@ -13,7 +13,7 @@ import pytest
 
 import extended
 import gpu_parts
-from support import tiers
+from support.running import tiers
 
 ROOT = Path(__file__).parents[3]
 SUITE = """

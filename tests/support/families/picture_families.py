@@ -1,0 +1,569 @@
+"""Write tiny checkpoints of diffusers' picture pipelines, for docs/pictures.md and its tests.
+
+`diffusion_checkpoints.py` has the families of the engine's own tests; this one has the others. A
+pipeline that only changes or fills pictures has the modules of one that draws, under its own name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import AutoencoderDC, AutoencoderKL, FlowMatchEulerDiscreteScheduler
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    Gemma2Config,
+    Gemma2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2VLImageProcessor,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from motet_models.processors import without_videos
+from support.checkpoints import diffusion_checkpoints as parts
+from support.checkpoints.tiny_tokenizers import CHATML, SPECIALS, byte_level
+
+HIDDEN = parts.HIDDEN
+_ROWS = 8  # of a tiny transformer's rotary halves
+
+
+def _flow(**fields: Any) -> FlowMatchEulerDiscreteScheduler:
+    return FlowMatchEulerDiscreteScheduler(**fields)
+
+
+def _tokenizer(length: int = 512, side: str = "right") -> PreTrainedTokenizerFast:
+    backend = copy.deepcopy(byte_level())
+    backend.post_processor = TemplateProcessing(
+        single=f"{SPECIALS[1]} $A", special_tokens=[(SPECIALS[1], 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=length,
+        eos_token=SPECIALS[2],
+        bos_token=SPECIALS[1],
+        pad_token=SPECIALS[0],
+        padding_side=side,
+    )
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def _sizes(layers: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 512,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 2048,
+        "pad_token_id": 0,
+        **fields,
+    }
+
+
+def _deep_vae(channels: int = 4, levels: int = 4, **fields: Any) -> AutoencoderKL:
+    """Return a VAE that halves `levels - 1` times."""
+    return AutoencoderKL(
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(8,) * levels,
+        down_block_types=("DownEncoderBlock2D",) * levels,
+        up_block_types=("UpDecoderBlock2D",) * levels,
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=4,
+        sample_size=8 << levels,
+        **fields,
+    )
+
+
+def _gemma() -> Gemma2Model:
+    return Gemma2Model(Gemma2Config(**_sizes(2), sliding_window=64))
+
+
+def stable_diffusion_3_5() -> Any:
+    """Write SD3.5: attention twice in some blocks, normalized queries and keys."""
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=8,
+        patch_size=2,
+        in_channels=16,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=2 * HIDDEN,
+        caption_projection_dim=32,
+        pooled_projection_dim=2 * HIDDEN,
+        out_channels=16,
+        pos_embed_max_size=32,
+        dual_attention_layers=(0,),
+        qk_norm="rms_norm",
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(shift=3.0),
+        vae=parts._vae(16, shift_factor=0.06),
+        text_encoder=parts._clip(CLIPTextModelWithProjection),
+        tokenizer=parts._clip_tokenizer(),
+        text_encoder_2=parts._clip(CLIPTextModelWithProjection),
+        tokenizer_2=parts._clip_tokenizer(),
+        text_encoder_3=parts._t5_of(2 * HIDDEN),
+        tokenizer_3=parts._t5_tokenizer(),
+    )
+
+
+def chroma() -> Any:
+    model = diffusers.ChromaTransformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=HIDDEN,
+        axes_dims_rope=(4, 4, 8),
+        approximator_num_channels=8,
+        approximator_hidden_dim=16,
+        approximator_layers=1,
+    )
+    return diffusers.ChromaPipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(),
+        vae=parts._vae(shift_factor=0.06),
+        text_encoder=parts._t5(),
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def flux_2_klein() -> Any:
+    """Write Flux.2 [klein]; its text is read from layers 9, 18 and 27."""
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * HIDDEN,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=False,
+    )
+    vae = diffusers.AutoencoderKLFlux2(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        sample_size=16,
+    )
+    return diffusers.Flux2KleinPipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=vae,
+        text_encoder=Qwen3ForCausalLM(Qwen3Config(**_sizes(28))),
+        tokenizer=_tokenizer(),
+    )
+
+
+def _qwen_vae(halvings: int = 1) -> Any:
+    return diffusers.AutoencoderKLQwenImage(
+        base_dim=8 if halvings == 1 else 2,
+        z_dim=4,
+        dim_mult=[1] * halvings + [4 if halvings > 1 else 1],
+        num_res_blocks=1,
+        temperal_downsample=[False] * halvings,
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.0, 1.5, 0.8, 1.2],
+    )
+
+
+def _qwen_transformer() -> Any:
+    return diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=16,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=HIDDEN,
+        axes_dims_rope=(4, 4, 8),
+    )
+
+
+def _qwen_vl() -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    config = Qwen2_5_VLConfig(
+        text_config=_sizes(
+            2,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [1, 1, 2],
+            },
+        ),
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": HIDDEN,
+            "fullatt_block_indexes": [0],
+        },
+        image_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|image_pad|>"),
+        vision_start_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|vision_start|>"),
+        vision_end_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|vision_end|>"),
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _tokenizer_with_pictures() -> PreTrainedTokenizerFast:
+    tokenizer = _tokenizer(4096)
+    tokenizer.add_special_tokens(
+        {
+            "additional_special_tokens": [
+                "<|image_pad|>",
+                "<|vision_start|>",
+                "<|vision_end|>",
+                "<|video_pad|>",
+            ]
+        }
+    )
+    tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
+    return tokenizer
+
+
+def qwen_image() -> Any:
+    return diffusers.QwenImagePipeline(
+        transformer=parts._lively(_qwen_transformer()),
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=_qwen_vae(),
+        text_encoder=_qwen_vl(),
+        tokenizer=_tokenizer_with_pictures(),
+    )
+
+
+def _save_processor(processor: Any, folder: Path, **_: Any) -> None:
+    processor.image_processor.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+
+
+def qwen_image_edit() -> Any:
+    """Write Qwen-Image's editing, whose VAE halves five times: it reads images of 1024x1024."""
+    from transformers import Qwen2VLProcessor
+    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
+
+    processor = without_videos(Qwen2VLProcessor, MODALITY_TO_AUTOPROCESSOR_MAPPING)(
+        image_processor=Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56),
+        tokenizer=_tokenizer_with_pictures(),
+    )
+    processor.save_pretrained = functools.partial(_save_processor, processor)
+    return diffusers.QwenImageEditPipeline(
+        transformer=parts._lively(_qwen_transformer()),
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=_qwen_vae(5),
+        text_encoder=_qwen_vl(),
+        tokenizer=_tokenizer_with_pictures(),
+        processor=processor,
+    )
+
+
+def z_image() -> Any:
+    model = diffusers.ZImageTransformer2DModel(
+        in_channels=16,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=HIDDEN,
+        axes_dims=[4, 4, 8],
+        axes_lens=[256, 64, 64],
+    )
+    return diffusers.ZImagePipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=parts._vae(16, shift_factor=0.06),
+        text_encoder=Qwen3ForCausalLM(Qwen3Config(**_sizes(2))).model,
+        tokenizer=_tokenizer(),
+    )
+
+
+def _dc() -> AutoencoderDC:
+    """Return a VAE that halves five times: Sana takes multiples of 32 pixels only."""
+    return AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=("ResBlock",) * 5 + ("EfficientViTBlock",),
+        decoder_block_types=("ResBlock",) * 5 + ("EfficientViTBlock",),
+        encoder_block_out_channels=(4,) * 5 + (8,),
+        decoder_block_out_channels=(4,) * 5 + (8,),
+        encoder_layers_per_block=(1,) * 6,
+        decoder_layers_per_block=(1,) * 6,
+        encoder_qkv_multiscales=((),) * 5 + ((5,),),
+        decoder_qkv_multiscales=((),) * 5 + ((5,),),
+        downsample_block_type="conv",
+        upsample_block_type="interpolate",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+        scaling_factor=0.41407,
+    )
+
+
+def _sana_transformer(**fields: Any) -> Any:
+    return diffusers.SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_layers=2,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=HIDDEN,
+        sample_size=8,
+        **fields,
+    )
+
+
+def sana() -> Any:
+    return diffusers.SanaPipeline(
+        transformer=parts._lively(_sana_transformer()),
+        scheduler=_flow(shift=3.0),
+        vae=_dc(),
+        text_encoder=_gemma(),
+        tokenizer=_tokenizer(2048),
+    )
+
+
+def sana_sprint() -> Any:
+    return diffusers.SanaSprintPipeline(
+        transformer=parts._lively(
+            _sana_transformer(guidance_embeds=True, qk_norm="rms_norm_across_heads")
+        ),
+        scheduler=diffusers.SCMScheduler(),
+        vae=_dc(),
+        text_encoder=_gemma(),
+        tokenizer=_tokenizer(2048),
+    )
+
+
+def lumina_2() -> Any:
+    model = diffusers.Lumina2Transformer2DModel(
+        sample_size=8,
+        in_channels=4,
+        hidden_size=24,
+        num_layers=2,
+        num_refiner_layers=1,
+        num_attention_heads=3,
+        num_kv_heads=1,
+        multiple_of=2,
+        axes_dim_rope=(4, 2, 2),
+        axes_lens=(512, 64, 64),
+        cap_feat_dim=HIDDEN,
+    )
+    return diffusers.Lumina2Pipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(),
+        vae=_deep_vae(shift_factor=0.06),
+        text_encoder=_gemma(),
+        tokenizer=_tokenizer(),
+    )
+
+
+def pixart_alpha() -> Any:
+    model = diffusers.PixArtTransformer2DModel(
+        sample_size=8,
+        num_layers=2,
+        patch_size=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        in_channels=4,
+        out_channels=8,
+        cross_attention_dim=32,
+        caption_channels=HIDDEN,
+        use_additional_conditions=False,
+    )
+    return diffusers.PixArtAlphaPipeline(
+        transformer=parts._lively(model),
+        scheduler=parts.SCHEDULERS["dpm"](),
+        vae=parts._vae(),
+        text_encoder=parts._t5(),
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def hidream() -> Any:
+    model = diffusers.HiDreamImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        caption_channels=[HIDDEN, HIDDEN],
+        text_emb_dim=2 * HIDDEN,
+        num_routed_experts=4,
+        num_activated_experts=2,
+        axes_dims_rope=(4, 2, 2),
+        max_resolution=(32, 32),
+        llama_layers=[0, 1],
+        force_inference_output=True,
+    )
+    return diffusers.HiDreamImagePipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(),
+        vae=parts._vae(scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=parts._clip(CLIPTextModelWithProjection, 256),
+        tokenizer=parts._clip_tokenizer(),
+        text_encoder_2=parts._clip(CLIPTextModelWithProjection, 256),
+        tokenizer_2=parts._clip_tokenizer(),
+        text_encoder_3=parts._t5(),
+        tokenizer_3=parts._t5_tokenizer(),
+        text_encoder_4=LlamaForCausalLM(LlamaConfig(**_sizes(2))),
+        tokenizer_4=_tokenizer(),
+    )
+
+
+def aura_flow() -> Any:
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    model = diffusers.AuraFlowTransformer2DModel(
+        sample_size=8,
+        in_channels=4,
+        num_mmdit_layers=1,
+        num_single_dit_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=HIDDEN,
+        caption_projection_dim=32,
+        pos_embed_max_size=256,
+    )
+    encoder = UMT5EncoderModel(
+        UMT5Config(vocab_size=64, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    )
+    return diffusers.AuraFlowPipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(),
+        vae=parts._vae(),
+        text_encoder=encoder,
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def cogview_4() -> Any:
+    from transformers import GlmConfig, GlmModel
+
+    model = diffusers.CogView4Transformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        text_embed_dim=HIDDEN,
+        time_embed_dim=16,
+        condition_dim=8,
+        pos_embed_max_size=32,
+        sample_size=8,
+        rope_axes_dim=(16, 16),
+    )
+    return diffusers.CogView4Pipeline(
+        transformer=parts._lively(model),
+        scheduler=_flow(use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75),
+        vae=parts._vae(),
+        text_encoder=GlmModel(GlmConfig(**_sizes(2))),
+        tokenizer=_tokenizer(side="left"),
+    )
+
+
+def latent_consistency() -> Any:
+    return diffusers.LatentConsistencyModelPipeline(
+        vae=parts._vae(),
+        text_encoder=parts._clip(CLIPTextModel),
+        tokenizer=parts._clip_tokenizer(),
+        unet=parts._unet(cross_attention_dim=HIDDEN, time_cond_proj_dim=8),
+        scheduler=parts.SCHEDULERS["lcm"](),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+Maker = Callable[[], Any]
+# Pipelines by class name: what makes them, and the name of the class whose modules they have.
+MAKERS: dict[str, Maker] = {
+    "StableDiffusion3Pipeline": stable_diffusion_3_5,
+    "ChromaPipeline": chroma,
+    "Flux2KleinPipeline": flux_2_klein,
+    "QwenImagePipeline": qwen_image,
+    "QwenImageEditPipeline": qwen_image_edit,
+    "ZImagePipeline": z_image,
+    "SanaPipeline": sana,
+    "SanaSprintPipeline": sana_sprint,
+    "Lumina2Pipeline": lumina_2,
+    "PixArtAlphaPipeline": pixart_alpha,
+    "HiDreamImagePipeline": hidream,
+    "AuraFlowPipeline": aura_flow,
+    "CogView4Pipeline": cogview_4,
+    "LatentConsistencyModelPipeline": latent_consistency,
+}
+# Those of `diffusion_checkpoints.py`, which write their folder themselves.
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "StableDiffusionPipeline": parts.stable_diffusion,
+    "StableDiffusionXLPipeline": parts.stable_diffusion_xl,
+    "FluxPipeline": parts.flux,
+    "PixArtSigmaPipeline": parts.pixart,
+}
+# The same modules under another name.
+SAME_MODULES = {
+    "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
+    "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
+    "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLPipeline",
+    "StableDiffusionXLInpaintPipeline": "StableDiffusionXLPipeline",
+    "StableDiffusion3Img2ImgPipeline": "StableDiffusion3Pipeline",
+    "StableDiffusion3InpaintPipeline": "StableDiffusion3Pipeline",
+    "FluxImg2ImgPipeline": "FluxPipeline",
+    "FluxInpaintPipeline": "FluxPipeline",
+    "FluxKontextPipeline": "FluxPipeline",
+    "FluxKontextInpaintPipeline": "FluxPipeline",
+    "Flux2KleinInpaintPipeline": "Flux2KleinPipeline",
+    "ChromaImg2ImgPipeline": "ChromaPipeline",
+    "ChromaInpaintPipeline": "ChromaPipeline",
+    "QwenImageImg2ImgPipeline": "QwenImagePipeline",
+    "QwenImageInpaintPipeline": "QwenImagePipeline",
+    "QwenImageEditPlusPipeline": "QwenImageEditPipeline",
+    "QwenImageEditInpaintPipeline": "QwenImageEditPipeline",
+    "ZImageImg2ImgPipeline": "ZImagePipeline",
+    "ZImageInpaintPipeline": "ZImagePipeline",
+    "SanaSprintImg2ImgPipeline": "SanaSprintPipeline",
+    "LatentConsistencyModelImg2ImgPipeline": "LatentConsistencyModelPipeline",
+}
+NAMES = sorted({*MAKERS, *WRITERS, *SAME_MODULES})
+
+
+def write(name: str, path: Path) -> Path:
+    """Write a tiny checkpoint of a pipeline class with random weights."""
+    torch.manual_seed(0)
+    base = SAME_MODULES.get(name, name)
+    if base in WRITERS:
+        WRITERS[base](path)
+    else:
+        MAKERS[base]().save_pretrained(path)
+    index = path / "model_index.json"
+    content = json.loads(index.read_text())
+    content["_class_name"] = name
+    index.write_text(json.dumps(content))
+    return path

@@ -1,0 +1,128 @@
+"""Decode steps that are replayed say what steps say that are not, whoever comes, goes and is moved meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet_kernels.runtime import native
+from motet_llm.config import EngineConfig
+from motet_llm.engine import step_memory
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.step_memory import MAX_ROWS, MAX_TOKENS
+from motet_shared.messages import Sampling
+from support.checkpoints.language_checkpoints import tiny_checkpoint
+
+LENGTHS = (3, 9, 17, 30, 5, 12)  # of the prompts; one arrives every fifth step
+
+
+def said(
+    folder: Path, *, period: int = 250, block_size: int = 4, num_blocks: int = 96, **settings: Any
+) -> tuple[Engine, list[Any]]:
+    """An engine that was run, and the tokens and log-probabilities of each of its requests."""
+    config = {
+        "threads": 1,
+        "token_budget": 32,
+        "max_running": 6,
+        "decode_slowdown": 0.0,
+        "prefix_cache": False,
+    }
+    engine = Engine(
+        EngineConfig(
+            model=str(folder), block_size=block_size, num_blocks=num_blocks, **(config | settings)
+        )
+    )
+    answers: list[list[Any]] = [[] for _ in LENGTHS]
+    arrived = steps = 0
+    while engine.has_work or arrived < len(LENGTHS):
+        if arrived < len(LENGTHS) and steps % 5 == 0:
+            sampling = Sampling(
+                max_tokens=8 + 7 * arrived, temperature=0, ignore_eos=True, logprobs=0
+            )
+            engine.add(
+                arrived,
+                [(13 * (i % period) + arrived) % 250 for i in range(LENGTHS[arrived])],
+                sampling,
+            )
+            arrived += 1
+        for output in engine.step():
+            assert output.error is None
+            assert isinstance(output.key, int)
+            answers[output.key] += [(entry.id, entry.logprob) for entry in output.logprobs or []]
+        steps += 1
+        assert steps < 500
+    return engine, answers
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_replayed_steps_say_the_same(
+    family: str, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path)
+    engine, answers = said(folder, weights=weights)
+    assert set(engine.runner._memories) == {((1,) * rows, False) for rows in range(1, MAX_ROWS + 1)}
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
+    plain, expected = said(folder, weights=weights)
+    assert not plain.runner._memories
+    assert answers == expected  # to the bit, log-probabilities too
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_a_stream_with_drafts_is_replayed_by_their_length(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path)
+    drafts: dict[str, Any] = {
+        "period": 4,
+        "speculate": "ngram",
+        "draft_tokens": 9,
+        "always_speculate": True,
+        "max_running": 1,
+    }
+    engine, answers = said(folder, **drafts)
+    kept = {counts for counts, _ in engine.runner._memories}
+    assert {(1,)} < kept <= {(count,) for count in range(1, MAX_TOKENS + 1)}
+    monkeypatch.setattr(step_memory, "MAX_TOKENS", 1)
+    plain, expected = said(folder, **drafts)
+    assert set(plain.runner._memories) == {((1,), False)}
+    assert plain.stats()["drafted_tokens"] == engine.stats()["drafted_tokens"]
+    assert answers == expected  # to the bit, log-probabilities too
+
+
+def test_requests_that_lose_their_blocks_are_replayed_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    engine, answers = said(folder, num_blocks=24)
+    assert engine.stats()["preemptions"] > 0
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
+    assert answers == said(folder, num_blocks=24)[1]
+
+
+def test_a_profile_sees_every_kernel(tmp_path: Path) -> None:
+    """A replayed step would be a single call to it."""
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    with native.named_calls():
+        engine, _ = said(folder)
+    assert not engine.runner._memories
+
+
+def test_a_model_on_its_twins_is_not_replayed(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    native.select("off")
+    try:
+        engine, _ = said(folder)
+    finally:
+        native.select("")
+    assert not engine.runner._memories
+
+
+def test_another_cache_has_steps_of_its_own(tmp_path: Path) -> None:
+    runner = said(tiny_checkpoint("qwen3", tmp_path))[0].runner
+    own = runner._memories
+    with runner.other_caches(2, 16):
+        assert not runner._memories
+    assert runner._memories is own

@@ -1,0 +1,43 @@
+"""Test the NATS transport against a server that records the order of commands."""
+
+from __future__ import annotations
+
+from asyncio import StreamReader, StreamWriter
+
+from motet_shared.wire.transport import NatsTransport
+from support.peers.stream_server import listening
+
+_INFO = (
+    b'INFO {"server_id":"x","version":"2.12.0","proto":1,"headers":true,"max_payload":1048576}\r\n'
+)
+
+
+class RecordingServer:
+    """Answer pings as a NATS server does. answered: the commands received before the last PING."""
+
+    def __init__(self) -> None:
+        self._received: list[bytes] = []
+        self.answered: list[bytes] = []
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Serve one connection until it ends."""
+        writer.write(_INFO)
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                self.answered = list(self._received)
+                writer.write(b"PONG\r\n")
+            else:
+                self._received.append(line.strip())
+
+
+async def test_a_flush_covers_a_subscription() -> None:
+    """What subscribes and flushes receives what is published from then on."""
+    recording = RecordingServer()
+    async with listening(recording.serve) as port:
+        transport = await NatsTransport.connect(
+            f"nats://127.0.0.1:{port}", name="test", inbox_prefix="_INBOX"
+        )
+        await transport.subscribe("subject", lambda message: None)
+        await transport.flush()
+        assert b"SUB subject  1" in recording.answered
+        await transport.close()
