@@ -99,6 +99,14 @@ Other classes of transformers that read pictures beside text, and why their pict
 | `model_type` | class | reason |
 |---|---|---|"""
 
+REFUSED_SOUND = """
+## Refused with sound
+
+Other classes of transformers that hear beside text, and why their sound is refused.
+
+| `model_type` | class | reason |
+|---|---|---|"""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -177,6 +185,8 @@ def page() -> str:
     lines += ["| " + " | ".join(cells) + " |" for cells in sorted(refused)]
     lines += [REFUSED_PICTURES]
     lines += ["| " + " | ".join(cells) + " |" for cells in sights.rows() if cells[2] != "exact"]
+    lines += [REFUSED_SOUND]
+    lines += ["| " + " | ".join(row) + " |" for row in sights.sound_rows() if row[2] != "exact"]
     return "\n".join(lines) + "\n"
 
 

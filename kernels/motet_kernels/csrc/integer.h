@@ -16,7 +16,8 @@ INLINE word low_nibbles(word x) { return _mm512_and_si512(x, wset(0x0f0f0f0f)); 
 INLINE word high_nibbles(word x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
 INLINE vec to_float(word x) { return _mm512_cvtepi32_ps(x); }
 #if defined(__AVX512VNNI__)
-// Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack.
+// Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack. So are
+// the additions below.
 INLINE word dot(word sum, word w, word x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
     return sum;
@@ -69,13 +70,22 @@ INLINE word dot(word sum, word w, word x) {
 // Products of nibbles (0 to 15) and input bytes. `gather` adds up at most eight of them per byte of a word, which is what a
 // group of int4 has; `gathered` are then the sums of the words. 8 · 2 · 15 · 127 fits into 16 bits.
 #if defined(__AVX512VNNI__) || !defined(__AVX2__)
+constexpr bool GATHERS16 = false;
 INLINE word gather(word sum, word w, word x) { return dot(sum, w, x); }
 INLINE word gathered(word sum) { return sum; }
 #elif defined(__AVX512F__)
-INLINE word gather(word sum, word w, word x) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x)); }
+constexpr bool GATHERS16 = true;
+INLINE word gather(word sum, word w, word x) {
+    asm("vpaddw %1, %0, %0" : "+v"(sum) : "v"(_mm512_maddubs_epi16(w, x)));
+    return sum;
+}
 INLINE word gathered(word sum) { return _mm512_madd_epi16(sum, wset(0x00010001)); }
 #else
-INLINE word gather(word sum, word w, word x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
+constexpr bool GATHERS16 = true;
+INLINE word gather(word sum, word w, word x) {
+    asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(_mm256_maddubs_epi16(w, x)));
+    return sum;
+}
 INLINE word gathered(word sum) { return _mm256_madd_epi16(sum, wset(0x00010001)); }
 #endif
 
@@ -87,16 +97,22 @@ INLINE word pairs(word sum, word w, word x) {
     return sum;
 }
 #else
-INLINE word pairs(word sum, word w, word x) { return wadd(sum, _mm512_madd_epi16(w, x)); }
+INLINE word pairs(word sum, word w, word x) {
+    asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(_mm512_madd_epi16(w, x)));
+    return sum;
+}
 #endif
 INLINE word even(word x) { return _mm512_and_si512(x, wset(0x00ff00ff)); }
-INLINE word odd(word x) { return even(_mm512_srli_epi16(x, 8)); }
+INLINE word odd(word x) { return _mm512_srli_epi16(x, 8); }
 INLINE word wload(const int32_t* p) { return _mm512_loadu_si512(p); }
 INLINE void wstore(int32_t* p, word x) { _mm512_storeu_si512(p, x); }
 #elif defined(__AVX2__)
-INLINE word pairs(word sum, word w, word x) { return wadd(sum, _mm256_madd_epi16(w, x)); }
+INLINE word pairs(word sum, word w, word x) {
+    asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(w, x)));
+    return sum;
+}
 INLINE word even(word x) { return _mm256_and_si256(x, wset(0x00ff00ff)); }
-INLINE word odd(word x) { return even(_mm256_srli_epi16(x, 8)); }
+INLINE word odd(word x) { return _mm256_srli_epi16(x, 8); }
 INLINE word wload(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 INLINE void wstore(int32_t* p, word x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 #else

@@ -47,15 +47,16 @@ struct Halved {
 };
 
 // ------------------------------------------------------------------------------------------------------------- codes
-// STEP: bytes of a panel's group. TOP: the largest input, so that no sum overflows. HALVES: whether the sums of half a
-// group must be taken before the next. ROWS: of a tile.
+// STEP: bytes of a panel's group. TOP: the largest input, so that no sum overflows. HALVES: whether each half of a group
+// has numbers of its own. SPLIT: whether the sums of a half must be taken before the next, to fit. SUMS16: whether a
+// word sums in two lanes of 16 bits. ROWS: of a tile.
 
 // Codes of 4 bits that are their own levels, 0 to 15, times bytes.
 template <bool H>
 struct Nibbles : Whole {
     static constexpr int64_t STEP = 512;
-    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : 6;
-    static constexpr bool HALVES = H;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : H ? 4 : 3;
+    static constexpr bool HALVES = H, SPLIT = false, SUMS16 = GATHERS16;
     using Weights = word;
     INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
         const word both = wload(at + k * PANEL * 4);
@@ -66,9 +67,12 @@ struct Nibbles : Whole {
 };
 
 // The same with a table of levels from 0 to 32.
-struct LowTable : Nibbles<true> {  // 4 · 2 · 32 · 127 fits into 16 bits
-    INLINE Weights load(const uint8_t* at, const int8_t* table, int k, bool second) {
-        return lookup(table, Nibbles<true>::load(at, table, k, second));
+template <bool H>
+struct LowTable : Nibbles<H> {
+    static constexpr int ROWS = W == 16 ? 8 : 4;
+    static constexpr bool SPLIT = GATHERS16;  // 4 · 2 · 32 · 127 fits into 16 bits
+    INLINE word load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return lookup(table, Nibbles<H>::load(at, table, k, second));
     }
 };
 
@@ -77,7 +81,7 @@ template <bool H>
 struct Bytes : Halved {
     static constexpr int64_t STEP = 1024;
     static constexpr int TOP = 32767, ROWS = W == 16 ? 8 : 4;
-    static constexpr bool HALVES = H;
+    static constexpr bool HALVES = H, SPLIT = false, SUMS16 = false;
     using Weights = Pair;
     INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
         return wide(wload(at + (k + second * WORDS_OF_HALF) * PANEL * 4));
@@ -108,7 +112,7 @@ struct ByteTable : Bytes<H> {
 struct WideTable : Halved {
     static constexpr int64_t STEP = 512;
     static constexpr int TOP = 8191, ROWS = W == 16 ? 8 : 4;
-    static constexpr bool HALVES = false;
+    static constexpr bool HALVES = false, SPLIT = false, SUMS16 = false;
     using Weights = Pair;
     INLINE Weights load(const uint8_t* at, const int8_t* table, int k, bool second) {
         const word code = Nibbles<false>::load(at, table, k, second);
@@ -131,10 +135,14 @@ struct CodesProduct : Product {
     int64_t groups;        // of 32 inputs
     int words;             // of input per word of codes
     float top;             // what the largest input of a group becomes
-    // The quantized input, by tiles: [groups][8][words][rows], [groups][rows] and [groups][2][rows].
+    bool apart, lanes;     // whether halves of a group are summed apart; whether a word sums in two lanes
+    // The quantized input, by tiles: [groups][8][words][rows] and [groups][rows] scales; [groups][2][rows] words that sums of
+    // halves begin with, which take the offset off the levels, and sums of inputs times their scale. Where halves are not
+    // apart, the first ones are of the group.
     int32_t* packed;
     float* row_scales;
-    int32_t* row_sums;
+    int32_t* row_begins;
+    float* row_sums;
     Tiles tiles{0, 1};
 
     template <typename T>
@@ -156,8 +164,10 @@ struct CodesProduct : Product {
                 row_scales[at] = quantize(from + begin, std::min(GROUP, K - begin), top, line + begin, &sum) * unit;
                 int32_t half = 0;
                 for (int i = 0; i < GROUP / 2; i++) half += line[begin + i];
-                int32_t* sums = row_sums + 2 * (row * groups + g * rows) + m;
-                sums[0] = half, sums[rows] = sum - half;
+                const int32_t first = apart ? half : sum, second = apart ? sum - half : 0;
+                const int64_t to = 2 * (row * groups + g * rows) + m;
+                row_begins[to] = beginning(first), row_begins[to + rows] = beginning(second);
+                row_sums[to] = row_scales[at] * float(first), row_sums[to + rows] = row_scales[at] * float(second);
             }
             spread(line, packed + (row * groups * WORDS * words) + m, rows);
         }
@@ -168,18 +178,18 @@ struct CodesProduct : Product {
     template <class Codes>
     void compute(int64_t start, int64_t end) const {
         alignas(64) float out[2 * MAX_TILE * PANEL];
-        const int64_t wide = tiles.count == 1 && M == 1 ? 2 : 1, numbers = scales.groups * PANEL;
+        const int64_t wide = tiles.count == 1 && M == 1 ? 2 : 1, numbers = numbers_of_panel();
         float* decoded = panel_numbers.get<float>(2 * (shifts.fine ? 2 : 1) * numbers);
         for (int64_t panel = start, taken; panel < end; panel += taken) {
             taken = wide <= end - panel ? wide : 1;
             for (int64_t p = 0; p < taken; p++) {
-                scales.decode(first_panel + panel + p, decoded + p * numbers);
-                if (shifts.fine) shifts.decode(first_panel + panel + p, decoded + (2 + p) * numbers);
+                decode(scales, panel + p, decoded + p * numbers);
+                if (shifts.fine) decode(shifts, panel + p, decoded + (2 + p) * numbers);
             }
             for (int64_t t = 0; t < tiles.count; t++) {
                 const int rows = tiles.size(t);
                 auto tile = tile_for<Codes>(rows, taken == 1, std::make_integer_sequence<int, Codes::ROWS>());
-                const bool next = t == 0 && panel + 1 < end;
+                const bool next = t == 0 && panel + taken < end;
                 for (int part = 0; part < PARTS; part++) tile(*this, panel, part, tiles.start(t), next, decoded, out);
                 for (int64_t p = 0; p < taken; p++)
                     finish(out + p * rows * PANEL, tiles.start(t), rows, (panel + p) * PANEL);
@@ -188,9 +198,25 @@ struct CodesProduct : Product {
     }
 
     static constexpr int MAX_TILE = W == 16 ? 8 : 6;
-    static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_line, sorted_line, panel_numbers;
+    static thread_local Scratch packed_words, packed_scales, packed_begins, packed_sums, quantized_line, sorted_line,
+        panel_numbers;
 
   private:
+    // Groups of 16 in pairs: the last may have none beside it, and then inputs of zero.
+    int64_t numbers_of_panel() const { return (scales.groups + scales.groups % 2) * PANEL; }
+
+    void decode(const Numbers& from, int64_t panel, float* to) const {
+        from.decode(first_panel + panel, to);
+        std::fill(to + scales.groups * PANEL, to + numbers_of_panel(), 0.0f);
+    }
+
+    // In two lanes: with codes from 0 to 15 each stays within 16 · 127 · 15 for the offset 8, and for no other is it more.
+    int32_t beginning(int32_t sum) const {
+        if (!lanes) return -offset * sum;
+        const uint32_t lane = uint16_t(-offset / 2 * sum);
+        return int32_t(lane | lane << 16);
+    }
+
     void spread(const int16_t* line, int32_t* to, int rows) const {
         for (int64_t k = 0; k < groups * WORDS; k++, line += 4) {
             if (words == 1) {
@@ -203,6 +229,25 @@ struct CodesProduct : Product {
         }
     }
 
+    // Fetches the scales and shifts of the panels behind `count` panels, a group's share at a time.
+    struct Fetch {
+        const char *scales, *shifts;
+        int64_t scale_bytes, shift_bytes;  // per 32 inputs
+
+        Fetch(const CodesProduct& product, int64_t panel, int64_t count)
+            : scales(nullptr), shifts(nullptr), scale_bytes(0), shift_bytes(0) {
+            if (!count) return;
+            const int64_t at = product.first_panel + panel + count;
+            scales = product.scales.bytes(at), scale_bytes = count * product.scales.panel_bytes() / product.groups;
+            if (product.shifts.fine)
+                shifts = product.shifts.bytes(at), shift_bytes = count * product.shifts.panel_bytes() / product.groups;
+        }
+        inline __attribute__((always_inline)) void group(int64_t g) const {
+            for (int64_t b = 0; b < scale_bytes; b += 64) __builtin_prefetch(scales + g * scale_bytes + b, 0, 2);
+            for (int64_t b = 0; b < shift_bytes; b += 64) __builtin_prefetch(shifts + g * shift_bytes + b, 0, 2);
+        }
+    };
+
     using Tile = void (*)(const CodesProduct&, int64_t, int, int64_t, bool, const float*, float*);
 
     template <class Codes, int... I>
@@ -213,49 +258,96 @@ struct CodesProduct : Product {
     }
 
     // MR rows times the columns of a part of NP panels: out [NP][MR][PANEL]. The parts of the `next` panel are fetched as
-    // in linear_float.cpp. Sums over groups stay in `out`, so that a tile's registers hold one group's.
+    // in linear_float.cpp, by the first part for all. Totals of few rows stay in registers, others in `out`, so that a
+    // tile's registers hold one group's sums.
     template <class Codes, int MR, int NP>
     static void tile(const CodesProduct& product, int64_t panel, int part, int64_t row, bool next, const float* decoded,
                      float* out) {
+        constexpr bool FEW = NP * MR * NV <= 6;
         const int64_t groups = product.groups, panel_bytes = groups * Codes::STEP;
         const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
-        const uint8_t* ahead = weights + (next ? panel_bytes : 0);
+        // Whole panels ahead, in equal steps over all parts, where second-level caches have room for these.
+        const bool whole = NP == 1 || panel_bytes <= 1 << 16;
+        const uint8_t* ahead = product.weights + (panel + (next ? NP : 0)) * panel_bytes;
         const int32_t* input = product.packed + row * groups * WORDS * Codes::WORDS;
         const float* row_scales = product.row_scales + row * groups;
-        const int32_t* row_sums = product.row_sums + 2 * row * groups;
+        const int32_t* begins = product.row_begins + 2 * row * groups;
+        const float* row_sums = product.row_sums + 2 * row * groups;
         const bool halves = product.group < GROUP;
-        const int64_t per = std::max<int64_t>(1, product.group / GROUP);
-        const int64_t numbers = product.scales.groups * PANEL;
+        const int64_t per = std::max<int64_t>(1, product.group / GROUP), numbers = product.numbers_of_panel();
+        const Fetch fetch(product, panel, next ? NP : 0);
         int64_t left = per;
         const float* scale = decoded + part * NV * W;
         const float* shift = product.shifts.fine ? scale + 2 * numbers : nullptr;
         out += part * NV * W;
-        UNROLL for (int i = 0; i < NP * MR * NV; i++) vstore(out + i / NV * PANEL + i % NV * W, vset(0.0f));
+        vec total[FEW ? NP * MR * NV : 1];
+        UNROLL for (int i = 0; i < NP * MR * NV; i++) {
+            if constexpr (FEW) total[i] = vset(0.0f);
+            else vstore(out + i / NV * PANEL + i % NV * W, vset(0.0f));
+        }
         for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
+            if (part == 0) fetch.group(g);
             UNROLL for (int p = 0; p < NP; p++) {
                 const uint8_t* at = weights + p * panel_bytes;
-                UNROLL for (int line = 0; line < Codes::STEP / 64; line++) {
-                    const uint8_t* apart = ahead + (line * groups + g) * 64;
-                    __builtin_prefetch(NP > 1 ? at + 4096 + line * 64 : apart, 0, 2);
-                    __builtin_prefetch(at + 1024 + line * 64);
-                }
+                constexpr int LINES = Codes::STEP / 64, SHARE = LINES / PARTS;
+                if (whole)
+                    UNROLL for (int line = 0; line < SHARE; line++)
+                        __builtin_prefetch(ahead + p * panel_bytes + ((part * SHARE + line) * groups + g) * 64, 0, 2);
+                else if (part == 0)
+                    UNROLL for (int line = 0; line < LINES; line++) __builtin_prefetch(at + 4096 + line * 64, 0, 2);
+                UNROLL for (int line = 0; line < Codes::STEP / 64; line += PARTS) __builtin_prefetch(at + 1024 + line * 64);
                 word sum[MR * NV];
-                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(0);
+                vec first[Codes::HALVES ? MR * NV : 1], scales[NV];
+                word taken[Codes::SPLIT ? MR * NV : 1];
+                UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + p * numbers + v * W);
+                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[i / NV]);
                 product.half<Codes, MR, false>(at, input, sum);
-                float* to = out + p * MR * PANEL;
-                const float *scales = scale + p * numbers, *shifts = shift ? shift + p * numbers : nullptr;
-                if (Codes::HALVES) {
-                    product.add<Codes, MR>(sum, scales, shifts, row_scales, row_sums, nullptr, to);
-                    UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(0);
+                if constexpr (Codes::HALVES) {
+                    UNROLL for (int i = 0; i < MR * NV; i++) first[i] = to_float(Codes::done(sum[i])) * scales[i % NV];
+                    UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + p * numbers + PANEL + v * W);
+                } else if constexpr (Codes::SPLIT) {
+                    UNROLL for (int i = 0; i < MR * NV; i++) taken[i] = Codes::done(sum[i]);
                 }
+                if constexpr (Codes::HALVES || Codes::SPLIT)
+                    UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[MR + i / NV]);
                 product.half<Codes, MR, true>(at, input + WORDS_OF_HALF * Codes::WORDS * MR, sum);
-                const int32_t* second = row_sums + MR;
-                if (halves) scales += PANEL, shifts += shifts ? PANEL : 0;
-                product.add<Codes, MR>(sum, scales, shifts, row_scales, Codes::HALVES ? second : row_sums,
-                                       Codes::HALVES ? nullptr : second, to);
+                UNROLL for (int m = 0; m < MR; m++) {
+                    const vec by = vset(row_scales[m]);
+                    UNROLL for (int v = 0; v < NV; v++) {
+                        const int i = m * NV + v;
+                        float* to = out + (p * MR + m) * PANEL + v * W;
+                        vec value = FEW ? total[FEW ? p * MR * NV + i : 0] : vload(to);
+                        word whole = Codes::done(sum[i]);
+                        if constexpr (Codes::SPLIT && !Codes::HALVES) whole = wadd(whole, taken[i]);
+                        if constexpr (Codes::HALVES)
+                            value = fma(fma(to_float(whole), scales[v], first[i]), by, value);
+                        else
+                            value = fma(to_float(whole), scales[v] * by, value);
+                        if constexpr (FEW) total[p * MR * NV + i] = value;
+                        else vstore(to, value);
+                    }
+                }
+                if (shift) {
+                    const float* shifts = shift + p * numbers;
+                    float* to = out + p * MR * PANEL;
+                    UNROLL for (int m = 0; m < MR; m++) {
+                        const vec x = vset(row_sums[m]), more = vset(row_sums[MR + m]);
+                        UNROLL for (int v = 0; v < NV; v++) {
+                            vec& kept = total[FEW ? (p * MR + m) * NV + v : 0];
+                            if constexpr (!FEW) kept = vload(to + m * PANEL + v * W);
+                            kept = fma(vload(shifts + v * W), x, kept);
+                            if constexpr (Codes::HALVES)
+                                kept = fma(vload(shifts + PANEL + v * W), more, kept);
+                            else if constexpr (Codes::SPLIT)
+                                kept = fma(vload(shifts + v * W), more, kept);
+                            if constexpr (!FEW) vstore(to + m * PANEL + v * W, kept);
+                        }
+                    }
+                }
             }
             input += WORDS * Codes::WORDS * MR;
             row_scales += MR;
+            begins += 2 * MR;
             row_sums += 2 * MR;
             if (halves || --left == 0) {
                 scale += halves ? 2 * PANEL : PANEL;
@@ -263,49 +355,36 @@ struct CodesProduct : Product {
                 left = per;
             }
         }
+        if constexpr (FEW)
+            UNROLL for (int i = 0; i < NP * MR * NV; i++) vstore(out + i / NV * PANEL + i % NV * W, total[i]);
     }
 
-    // Adds the products of half a group. A loop, not unrolled: unrolled, all inputs would be fetched ahead and not fit into
-    // the registers.
+    // Adds the products of half a group. A loop for many rows, not unrolled: unrolled, all inputs would be fetched ahead and
+    // not fit into the registers.
     template <class Codes, int MR, bool SECOND>
     inline __attribute__((always_inline)) void half(const uint8_t* at, const int32_t* input, word* sums) const {
         word sum[MR * NV];
         UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = sums[i];
-#pragma GCC unroll 1
-        for (int k = 0; k < WORDS_OF_HALF; k++, input += Codes::WORDS * MR) {
+        auto step = [&](int k) __attribute__((always_inline)) {
             typename Codes::Weights w[NV];
             UNROLL for (int v = 0; v < NV; v++) w[v] = Codes::load(at + v * W * 4, table, k, SECOND);
             UNROLL for (int m = 0; m < MR; m++) {
-                const auto x = Codes::input(input + m, MR);
+                const auto x = Codes::input(input + k * Codes::WORDS * MR + m, MR);
                 UNROLL for (int v = 0; v < NV; v++) sum[m * NV + v] = Codes::add(sum[m * NV + v], w[v], x);
             }
+        };
+        if constexpr (MR <= 2 || Codes::WORDS == 1) {
+            UNROLL for (int k = 0; k < WORDS_OF_HALF; k++) step(k);
+        } else {
+#pragma GCC unroll 1
+            for (int k = 0; k < WORDS_OF_HALF; k++) step(k);
         }
         UNROLL for (int i = 0; i < MR * NV; i++) sums[i] = sum[i];
     }
-
-    // out += scale · (sums - offset · Σx) + shift · Σx for one group, or a half of one. `more`: sums of x to add, or null.
-    template <class Codes, int MR>
-    inline __attribute__((always_inline)) void add(const word* sum, const float* scales, const float* shifts,
-                                                   const float* row_scales, const int32_t* row_sums, const int32_t* more,
-                                                   float* out) const {
-        vec scale[NV];
-        UNROLL for (int v = 0; v < NV; v++) scale[v] = vload(scales + v * W);
-        UNROLL for (int m = 0; m < MR; m++) {
-            const int32_t total = row_sums[m] + (more ? more[m] : 0);
-            const word away = wset(-offset * total);
-            const vec by = vset(row_scales[m]), all = vset(row_scales[m] * float(total));
-            UNROLL for (int v = 0; v < NV; v++) {
-                float* to = out + m * PANEL + v * W;
-                vec value = fma(to_float(wadd(Codes::done(sum[m * NV + v]), away)), scale[v] * by, vload(to));
-                if (shifts) value = fma(vload(shifts + v * W), all, value);
-                vstore(to, value);
-            }
-        }
-    }
 };
 
-thread_local Scratch CodesProduct::packed_words, CodesProduct::packed_scales, CodesProduct::packed_sums,
-    CodesProduct::quantized_line, CodesProduct::sorted_line, CodesProduct::panel_numbers;
+thread_local Scratch CodesProduct::packed_words, CodesProduct::packed_scales, CodesProduct::packed_begins,
+    CodesProduct::packed_sums, CodesProduct::quantized_line, CodesProduct::sorted_line, CodesProduct::panel_numbers;
 
 // The products of the experts, or of the one matrix, that have rows.
 template <class Codes>
@@ -314,7 +393,10 @@ void run(CodesProduct one, const Experts& experts) {
     one.top = Codes::TOP;
     one.packed = CodesProduct::packed_words.get<int32_t>(one.M * one.groups * WORDS * Codes::WORDS);
     one.row_scales = CodesProduct::packed_scales.get<float>(one.M * one.groups);
-    one.row_sums = CodesProduct::packed_sums.get<int32_t>(one.M * one.groups * 2);
+    one.row_begins = CodesProduct::packed_begins.get<int32_t>(one.M * one.groups * 2);
+    one.row_sums = CodesProduct::packed_sums.get<float>(one.M * one.groups * 2);
+    one.apart = Codes::HALVES || Codes::SPLIT;
+    one.lanes = Codes::SUMS16;
     const int64_t panels = (one.N + PANEL - 1) / PANEL;
     experts.run(
         one, STREAM_CHUNK,
@@ -323,6 +405,7 @@ void run(CodesProduct one, const Experts& experts) {
             product.first_panel = expert * panels;
             product.packed += row * one.groups * WORDS * Codes::WORDS;
             product.row_scales += row * one.groups;
+            product.row_begins += row * one.groups * 2;
             product.row_sums += row * one.groups * 2;
             product.tiles = Tiles(product.M, Codes::ROWS);
         },
@@ -361,7 +444,7 @@ EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t
     switch (kind) {
         case 0: halves ? run<Nibbles<true>>(one, all) : run<Nibbles<false>>(one, all); break;
         case 1: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
-        case 2: run<LowTable>(one, all); break;
+        case 2: halves ? run<LowTable<true>>(one, all) : run<LowTable<false>>(one, all); break;
         case 3: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
         case 4: run<WideTable>(one, all); break;
         default: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all);

@@ -33,6 +33,10 @@ struct Numbers {
     const float* coarse;
     int64_t groups, span;
 
+    // Where a panel's own numbers lie, and how many bytes they take.
+    const char* bytes(int64_t panel) const { return static_cast<const char*>(fine) + panel * panel_bytes(); }
+    int64_t panel_bytes() const { return groups * 32 * (kind == FLOAT32 ? 4 : kind == LEVELS ? 1 : 2); }
+
     // All of a panel, [groups][32].
     void decode(int64_t panel, float* to) const {
         const int64_t begin = panel * groups * 32, spans = (groups + span - 1) / span;

@@ -21,7 +21,7 @@ from torch import Tensor
 from motet_kernels.linear import panels
 from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_input_order
 from motet_kernels.linear.levels import BYTE, LEVELS, LOW, WIDE
-from motet_kernels.linear.linear import Linear, rows_of
+from motet_kernels.linear.linear import Linear, input_arguments, output_arguments
 from motet_kernels.linear.quantization import GROUP, round_trip
 from motet_kernels.linear.scales import PackedScales, Scales, repeated
 from motet_kernels.runtime.arguments import FLOATS, is_cpu
@@ -131,15 +131,11 @@ class CodeLinear(Linear):
         """
         native = _CODES.native()
         assert native is not None
-        is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
-        kept_alive, stride = rows_of(x, self.in_features)
-        more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
-        begin = column * out.element_size()
+        _kept, inputs = input_arguments(x, self.in_features)
+        _more, ends = output_arguments(residual, out, column)
+        rows = x.numel() // self.in_features
         native(
-            *(kept_alive.data_ptr(), is_bf16, stride, *self.arguments()),
-            *(None if more is None else more.data_ptr() + begin, more_stride),
-            *(out.data_ptr() + begin, is_bf16, width, None, 1),
-            *(x.numel() // self.in_features, self.out_features, self.in_features),
+            *inputs, *self.arguments(), *ends, None, 1, rows, self.out_features, self.in_features
         )
 
     def arguments(self) -> tuple[float | None, ...]:

@@ -30,7 +30,7 @@ from motet_kernels.linear.group_weights import (
     in_input_order,
 )
 from motet_kernels.linear.levels import LEVELS
-from motet_kernels.linear.linear import Linear, rows_of
+from motet_kernels.linear.linear import Linear, input_arguments, output_arguments
 from motet_kernels.linear.scales import Scales, dense, narrowed
 from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.memory import huge_zeros
@@ -127,16 +127,11 @@ class GroupedLinear(Linear):
         """
         native = _GROUPED.native()
         assert native is not None
-        is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
-        kept_alive, stride = rows_of(x, self.in_features)
-        more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
-        begin = column * out.element_size()
+        _kept, inputs = input_arguments(x, self.in_features)
+        _more, ends = output_arguments(residual, out, column)
         native(
-            *(kept_alive.data_ptr(), is_bf16, stride),
-            *(self.packed.data_ptr(), self.scale_NG.data_ptr()),
-            *(_address(self.order_K), self.group, _address(self.bias_N)),
-            *(None if more is None else more.data_ptr() + begin, more_stride),
-            *(out.data_ptr() + begin, is_bf16, width),
+            *(*inputs, self.packed.data_ptr(), self.scale_NG.data_ptr()),
+            *(_address(self.order_K), self.group, _address(self.bias_N), *ends),
             *(x.numel() // self.in_features, self.out_features, self.in_features),
         )
 

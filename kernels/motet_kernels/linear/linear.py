@@ -104,24 +104,13 @@ class Linear(nn.Module):
         kernel = (_FLOAT if self._exact else _INTEGER).native() if is_cpu(x) else None
         if kernel is None:
             return self.forward_torch(x, residual)
-        is_bf16 = x.dtype == torch.bfloat16
-        held, stride = rows_of(x, self.in_features)
-        more, more_stride = (None, 0) if residual is None else rows_of(residual, self.out_features)
         out = x.new_empty(shape)
+        _kept, inputs = input_arguments(x, self.in_features)
+        _more, ends = output_arguments(residual, out, 0)
         kernel(
-            held.data_ptr(),
-            is_bf16,
-            stride,
-            *self._weights,
-            None if more is None else more.data_ptr(),
-            more_stride,
-            out.data_ptr(),
-            is_bf16,
-            self.out_features,
-            x.numel() // self.in_features,
-            self.out_features,
-            self.in_features,
-        )
+            *inputs, *self._weights, *ends,
+            x.numel() // self.in_features, self.out_features, self.in_features,
+        )  # fmt: skip
         return out
 
     def check(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
@@ -245,3 +234,32 @@ def rows_of(x: Tensor, features: int) -> tuple[Tensor, int]:
     if x_MK.stride(1) != 1 and features > 1:
         x_MK = x_MK.contiguous()
     return x_MK, x_MK.stride(0)
+
+
+Arguments = tuple[int | None, ...]
+
+
+def input_arguments(x: Tensor, features: int) -> tuple[Tensor, Arguments]:
+    """Return rows of `features` numbers, to be kept alive, and a native product's arguments for them.
+
+    They are address, type and stride.
+    """
+    x_MK, stride = rows_of(x, features)
+    return x_MK, (x_MK.data_ptr(), x.dtype == torch.bfloat16, stride)
+
+
+def output_arguments(
+    residual: Tensor | None, out: Tensor, column: int
+) -> tuple[Tensor | None, Arguments]:
+    """Return rows of the residual, to be kept alive, and a native product's arguments for the output.
+
+    They are address and stride of the residual, then address, type and stride of a dense `out`, of
+    which columns from `column` on are written. The residual is as wide as `out`; its same columns
+    are added.
+    """
+    width, begin = out.shape[-1], column * out.element_size()
+    ends = (out.data_ptr() + begin, out.dtype == torch.bfloat16, width)
+    if residual is None:
+        return None, (None, 0, *ends)
+    rows, stride = rows_of(residual, width)
+    return rows, (rows.data_ptr() + begin, stride, *ends)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from motet_pipelines.instances import served
 from motet_shared.errors import Unavailable, UnknownModel
 from motet_shared.messages import ModelCard
 from motet_shared.wire.discovery import Directory
@@ -99,6 +100,18 @@ def accepts_audio(directory: Directory, model: str) -> bool:
     """Return True if chats with a model may hold sound, or if no tokenizer announces it yet."""
     cards = cards_of(directory, model)
     return not cards or any(card.audio for card in cards)
+
+
+def hears(directory: Directory, model: str, *, coming: bool = False) -> bool:
+    """Return True if a model accepts sound now: a tokenizer says so, and an encoder is ready.
+
+    `coming`: an encoder that is starting or restarting counts, too.
+    """
+    base = directory.base_of(model)
+    has_encoder = base in served(directory, "encoder") or (
+        coming and directory.is_coming("encoder", base)
+    )
+    return has_encoder and any(card.audio for card in cards_of(directory, model))
 
 
 def without_encoder(directory: Directory) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from motet_pipelines.chat.models import check_known, servable
+from motet_pipelines.chat.models import check_known, hears, servable
 from motet_pipelines.instances import served
 from motet_shared.errors import Unavailable, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
@@ -16,15 +16,19 @@ SPEECH_MISSING = "speech needs the asr and tts services, which this server does 
 
 @dataclass(frozen=True, slots=True)
 class SpeechServices:
-    """Speech services of a stack: names of models, empty where no service is ready."""
+    """Speech services of a stack: names of models, empty where no service is ready.
+
+    hears: the chat model gets the user's sound itself, so that nothing need be transcribed.
+    """
 
     transcription: str = ""
     turn_detection: bool = False
     speech: str = ""
+    hears: bool = False
 
     @classmethod
-    def find(cls, directory: Directory, *, coming: bool = False) -> SpeechServices:
-        """Return the services that are ready.
+    def find(cls, directory: Directory, *, coming: bool = False, model: str = "") -> SpeechServices:
+        """Return the services that are ready for conversations with the chat model `model`.
 
         `coming`: include those that are starting or restarting; requests for them wait.
         """
@@ -38,7 +42,13 @@ class SpeechServices:
         turn_detection = VAD_MODEL in served(directory, "vad") or (
             coming and directory.is_coming("vad", VAD_MODEL)
         )
-        return cls(first("asr"), turn_detection, first("tts"))
+        can_hear = bool(model) and hears(directory, model, coming=coming)
+        return cls(first("asr"), turn_detection, first("tts"), can_hear)
+
+    @property
+    def listens(self) -> bool:
+        """Return True if sound of the user can be understood: transcribed, or heard by the model."""
+        return bool(self.transcription) or self.hears
 
     @property
     def missing(self) -> list[str]:
@@ -51,10 +61,15 @@ class SpeechServices:
         param: str,
         *,
         transcription: bool = False,
+        listening: bool = False,
         turn_detection: bool = False,
         speech: bool = False,
     ) -> None:
-        """Raise UnsupportedParameter if a service is missing that `param` asks for."""
+        """Raise UnsupportedParameter if a service is missing that `param` asks for.
+
+        listening: to understand the user, for which a model that hears needs no transcription.
+        """
+        transcription |= listening and not self.hears
         wanted = {"asr": transcription, "vad": turn_detection, "tts": speech}
         if missing := [role for role in self.missing if wanted[role]]:
             message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"

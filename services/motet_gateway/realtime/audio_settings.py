@@ -53,11 +53,15 @@ class VoiceId(StrictSettings, frozen=True):
     id: str
 
 
+ModelInput = Literal["audio", "transcript"]
+
+
 class InputPatch(Strict):
     format: Format | UnsetType | None = UNSET
     transcription: InputTranscription | UnsetType | None = UNSET
     noise_reduction: Any = UNSET
     turn_detection: TurnDetection | UnsetType | None = UNSET
+    model_input: ModelInput | UnsetType | None = UNSET  # extension
 
 
 class OutputPatch(Strict):
@@ -74,11 +78,16 @@ class AudioPatch(Strict):
 # ------------------------------------------------------------------------------- effective settings
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """Audio settings of a session, `session.audio`."""
+    """Audio settings of a session, `session.audio`.
+
+    model_input: what the model gets of the user's speech; None: the audio, if it hears and no
+    transcription is set, else the transcript.
+    """
 
     input_format: Format = PCM
     transcription: InputTranscription | None = None
     turn_detection: TurnDetection | None = None
+    model_input: ModelInput | None = None
     output_format: Format = PCM
     voice: str | None = None
     speed: float = 1.0
@@ -92,13 +101,23 @@ class AudioSettings:
         changes |= _output_changes(patch.output, f"{where}.output", speech)
         return replace(self, **changes)
 
+    @property
+    def hears(self) -> bool:
+        """Return True if a model that hears gets the user's audio instead of a transcript."""
+        if self.model_input is None:
+            return self.transcription is None
+        return self.model_input == "audio"
+
     def as_session(self) -> dict[str, Any]:
+        """Return `session.audio`; the extension is shown only to clients that have set it."""
+        extension = {} if self.model_input is None else {"model_input": self.model_input}
         return {
             "input": {
                 "format": wire(self.input_format),
                 "transcription": wire(self.transcription),
                 "noise_reduction": None,
                 "turn_detection": wire(self.turn_detection),
+                **extension,
             },
             "output": self.as_output(),
         }
@@ -122,7 +141,7 @@ def _input_changes(
     if patch.format is not UNSET:
         changes["input_format"] = patch.format or Pcm()
         if patch.format is not None:
-            speech.need(f"{where}.format", transcription=True)
+            speech.need(f"{where}.format", listening=True)
     if patch.transcription is not UNSET:
         changes["transcription"] = patch.transcription
         if patch.transcription is not None:
@@ -130,8 +149,22 @@ def _input_changes(
     if patch.turn_detection is not UNSET:
         changes["turn_detection"] = patch.turn_detection
         if patch.turn_detection is not None:
-            speech.need(f"{where}.turn_detection.type", transcription=True, turn_detection=True)
+            speech.need(f"{where}.turn_detection.type", listening=True, turn_detection=True)
+    if patch.model_input is not UNSET:
+        changes["model_input"] = patch.model_input
+        _check_model_input(patch.model_input, f"{where}.model_input", speech)
     return changes
+
+
+def _check_model_input(wanted: ModelInput | None, param: str, speech: SpeechServices) -> None:
+    """Raise UnsupportedParameter for what the model, or no service here, can do."""
+    if wanted == "transcript":
+        speech.need(param, transcription=True)
+    if wanted == "audio" and not speech.hears:
+        raise UnsupportedParameter(
+            f"`{param}` is 'audio', but the model does not hear, or no encoder is ready; omit it",
+            param=param,
+        )
 
 
 def _output_changes(

@@ -106,7 +106,7 @@ def sounds(item: ClientItem, format: Format) -> dict[int, bytes]:
 
 
 def _check_audio(part: ContentPart, role: str, param: str, speech: SpeechServices) -> None:
-    speech.need(param, transcription=True)
+    speech.need(param, listening=True)
     if part.type != _AUDIO_TYPE.get(role):
         raise BadRequest(
             f"`{param}.type` is {part.type!r}, which a {role} message cannot have",

@@ -1,7 +1,7 @@
 """Handle images in a conversation: `input_image` parts of user items, as data URLs.
 
 They are checked when their item is created, kept with it unchanged, and lent to the model with each
-response. The encoder service decodes the files.
+response, as the sound of the user is that a model hears. The encoder service decodes the files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from motet_gateway.openai.chat_images import Source, read_image
 from motet_gateway.openai.schema import ImageUrl
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
-from motet_pipelines.voice.conversation.history import IMAGE, Item
+from motet_pipelines.voice.conversation.history import IMAGE, Item, without_sound
+from motet_pipelines.voice.conversation.user_sound import media_of
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
@@ -60,7 +61,8 @@ async def _check_part(part: ContentPart, param: str, config: GatewayConfig) -> N
 
 
 def without_files(item: Item) -> Item:
-    """Return an item as events show it, without image data: the client has the files."""
+    """Return an item as events show it, without images and sound: the client has the files."""
+    item = without_sound(item)
     if not any(part["type"] == IMAGE for part in item.get("content", ())):
         return item
     return {
@@ -74,26 +76,21 @@ def without_files(item: Item) -> Item:
 async def shown(
     messages: list[dict[str, Any]], config: GatewayConfig
 ) -> tuple[list[dict[str, Any]], list[InputMedia]]:
-    """Return chat messages with a placeholder for each image, and the images in their order."""
-    plain, pictures = [], []
+    """Return chat messages with placeholders for images and recordings, and these in their order."""
+    plain, media = [], []
     for message in messages:
-        if isinstance(message["content"], list):
-            for part in message["content"]:
-                if part["type"] == "image":
-                    source = _source(part["image_url"], part["detail"], "conversation")
-                    pictures.append(
-                        InputMedia(
-                            await read_image(source, config),
-                            source.max_pixels(config),
-                            source.param,
-                        )
-                    )
-            content = [
-                part if part["type"] == "text" else {"type": "image"} for part in message["content"]
-            ]
-            message = {**message, "content": content}
-        plain.append(message)
-    return plain, pictures
+        if isinstance(content := message["content"], list):
+            media += [await _medium(part, config) for part in content if part["type"] != "text"]
+            content = [p if p["type"] == "text" else {"type": p["type"]} for p in content]
+        plain.append({**message, "content": content})
+    return plain, media
+
+
+async def _medium(part: dict[str, Any], config: GatewayConfig) -> InputMedia:
+    if part["type"] == "audio":
+        return media_of(part)
+    source = _source(part["image_url"], part["detail"], "conversation")
+    return InputMedia(await read_image(source, config), source.max_pixels(config), source.param)
 
 
 def _source(url: str, detail: Any, param: str) -> Source:

@@ -32,7 +32,6 @@ def prepare_session(
 
     Raises MotetError for settings that it could not have, as `session.update` does.
     """
-    speech = SpeechServices.find(service.bus.directory, coming=True)
     kind: Kind = "realtime" if patch.type is UNSET else patch.type
     if kind == "transcription":
         service.check_open()
@@ -40,6 +39,7 @@ def prepare_session(
     else:
         given = model if patch.model is UNSET else patch.model
         served = service.admit(given or DEFAULT_MODEL)
+    speech = SpeechServices.find(service.bus.directory, coming=True, model=served)
     before = SessionSettings.default(served, speech, kind)
     settings = before.updated(patch, speech)
     directory = service.bus.directory

@@ -126,9 +126,9 @@ def _usage(usage: Usage, speech: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "output_tokens": usage.completion_tokens + audio_tokens,
         "input_token_details": {
-            "text_tokens": usage.prompt_tokens,
-            "audio_tokens": 0,
-            "image_tokens": 0,
+            "text_tokens": usage.prompt_tokens - usage.audio_tokens - usage.image_tokens,
+            "audio_tokens": usage.audio_tokens,
+            "image_tokens": usage.image_tokens,
             "cached_tokens": usage.cached_tokens,
             "cached_tokens_details": cached,
         },

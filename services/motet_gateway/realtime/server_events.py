@@ -8,7 +8,7 @@ from typing import Any
 from motet_gateway.http.problems import Problem
 from motet_gateway.tenancy.tenant import Tenant
 from motet_pipelines.voice.conversation import events
-from motet_pipelines.voice.conversation.history import new_id
+from motet_pipelines.voice.conversation.history import new_id, without_sound
 from motet_pipelines.voice.voice import TokenScores
 
 from .channel import Channel
@@ -125,7 +125,8 @@ class ServerEvents:
         ]
 
     def _item_retrieved(self, event: events.ItemRetrieved) -> list[bytes]:
-        return [self._event("conversation.item.retrieved", item=event.item)]
+        item = without_sound(event.item)
+        return [self._event("conversation.item.retrieved", item=item)]
 
     def _item_deleted(self, event: events.ItemDeleted) -> list[bytes]:
         self._spoken.discard(event.item_id)

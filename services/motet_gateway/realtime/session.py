@@ -98,6 +98,7 @@ class Session:
         self.attachment = Attachment(socket, first=True)
         self.player = player
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
+        self.model = model  # "" for a session that only transcribes
         self.settings = SessionSettings.default(model, self.speech, kind)
         self.id = new_id("sess")
         if prepared is not None:
@@ -313,7 +314,7 @@ class Session:
 
     @property
     def speech(self) -> SpeechServices:
-        return SpeechServices.find(self.service.bus.directory, coming=True)
+        return SpeechServices.find(self.service.bus.directory, coming=True, model=self.model)
 
     async def _update(self, event: events.SessionUpdate) -> None:
         settings = self.settings.updated(event.session, self.speech)
@@ -325,7 +326,7 @@ class Session:
 
     # ---------------------------------------------------------------------------------------- audio
     async def _append_audio(self, event: events.AudioAppend) -> None:
-        self.speech.need("type", transcription=True)
+        self.speech.need("type", listening=True)
         format = self.settings.audio.input_format
         pcm = decode(event.audio, format)
         if await self._do(inputs.AppendAudio(pcm, tag=_tag(event))):
@@ -333,10 +334,10 @@ class Session:
 
     async def hear(self, pcm: bytes) -> bool:
         """Append sound of a call's track; False if it was refused, by an error event."""
-        return bool(self.speech.transcription) and await self._do(inputs.AppendAudio(pcm, tag=""))
+        return self.speech.listens and await self._do(inputs.AppendAudio(pcm, tag=""))
 
     async def _commit_audio(self, event: events.AudioCommit) -> None:
-        self.speech.need("type", transcription=True)
+        self.speech.need("type", listening=True)
         await self._do(inputs.CommitAudio(tag=_tag(event)))
 
     async def _clear_audio(self, event: events.AudioClear) -> None:

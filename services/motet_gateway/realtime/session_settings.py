@@ -65,7 +65,7 @@ class SessionSettings:
     @classmethod
     def default(cls, model: str, speech: SpeechServices, kind: Kind) -> SessionSettings:
         """Return the settings of a new session: speech is on if this server has the services for it."""
-        turns = ServerVad() if speech.transcription and speech.turn_detection else None
+        turns = ServerVad() if speech.listens and speech.turn_detection else None
         if kind == "transcription":
             return cls(
                 model,
@@ -91,6 +91,11 @@ class SessionSettings:
             raise BadRequest(
                 "a session without a model only transcribes; connect with ?model=…",
                 param="session.type",
+            )
+        if changed.kind == "transcription" and changed.audio.model_input is not None:
+            raise UnsupportedParameter(
+                "`session.audio.input.model_input` is for sessions with a model; omit it",
+                param="session.audio.input.model_input",
             )
         if changed.kind == "transcription" and changed.audio.transcription is None:
             changed = replace(
@@ -166,6 +171,7 @@ class SessionSettings:
         return ReplySettings(
             model=self.model,
             target=self.target,
+            hears=self.audio.hears,
             instructions=self.instructions,
             tools=tuple(self.wire_tools()),
             tool_choice=choice.kind if self.tools or choice.kind == "required" else "none",

@@ -50,7 +50,7 @@ TEXT: dict[str, dict[str, Any]] = {
 }
 # Families that are served as text, and some that are refused.
 SERVED = """gemma3 gemma3n gemma4 glm4v internvl llama4 llava_next llava_onevision mistral3
-    qwen2_vl qwen3_5 qwen3_vl_moe""".split()
+    phi4_multimodal qwen2_vl qwen3_5 qwen3_vl_moe""".split()
 REFUSED = ["florence2"]
 
 

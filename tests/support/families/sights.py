@@ -1,4 +1,4 @@
-"""Tell which vision-language classes of transformers see here, and why the others do not."""
+"""Tell which classes of transformers see and hear here beside text, and why the others do not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_MAPPING,
 )
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from motet_encoder.processors import processor_class
-from motet_models.image_support import MODEL_TYPES
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
+from support.families import composites
 
 # What a comparison with `generate` found, where the rules below find nothing.
 FOUND = {
@@ -22,6 +24,13 @@ FOUND = {
     "lighton_ocr": "its tensors are named by rules that only its whole class knows",
     "llava_onevision": "the tokens of a picture depend on how many pictures a chat has",
     "llama4": "its class projects pictures outside of `get_image_features`",
+}
+# The same of sound.
+FOUND_OF_SOUND = {
+    "gemma3n": "its layers read the ids of tokens too (embeddings by layer)",
+    "gemma4": "its layers read the ids of tokens too (embeddings by layer)",
+    "phi4_multimodal": "its language model has an adapter of its own for sound (`speech-lora`)",
+    "voxtral_realtime": "its sound is added to the embeddings of text, token by token",
 }
 
 
@@ -34,6 +43,24 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for name in sorted(found):
         config, model = found[name]
         yield name, model.__name__, "exact" if name in MODEL_TYPES else _cause(name, config)
+
+
+def sound_rows() -> Iterator[tuple[str, str, str]]:
+    """Yield `model_type`, class and outcome of every class that takes sound beside text, in order."""
+    for name, (config, model) in sorted(composites.composite_classes().items()):
+        if {"audio", "text"} <= set(getattr(model, "input_modalities", ())):
+            yield name, model.__name__, "exact" if name in HEARING_TYPES else _deaf(name, config)
+
+
+def _deaf(name: str, config_class: type) -> str:
+    """Return why a class is refused with sound."""
+    if name in FOUND_OF_SOUND:
+        return FOUND_OF_SOUND[name]
+    if "thinker_config" in getattr(config_class, "sub_configs", {}):
+        return "its language model is within its `thinker_config`, beside a talker"
+    if config_class not in PROCESSOR_MAPPING:
+        return "transformers has no processor for it"
+    return "not compared with `generate`"
 
 
 def _cause(name: str, config_class: type) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,12 +58,18 @@ class FakeTokenizer(Actor):
     """Send what `reply` makes of a request, one item per `pace` seconds, and record requests.
 
     A `Resume` is honoured as by the real service: items that the caller has are left out.
+
+    on_request: is waited for before a request is answered.
     """
 
     role = "tokenizer"
 
     def __init__(self, config: Any, bus: Bus):
         super().__init__(config, bus)
+        self.card = ModelCard(
+            name=MODEL, context=4096, created=1_750_000_000, tools=True, images=True
+        )
+        self.on_request: Callable[[Chat | Complete], Awaitable[None]] | None = None
         self.reply: Reply = echo
         self.pace = 0.0
         self.status = "stop"
@@ -75,7 +81,7 @@ class FakeTokenizer(Actor):
         self.sent = 0
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=4096, created=1_750_000_000, tools=True, images=True)]
+        return [self.card]
 
     @operation(Chat)
     async def chat(self, call: Call, request: Chat) -> None:
@@ -102,6 +108,8 @@ class FakeTokenizer(Actor):
     async def _answer(self, call: Call, request: Chat | Complete) -> None:
         self.requests.append(request)
         self.epochs.append(call.epoch)
+        if self.on_request is not None:
+            await self.on_request(request)
         items = self.reply(request)
         known = len(request.resume.ids) if request.resume is not None else 0
         try:

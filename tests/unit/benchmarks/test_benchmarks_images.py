@@ -28,6 +28,7 @@ from benchmarks.images.encoder import (
     encoder_report,
     encoder_targets,
 )
+from benchmarks.images.encoder_limit import limits
 
 
 def served(rate: float, latency: float) -> Served:
@@ -110,3 +111,15 @@ def test_encoders_and_pipelines_are_measured(
     assert list(one["served"]) == [OURS, SERIAL]
     assert list(two["served"]) == [OURS, SERIAL, FULL]
     assert "Load average" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_products_of_a_tower_are_measured_beside_it(tmp_path: Path) -> None:
+    found = limits("siglip-least", tmp_path, rounds=1)
+    assert found.keys() == {
+        "transformers, one by one",
+        "motet",
+        "products alone, torch",
+        "products alone, packed",
+    }
+    assert all(seconds > 0 for seconds in found.values())

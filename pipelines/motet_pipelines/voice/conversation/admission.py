@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from motet_pipelines.chat.chat import Outcome
+from motet_pipelines.chat.vision import lent_pictures
 from motet_pipelines.instances import served
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Audio, Chat, Text
 from motet_shared.wire.discovery import Directory
 
 from .settings import ReplySettings
+from .user_sound import without_sounds
+
+Store = Callable[[], Awaitable[BlobStore]]  # of the files that services read
 
 
 class ReplyAccount(Protocol):
@@ -47,8 +54,8 @@ class Admission(Protocol):
 class Unlimited:
     """Admit everything that the services can do; account for nothing."""
 
-    def __init__(self, directory: Directory):
-        self._directory = directory
+    def __init__(self, directory: Directory, store: Store):
+        self._directory, self._store = directory, store
 
     def receive_audio(self, pcm_bytes: int, rate: int) -> None: ...
 
@@ -60,13 +67,22 @@ class Unlimited:
         return found
 
     def admit_reply(self, settings: ReplySettings, messages: list[dict[str, Any]]) -> ReplyAccount:
-        return _NoAccount()
+        return _NoAccount(self._store)
 
 
 class _NoAccount:
+    def __init__(self, store: Store):
+        self._store = store
+
     @asynccontextmanager
     async def run(self, request: Chat, outcome: Outcome) -> AsyncIterator[Chat]:
-        yield request
+        """Yield the request with its sound lent to the services."""
+        plain, sounds = without_sounds(request.messages)
+        if not sounds:
+            yield request
+            return
+        async with lent_pictures(await self._store(), sounds) as lent:
+            yield replace(request, messages=plain, images=lent)
 
     def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None: ...
 

@@ -27,8 +27,7 @@ from .history import Item, new_id
 from .item_transcription import ItemTranscription, PartAudio
 from .replies import Replies, ReplyContext
 from .settings import ConversationSettings, TranscriptionSettings, TurnSettings
-
-SHORTEST_MS = 100  # the shortest commit
+from .user_sound import SHORTEST_MS, is_heard
 
 
 class EmptyBuffer(BadRequest):
@@ -67,6 +66,11 @@ class AudioInput:
         self._begin = 0.0  # ms: audio before it is committed or cleared
         self._open: _OpenItem | None = None
         self._detection: asyncio.Task[None] | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Return True if replies get the sound of what is committed now, not a transcript."""
+        return is_heard(self._bus.directory, self._settings.reply)
 
     # --------------------------------------------------------------------------------------- inputs
     async def append(self, pcm: bytes) -> None:
@@ -206,7 +210,12 @@ class AudioInput:
 
     # ------------------------------------------------------------------------------------- captions
     def _captions(self, start: float) -> Captions | None:
-        """Return live captions from `start` ms on; None if no recognizer transcribes live."""
+        """Return live captions from `start` ms on.
+
+        None if no recognizer transcribes live, or replies need no transcript and none is reported.
+        """
+        if self._settings.transcription is None and self.is_heard:
+            return None
         settings = self._settings.transcription or TranscriptionSettings()
         try:
             model = self._admission.recognizer(settings.model)
@@ -259,9 +268,10 @@ class AudioInput:
         """Commit the audio between two times in ms as a user item; it may be empty."""
         pcm = self._audio.between(start, end)
         self._forget(end)
-        return await self._transcription.commit(
-            item_id, PartAudio(pcm, self._audio.rate, self._settings.transcription, captions)
+        audio = PartAudio(
+            pcm, self._audio.rate, self._settings.transcription, captions, heard=self.is_heard
         )
+        return await self._transcription.commit(item_id, audio)
 
     def _forget(self, until: float) -> None:
         self._begin = max(self._begin, until)

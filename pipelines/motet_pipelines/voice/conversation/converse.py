@@ -30,7 +30,7 @@ from motet_shared.errors import BadRequest
 from motet_shared.wire.bus import Bus
 
 from . import inputs as do
-from .admission import Admission, Unlimited
+from .admission import Admission, Store, Unlimited
 from .audio_input import AudioInput
 from .event_queue import EventQueue
 from .events import (
@@ -44,7 +44,7 @@ from .events import (
 )
 from .floor import Floor
 from .history import History, new_id
-from .item_transcription import ItemTranscription, PartAudio, Store
+from .item_transcription import ItemTranscription, PartAudio
 from .replies import Replies, ReplyContext
 from .reply import Clock
 from .settings import ConversationLimits, ConversationSettings
@@ -68,14 +68,14 @@ async def converse(
     A refused input is reported by `Failed`; it changes nothing. When `inputs` end, the open turn
     and the replies are completed, and the generator ends.
 
-    store: returns the blob store for audio that recognizers read as files.
+    store: returns the blob store for audio that other services read as files.
     playback_clock: the time in which the caller plays audio, in seconds.
     conversation_id: names the conversation in the fence behind cancelled replies (`Epoch`).
     """
     events = EventQueue()
     context = ReplyContext(
         bus,
-        admission or Unlimited(bus.directory),
+        admission or Unlimited(bus.directory, store),
         limits,
         playback_clock,
         conversation_id or new_id("conv"),
@@ -166,11 +166,16 @@ class _Conversation:
         self._history.check_output(item)
         if audio:
             self._admission.receive_audio(sum(map(len, audio.values())), rate)
+        heard = self._audio.is_heard
+        spoken = {
+            part: PartAudio(pcm, rate, self._settings.transcription, heard=heard)
+            for part, pcm in audio.items()
+        }
+        for part, one in spoken.items():
+            one.keep(item, part)
         previous = self._history.insert(item, given.after)
-        for part, pcm in audio.items():
-            self._transcription.begin(
-                item, part, PartAudio(pcm, rate, self._settings.transcription)
-            )
+        for part, one in spoken.items():
+            self._transcription.begin(item, part, one)
         await self._events.emit(ItemAdded(item, previous))
 
     async def _retrieve_item(self, given: do.RetrieveItem) -> None:

@@ -9,6 +9,8 @@ import msgspec
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
+from .user_sound import SOUND, chat_parts
+
 Item = dict[str, Any]  # in the form of the realtime API: message, function_call or its output
 
 IMAGE = "input_image"  # type of the parts of a message that are images
@@ -96,6 +98,17 @@ class History:
         self._items[item["id"]] = item
         return self._order[place - 1] if place else None
 
+    def make_room(self, item: Item) -> None:
+        """Forget the sound of the oldest turns until `item` fits; replies see these no longer."""
+        users = [kept for kept in self.items() if kept.get("role") == "user"]
+        for number, old in enumerate(users, 1):
+            if self._bytes + _size(item) <= self._max_bytes:
+                return
+            before = _size(old)
+            if any(part.pop(SOUND, None) for part in old["content"]):
+                self._bytes += _size(old) - before
+                self._first = users[number]["id"] if number < len(users) else item["id"]
+
     def delete(self, item_id: str) -> None:
         """Delete an item. Raises UnknownItem if it does not exist."""
         self._bytes -= _size(self.get(item_id, "delete"))
@@ -162,16 +175,17 @@ def chat_messages(instructions: str, items: list[Item]) -> list[dict[str, Any]]:
 def _chat_content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Return the texts joined by newlines; with images, parts in order.
 
-    Images are {"type": "image"} parts with URL and detail.
+    Images are {"type": "image"} parts with URL and detail; with sound, `user_sound` has its parts.
     """
-    if not any(part["type"] == IMAGE for part in parts):
+    if not any(part["type"] == IMAGE or SOUND in part for part in parts):
         return "\n".join(map(_words, parts))
-    return [
-        {"type": "image", "image_url": part["image_url"], "detail": part["detail"]}
-        if part["type"] == IMAGE
-        else {"type": "text", "text": _words(part)}
-        for part in parts
-    ]
+    return [shown for part in parts for shown in _chat_parts(part)]
+
+
+def _chat_parts(part: dict[str, Any]) -> list[dict[str, Any]]:
+    if part["type"] == IMAGE:
+        return [{"type": "image", "image_url": part["image_url"], "detail": part["detail"]}]
+    return chat_parts(part) if SOUND in part else [{"type": "text", "text": _words(part)}]
 
 
 def _words(part: dict[str, Any]) -> str:
@@ -193,6 +207,14 @@ def without_oldest(messages: list[dict[str, Any]], turns: int) -> list[dict[str,
     return messages[:first] + messages[starts[min(turns, len(starts)) - 1] :]
 
 
+def without_sound(item: Item) -> Item:
+    """Return an item without its recordings."""
+    if not any(SOUND in part for part in item.get("content", ())):
+        return item
+    content = [{k: v for k, v in part.items() if k != SOUND} for part in item["content"]]
+    return {**item, "content": content}
+
+
 def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(10)}"
 
@@ -205,4 +227,10 @@ def user_audio_item(item_id: str) -> Item:
 
 
 def _size(item: Item) -> int:
-    return len(msgspec.json.encode(item))
+    """Return the bytes of an item: of JSON, and of its sound."""
+    sounds = [part.get(SOUND, ()) for part in item.get("content", ())]
+    if not any(sounds):
+        return len(msgspec.json.encode(item))
+    return sum(len(file) for files in sounds for file in files) + len(
+        msgspec.json.encode(without_sound(item))
+    )

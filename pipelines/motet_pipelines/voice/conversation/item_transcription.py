@@ -7,7 +7,7 @@ Where live captions exist, only their last words remain to wait for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from motet_media.audio import SAMPLE_BYTES, duration_ms
@@ -15,29 +15,41 @@ from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.retranscription import continued
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_pipelines.voice.voice import TokenScores, transcribe_turn
-from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
 from motet_shared.wire.bus import Bus
 
-from .admission import Admission
+from .admission import Admission, Store
 from .event_queue import EventQueue
 from .events import AudioCommitted, TranscriptCompleted, TranscriptDelta, TranscriptFailed
 from .history import History, Item, user_audio_item
 from .seeds import new_seed
 from .settings import ConversationLimits, TranscriptionSettings
-
-Store = Callable[[], Awaitable[BlobStore]]  # of the files that recognizers read
+from .user_sound import SOUND, recordings
 
 
 @dataclass(frozen=True, slots=True)
 class PartAudio:
-    """PCM of one content part, its transcription settings, and its live captions if any."""
+    """PCM of one content part, its transcription settings, and its live captions if any.
+
+    heard: replies get the sound, and no transcript unless one is reported.
+    """
 
     pcm: bytes
     rate: int  # Hz
     settings: TranscriptionSettings | None  # None: the transcript is not reported
     captions: Captions | None = None
+    heard: bool = False
+
+    @property
+    def has_words(self) -> bool:
+        """Return True if there is anything to transcribe."""
+        return self.captions is not None or len(self.pcm) >= SAMPLE_BYTES
+
+    def keep(self, item: Item, part: int) -> None:
+        """Keep the sound in a part of `item` if replies get it."""
+        if self.heard and (files := recordings(self.pcm, self.rate)):
+            item["content"][part][SOUND] = files
 
     @property
     def scored(self) -> bool:
@@ -117,25 +129,39 @@ class ItemTranscription:
     async def commit(self, item_id: str, audio: PartAudio) -> Item:
         """Append a user item with this audio, report it, and start its transcription."""
         item = user_audio_item(item_id)
+        audio.keep(item, 0)
+        self._history.make_room(item)
         previous = self._history.insert(item)
         await self._events.emit(AudioCommitted(item, previous))
         self.begin(item, 0, audio)
         return item
 
     def begin(self, item: Item, part: int, audio: PartAudio) -> None:
-        """Transcribe the audio of one content part of `item`; empty audio needs no model."""
-        if audio.captions is not None or len(audio.pcm) >= SAMPLE_BYTES:
+        """Transcribe the audio of one content part of `item`; empty audio needs no model.
+
+        Sound that replies get is transcribed only if transcripts are reported.
+        """
+        content = item["content"][part]
+        unreported = audio.settings is None and audio.captions is None
+        if unreported and SOUND in content:
+            return
+        if not (audio.heard and unreported) and audio.has_words:
             task = self._tasks[_key(item, part)] = asyncio.create_task(
                 self._transcribe(item, part, audio), name="transcribe"
             )
             task.add_done_callback(_retrieve)
         else:
-            item["content"][part]["transcript"] = ""
+            content["transcript"] = ""
 
     async def wait(self, items: list[Item]) -> None:
-        """Wait until the words of all these items are known. Raises each error only once."""
+        """Wait until the words of all these items are known. Raises each error only once.
+
+        Words of sound that replies get are not waited for.
+        """
         for item in items:
-            for part in range(len(item.get("content") or ())):
+            for part, content in enumerate(item.get("content") or ()):
+                if SOUND in content:
+                    continue
                 if (task := self._tasks.get(_key(item, part))) is not None:
                     try:
                         await asyncio.shield(task)

@@ -26,6 +26,7 @@ from .reply import Clock, Reply
 from .reply_items import ReplyItems
 from .settings import ConversationLimits, ReplySettings
 from .spoken_words import SpokenWords
+from .user_sound import SOUND, is_heard
 
 MAX_REPLIES = 8  # at a time, out-of-band ones included
 
@@ -95,7 +96,7 @@ class Replies:
             )
         if (settings := request.settings or self.settings) is None:
             raise BadRequest("the conversation is only transcribed; give settings of a reply")
-        items = self._items(request.context)
+        items = self._items(request.context, settings)
         messages = chat_messages(settings.instructions, items)
         if not messages:
             raise BadRequest(
@@ -114,8 +115,10 @@ class Replies:
             )
         found.cancel("client_cancelled")
 
-    def _items(self, context: Sequence[GivenItem | str] | None) -> list[Item]:
-        """Return the items that a reply sees; the audio of given ones is transcribed."""
+    def _items(
+        self, context: Sequence[GivenItem | str] | None, settings: ReplySettings
+    ) -> list[Item]:
+        """Return the items that a reply sees; the audio of given ones is transcribed or heard."""
         if context is None:
             return self._history.shown()
         items = []
@@ -126,7 +129,10 @@ class Replies:
             items.append(given.item)
             for part, pcm in given.audio.items():
                 self._context.admission.receive_audio(len(pcm), given.rate)
-                self._transcription.begin(given.item, part, PartAudio(pcm, given.rate, None))
+                heard = is_heard(self._context.bus.directory, settings)
+                audio = PartAudio(pcm, given.rate, None, heard=heard)
+                audio.keep(given.item, part)
+                self._transcription.begin(given.item, part, audio)
         return items
 
     def _start(
@@ -208,7 +214,7 @@ class Replies:
         try:
             await self._transcription.wait([item])
             self._unanswered |= even_if_empty or any(
-                part.get("transcript") for part in item["content"]
+                part.get("transcript") or SOUND in part for part in item["content"]
             )
             if self._writer is not None and self._writer.task is not None:
                 # It was interrupted and closes, or may finish first.

@@ -6,6 +6,7 @@ which the prefix cache keeps.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from motet_shared.wire.bus import Bus
 
 from .history import without_oldest
 from .settings import ConversationLimits, Retention
+from .user_sound import recorded_ms
 
-_IMAGE_TOKENS = 256  # of an image, about; images are encoded for the reply alone
+_IMAGE_TOKENS = 256  # of an image, about; images and sound are encoded for the reply alone
+_SOUND_TOKENS = 25  # of a second of sound: Whisper's frames, halved twice
 _REPLY_TOKENS = 256  # room for a reply without a limit of its own
 
 
@@ -32,12 +35,12 @@ class _Counter:
     limits: ConversationLimits
 
     async def count(self, messages: list[dict[str, Any]]) -> int:
-        images, plain = 0, []
+        media, plain = 0.0, []
         for message in messages:
             content = message.get("content")
             if isinstance(content, list):
                 texts = [part["text"] for part in content if part["type"] == "text"]
-                images += len(content) - len(texts)
+                media += sum(map(_media_tokens, content))
                 message = {**message, "content": "\n".join(texts)}
             plain.append(message)
         tokens = await count_tokens(
@@ -46,7 +49,7 @@ class _Counter:
             deadline=self.limits.request_timeout,
             patience=self.limits.patience,
         )
-        return tokens + images * _IMAGE_TOKENS
+        return tokens + math.ceil(media)
 
 
 async def retained(
@@ -65,6 +68,13 @@ async def retained(
     if not limit or await counter.count(messages) - fixed <= limit:
         return messages
     return await _shortened(counter, messages, int(limit * retention.ratio) + fixed)
+
+
+def _media_tokens(part: dict[str, Any]) -> float:
+    """Return about how many tokens an image or a recording is; 0 for text."""
+    if part["type"] == "audio":
+        return recorded_ms(part) / 1000 * _SOUND_TOKENS
+    return 0 if part["type"] == "text" else _IMAGE_TOKENS
 
 
 async def _shortened(

@@ -52,10 +52,13 @@ class ReplySettings:
     """Settings of a reply.
 
     target: the only target of the model's chain that may serve it; empty: any.
+    hears: a model that accepts sound gets that of the user, which is then transcribed only if the
+    conversation reports transcripts; other models get a transcript.
     """
 
     model: str
     target: str = ""
+    hears: bool = False
     instructions: str = ""
     tools: tuple[dict[str, Any], ...] = ()  # in the form of chat requests
     tool_choice: Literal["none", "auto", "required"] = "auto"
@@ -74,7 +77,8 @@ class ReplySettings:
 class ConversationSettings:
     """Settings of a conversation.
 
-    transcription: None: user audio is transcribed, but transcripts are not reported.
+    transcription: None: transcripts of user audio are not reported; replies that need them have
+    it transcribed.
     turns: None: the caller commits audio and creates replies.
     reply: None: the conversation is only transcribed.
     """
