@@ -25,7 +25,7 @@ from gpu_parts import Step, environment, gpu_steps, tables, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "extended" / "results"
-TAIL = 6000  # characters of a step's output in its result
+TAIL = 20_000  # characters of a step's output in its result
 
 
 def pytest_step(name: str, seconds: int, *argv: str, **env: str) -> Step:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,7 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
     """Return the steps of `make gpu`; with MOTET_GPU_DRY=1 small ones that need no GPU."""
     dry = env.get(DRY) == "1"
     quick, device = (("--quick",), "cpu") if dry else ((), "cuda")
+    kept = ("--folder", str(Path(gettempdir()) / "motet-gpu-dry")) if dry else ()
     kernels = ("test_gpu_norm.py", "test_gpu_kv.py") if dry else _files(engine=False)
     engines = ("test_gpu_engine.py",) if dry else _files(engine=True)
     tier = "--tier=all" if dry else "--tier=extended-gpu"
@@ -60,6 +62,7 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
     common = {"MOTET_GPU_DEVICE": device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
     return [
         _pytest("kernels against their twins", 360, kernels, tier, needs=KERNEL, env=common),
+        _bench("configurations chosen by timing", 180, "gpu_tune", *quick, *kept, needs=KERNEL[:2]),
         _bench("kernels beside the device's limits", 240, "gpu_kernels", *quick, needs=KERNEL[:2]),
         _pytest("services on a GPU", 240, engines, tier, *chosen, needs=ENGINE, env=common),
         _pytest(
@@ -85,7 +88,8 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
 def _files(*, engine: bool) -> tuple[str, ...]:
     """Return the tests of kernels, or those of services, which need more than torch and Triton."""
     services = {"asr", "embedding", "engine", "tts", "vision"}
-    alone = {"benchmark", "compile", "families"}  # steps of their own; compiling needs no GPU
+    # Steps of their own; compiling, and comparing all configurations, need no GPU.
+    alone = {"benchmark", "compile", "families", "tuning"}
     found = {path.name: path.stem.removeprefix("test_gpu_") for path in TESTS.glob("test_gpu_*.py")}
     return tuple(
         sorted(

@@ -26,7 +26,7 @@ def table(document: dict[str, Any]) -> str:
     versions, features = document["versions"], document["features"]
     heads = [f"{name} {versions[name]}" if name in versions else name for name in ENGINES]
     lines = [
-        f"Run on {document['date']} by `make extended PART=peers`, on {document['processor']}, commit"
+        f"Run on {document['date']} by the tests of `make extended PART=peers`, on {document['processor']}, commit"
         f" {document['commit'][:12]}:",
         "",
     ]

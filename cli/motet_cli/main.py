@@ -154,7 +154,8 @@ def _add_up(
         metavar="NAME=FOLDER",
         action="append",
         default=[],
-        help="LoRA adapter of the language model, a folder or org/name, served as NAME; repeatable",
+        help="LoRA adapter of the language model, a folder or org/name, served as NAME by Motet's own"
+        " engine and by vLLM; repeatable",
     )
     up.add_argument(
         "--adapter-folder",

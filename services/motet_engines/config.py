@@ -32,6 +32,9 @@ class EnginesConfig(ProcessConfig):
         "arguments of the engine: those of `vllm serve`, or NAME=VALUE of llama.cpp", default=""
     )
     engine_key: str | None = setting("key that the server asks for", default=None, secret=True)
+    adapters: tuple[str, ...] = setting(
+        "LoRA adapters as PEFT saves them, name=folder, of engine=vllm", default=()
+    )
     engine_model: str = setting(
         "what the server calls the model (default: its name here, or the only one there)",
         default="",
@@ -84,6 +87,12 @@ class EnginesConfig(ProcessConfig):
             raise ConfigError(
                 f"model={self.model!r}: no config.json there; give the model's folder",
                 param="model",
+            )
+        if self.adapters and self.engine != "vllm":
+            raise ConfigError(
+                f"adapters={self.adapters[0]!r}: engine={self.engine!r} is given none here; start its"
+                " server with them",
+                param="adapters",
             )
         self._check_place()
 

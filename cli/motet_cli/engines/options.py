@@ -117,7 +117,7 @@ def _check_place(kind: str, given: dict[str, str], url: str, python: str) -> Non
 def _check_own_features(args: Namespace) -> None:
     """Raise ConfigError for flags that only Motet's own engine follows."""
     for name in ("prefill", "speculate", "adapter", "adapter_folder"):
-        if getattr(args, name):
+        if getattr(args, name) and (name, args.engine) != ("adapter", "vllm"):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{flag}: Motet's own engine has it, --engine {args.engine} does not; leave it out,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def moved(spec: ChildSpec, others: Sequence[ChildSpec], gpus: Sequence[str]) -> 
 def option_of(argv: Sequence[str], name: str) -> str:
     """Return the last value of an option, given as two arguments or with `=`; "" without it."""
     found = ""
-    for argument, value in zip(argv, [*argv[1:], ""], strict=True):
+    for argument, value in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         if argument == name:
             found = value
         elif argument.startswith(f"{name}="):

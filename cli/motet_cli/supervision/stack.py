@@ -375,8 +375,7 @@ class Stack:
             argv = ["--role", role, "--model", str(model.path), "--name", model.name]
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
-            argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
-            argv += self._adapter_folder()
+            argv += [*self._adapters(), *self._adapter_folder()]
             for name in itertools.islice(names, count):
                 every = [*argv, *self._main_memory(name, model.path)]
                 yield self._spec(name, role, "motet_llm", every, threads=threads, model=model.name)
@@ -393,6 +392,7 @@ class Stack:
         names = iter(_numbered("decode", count))
         for model in self.models:
             argv = ["--model", str(model.path), "--name", model.name, *engine.arguments()]
+            argv += self._adapters()
             for _ in range(self.decode):
                 yield self._host(next(names), model.name, engine, argv, compute_cores() // count)
 
@@ -409,6 +409,9 @@ class Stack:
             env={**spec.env, **engine.variables()},
             forks=False,
         )
+
+    def _adapters(self) -> list[str]:
+        return [part for adapter in self.adapters for part in ("--adapters", adapter)]
 
     def _adapter_folder(self) -> list[str]:
         folder = self.adapter_folder

@@ -7,6 +7,7 @@ Importing this package does not import Triton; its modules do, so they are impor
     MOTET_TRITON   off: the torch twins compute on a GPU; interpret: Triton's interpreter runs the
                    kernels on CPU tensors, to check them (a thousand times slower).
                    Default: on GPUs, where Triton is installed.
+    MOTET_TUNED    0: launch what ships, whatever `benchmarks/run.py gpu_tune` has chosen.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ def select(wanted: str) -> str:
             raise KernelError(f"MOTET_TRITON=interpret: {_reason}")
         _interpret()
     _mode = "off" if missing else wanted or "on"
+    if _mode == "on":
+        from motet_kernels.gpu.tuning import use_tuned
+
+        use_tuned()
     return _mode
 
 

@@ -1,4 +1,6 @@
-"""Launch kernels in a shipped configuration: on a GPU, in the interpreter, or into a compiler only.
+"""Launch kernels in a configuration that ships or was chosen: on a GPU, in the interpreter, or not.
+
+In place of a launch, a call may be handed to a compiler (`compiling`).
 
     _NORM = GpuKernel(_norm, Config(warps=4))
     _NORM(grid, x, out, len(x), BLOCK=1024)
@@ -67,11 +69,18 @@ class Launch:
     constants: Constants
 
 
+Chooser = Callable[["GpuKernel", tuple[Any, ...], Constants], Config]
+Tuner = Callable[["GpuKernel", Grid, tuple[Any, ...], Constants], Config]
+
 _compiler: ContextVar[Callable[[list[Launch]], None] | None] = ContextVar("compiler", default=None)
+_tuner: ContextVar[Tuner | None] = ContextVar("tuner", default=None)
+_chooser: Chooser | None = None
 
 
 class GpuKernel:
-    """Launch a Triton function in the first configuration that `fits` the constants of a call.
+    """Launch a Triton function in a configuration that `fits` the constants of a call.
+
+    That is the first one, unless a chooser prefers another on this device (`gpu/tuning.py`).
 
     function: the result of `@triton.jit`.
     configs: in the order of preference.
@@ -89,16 +98,22 @@ class GpuKernel:
         return (config for config in self.configs if self.fits({**constants, **config.constants}))
 
     def __call__(self, grid: Grid, *args: Any, **constants: Any) -> None:
-        candidates = self.candidates(constants)
         if (compiler := _compiler.get()) is not None:
             compiler(
                 [
                     Launch(self, config, args, {**constants, **config.constants})
-                    for config in candidates
+                    for config in self.candidates(constants)
                 ]
             )
             return
-        self.run(next(candidates), grid, *args, **constants)
+        self.run(self._choose(grid, args, constants), grid, *args, **constants)
+
+    def _choose(self, grid: Grid, args: tuple[Any, ...], constants: Constants) -> Config:
+        if (tuner := _tuner.get()) is not None:
+            return tuner(self, grid, args, constants)
+        if _chooser is not None and _on_gpu(args):
+            return _chooser(self, args, constants)
+        return next(self.candidates(constants))
 
     def run(self, config: Config, grid: Grid, *args: Any, **constants: Any) -> None:
         """Launch in this configuration."""
@@ -121,6 +136,26 @@ def compiling(compiler: Callable[[list[Launch]], None]) -> Iterator[None]:
         yield
     finally:
         _compiler.reset(token)
+
+
+@contextmanager
+def choosing(tuner: Tuner) -> Iterator[None]:
+    """Ask `tuner` for the configuration of each call, within the context."""
+    token = _tuner.set(tuner)
+    try:
+        yield
+    finally:
+        _tuner.reset(token)
+
+
+def set_chooser(chooser: Chooser | None) -> None:
+    """Have `chooser` pick the configurations of calls on GPUs; None: those that ship."""
+    global _chooser
+    _chooser = chooser
+
+
+def _on_gpu(args: tuple[Any, ...]) -> bool:
+    return next(arg for arg in args if isinstance(arg, Tensor)).is_cuda
 
 
 def _device_of(args: tuple[Any, ...]) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from motet_engines.config import EnginesConfig
 from motet_shared.errors import ConfigError
 
+from .adapters import Adapter, adapter_arguments
 from .library import Library
 
 # Set by the host, or would run code of the checkpoint.
@@ -18,6 +20,7 @@ _REFUSED = {
     "--skip-tokenizer-init": "grammars need the tokenizer",
     "--trust-remote-code": "code of a checkpoint is not run",
     "--served-model-name": "clients use the name of --llm",
+    "--lora-modules": "give adapters as --adapter, or as the setting adapters",
 }
 _DEFAULTS = {
     "--structured-outputs-config": '{"backend": "guidance"}',
@@ -25,14 +28,17 @@ _DEFAULTS = {
 }
 
 
-def engine_arguments(library: Library, config: EnginesConfig) -> Any:
+def engine_arguments(
+    library: Library, config: EnginesConfig, adapters: Iterable[Adapter] = ()
+) -> Any:
     """Return `AsyncEngineArgs` of the setting `engine_args`. Raises ConfigError."""
     given = split_arguments(config.engine_args)
     parser = library.engine_args.add_cli_args(_parser_class(library.argument_parser)())
     own = ["--model", str(Path(config.model).resolve())]
     if config.context:
         own += ["--max-model-len", str(config.context)]
-    return library.engine_args.from_cli_args(parser.parse_args([*_with_defaults(given), *own]))
+    words = _with_defaults(given, _DEFAULTS | adapter_arguments(adapters))
+    return library.engine_args.from_cli_args(parser.parse_args([*words, *own]))
 
 
 def split_arguments(text: str) -> list[str]:
@@ -50,9 +56,14 @@ def split_arguments(text: str) -> list[str]:
     return words
 
 
-def _with_defaults(given: list[str]) -> list[str]:
+def _with_defaults(given: list[str], defaults: Mapping[str, str]) -> list[str]:
+    """Return the words with those defaults before them that they do not set; "" for a switch."""
     names = {word.partition("=")[0].partition(".")[0].replace("_", "-") for word in given}
-    missing = [f"{name}={value}" for name, value in _DEFAULTS.items() if name not in names]
+    missing = [
+        f"{name}={value}" if value else name
+        for name, value in defaults.items()
+        if name not in names
+    ]
     return [*missing, *given]
 
 

@@ -18,6 +18,7 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded, Unavailable
 from motet_shared.messages import Generate
 from motet_shared.process.actor import die_with_parent
 
+from .adapters import read_adapters
 from .arguments import engine_arguments
 from .library import Library, load_library
 from .load import LoadReader
@@ -39,6 +40,7 @@ class VllmEngine:
         self._engine: Any = None
         self._arguments: Any = None
         self._tokens = added_tokens(Path(config.model))
+        self._adapters = read_adapters(config.adapters, config.model_name)
         self._reader = LoadReader()
         # Loading takes minutes. vLLM's processes are forked from this thread and end with it, so it
         # stays for as long as the host.
@@ -50,13 +52,14 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._engine = await loop.run_in_executor(self._thread, self._load)
         self._watch = asyncio.create_task(self._watch_engine(on_crash), name="engine-health")
-        return Served(context=int(self._engine.model_config.max_model_len))
+        context = int(self._engine.model_config.max_model_len)
+        return Served(context=context, adapters=tuple(self._adapters))
 
     def _load(self) -> Any:
         # vLLM's processes would outlive a host that is killed.
         os.register_at_fork(after_in_child=die_with_parent)
         self._library = library = load_library()
-        self._arguments = engine_arguments(library, self._config)
+        self._arguments = engine_arguments(library, self._config, self._adapters.values())
         try:
             return library.async_llm.from_engine_args(
                 self._arguments, stat_loggers=[self._reader.factory]
@@ -80,6 +83,7 @@ class VllmEngine:
                 {"type": "token", "prompt_token_ids": [*request.prompt, *request.output]},
                 sampling_params(library, request, self._tokens),
                 key,
+                lora_request=self._lora(library, request.model),
                 priority=-request.priority,
             )
             async with aclosing(found) as outputs:
@@ -93,6 +97,13 @@ class VllmEngine:
             if type(error).__name__ in ("QueueOverflowError", "MaxQueuedTokensError"):
                 raise Overloaded(f"vllm: {error}") from error
             raise
+
+    def _lora(self, library: Library, model: str) -> Any:
+        """Return vLLM's name for an adapter; None for the model itself."""
+        found = self._adapters.get(model)
+        return (
+            None if found is None else library.lora_request(found.name, found.number, found.folder)
+        )
 
     def load(self) -> dict[str, float]:
         return self._reader.load()

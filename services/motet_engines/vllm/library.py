@@ -21,6 +21,7 @@ class Library:
     argument_parser: Any
     sampling_params: Any
     structured_outputs: Any
+    lora_request: Any
     delta: Any
     client_errors: tuple[type[Exception], ...]
     dead: type[Exception]
@@ -33,6 +34,7 @@ def load_library() -> Library:
         arguments = import_module("vllm.engine.arg_utils")
         engine = import_module("vllm.v1.engine.async_llm")
         failures = import_module("vllm.v1.engine.exceptions")
+        lora = import_module("vllm.lora.request")
     except ImportError as error:
         raise ConfigError(
             f"engine='vllm': {error}; give --engine-python of an environment that has vLLM",
@@ -44,6 +46,7 @@ def load_library() -> Library:
         argument_parser=_argument_parser(),
         sampling_params=sampling.SamplingParams,
         structured_outputs=sampling.StructuredOutputsParams,
+        lora_request=lora.LoRARequest,
         delta=sampling.RequestOutputKind.DELTA,
         client_errors=(ValueError, *_client_errors()),
         dead=failures.EngineDeadError,

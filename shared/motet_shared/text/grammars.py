@@ -7,9 +7,9 @@ from typing import Any
 
 LONGEST = 256 * 1024  # characters of a grammar, which bounds how long it takes to compile
 
-# Whitespace between JSON tokens: one space at most, so that no model can pad a reply to its limit.
-# Packed and spaced JSON both match; indented JSON does not.
-WHITESPACE = " "
+# Whitespace of JSON: a space at most behind `,` and `:`, and none elsewhere, so that no model can pad a
+# reply to its limit. As a pattern of whitespace, llguidance before 1.8 would repeat it without a bound.
+WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 
 def json_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:
@@ -22,5 +22,5 @@ def json_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:
 
 def guided_schema(schema: dict[str, Any], *, lenient: bool = False) -> str:
     """Return the text of a schema that allows little whitespace, which a model might repeat endlessly."""
-    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    options = {**WHITESPACE, "lenient": lenient}
     return json.dumps({**schema, "x-guidance": options})

@@ -18,9 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import AutoModelForCausalLM
 
 from e2e.stack import MotetStack, until
 from support.checkpoints.gguf_files import write_qwen3
+from support.checkpoints.lora_folders import make_adapter
 from support.checkpoints.pocket_text import pocket_text
 from support.clients.realtime_client import TRANSCRIPTION, one, sound, talking
 from support.peers.engine_runs import EngineRuns
@@ -30,9 +32,11 @@ pytestmark = [pytest.mark.extended("peers"), pytest.mark.timeout(1500)]
 PYTHONS = {"vllm": "MOTET_VLLM_PYTHON", "llama.cpp": "MOTET_LLAMA_CPP_PYTHON"}
 PACKAGES = {"vllm": "vllm", "llama.cpp": "xllamacpp"}
 MODEL = "pocket-text"
+ADAPTER = "pocket-tuned"
 QUESTION = "There is a red circle, a blue square and a green star. What do you see?"
 ANSWER = "A red circle, a blue square and a green star."
 ENGINES = ("motet", "vllm", "llama.cpp")  # in the order of the chain
+ADAPTED = ("motet", "vllm")  # serve the adapter
 LONG = 1900  # tokens of a reply that is moved
 START = 900.0  # seconds that vLLM may take on a busy machine
 TOOL = {
@@ -79,6 +83,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     folder = tmp_path_factory.mktemp("peers")
     model = pocket_text(folder / MODEL)
     gguf = write_qwen3(model, folder / "pocket-text.gguf")
+    adapter = make_adapter(
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
+        folder / ADAPTER,
+        strength=0.05,
+    )
+    adapters = json.dumps([f"{ADAPTER}={adapter}"])
     arguments = {
         "vllm": "--dtype float32 --enforce-eager --max-num-seqs 2 --max-model-len 2048",
         "llama.cpp": f"gguf={gguf} n_parallel=2",
@@ -92,6 +102,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
             text += f"engine_args = {json.dumps(arguments[engine])}\n"
         if engine == "vllm" and "vllm" in pythons():
             text += "instances = 2\n"
+        if engine in ADAPTED and (engine == "motet" or engine in pythons()):
+            text += f"settings = {{ adapters = {adapters} }}\n"
     text += "[roles.tokenizer.settings]\nmax_moves = 8\n"
     (folder / "motet.toml").write_text(text)
     options = ("--config", str(folder / "motet.toml"), "--vad", "0")
@@ -260,6 +272,26 @@ def test_prompt_log_probabilities(stack: MotetStack, runs: EngineRuns, engine: s
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_parameter", "prompt_logprobs")
     runs.note("`prompt_logprobs`", engine, "refused")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adapters(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
+    """An adapter of random factors has the same effect as in Motet's engine."""
+    needs(engine)
+    asked = {"model": ADAPTER, "max_tokens": 24, "ignore_eos": True}
+    answer = ask(stack, engine, **asked)
+    if engine not in ADAPTED:
+        assert answer.status_code in (400, 404)
+        assert answer.json()["error"]["param"] in ("model", "motet-target")
+        runs.note("LoRA adapters", engine, "refused")
+        return
+    assert answer.headers["motet-served-by"] == engine
+    text = answer.json()["choices"][0]["message"]["content"]
+    plain = ask(stack, engine, **{**asked, "model": MODEL}).json()
+    assert text != plain["choices"][0]["message"]["content"]
+    ours = ask(stack, "motet", **asked).json()
+    assert text == ours["choices"][0]["message"]["content"]
+    runs.note("LoRA adapters", engine, "yes")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

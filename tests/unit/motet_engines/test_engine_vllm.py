@@ -14,6 +14,7 @@ import pytest
 
 from motet_engines.config import EnginesConfig
 from motet_engines.grammars import added_tokens, with_token_ids
+from motet_engines.vllm.adapters import read_adapters
 from motet_engines.vllm.arguments import engine_arguments, split_arguments
 from motet_engines.vllm.engine import VllmEngine
 from motet_engines.vllm.library import Library, load_library
@@ -32,7 +33,9 @@ class Arguments:
     def add_cli_args(parser: Any) -> Any:
         for name in ("model", "dtype", "scheduling-policy", "structured-outputs-config"):
             parser.add_argument(f"--{name}")
-        parser.add_argument("--max-model-len", type=int)
+        for name in ("max-model-len", "max-lora-rank", "max-loras", "max-cpu-loras"):
+            parser.add_argument(f"--{name}", type=int)
+        parser.add_argument("--enable-lora", action="store_true")
         return parser
 
     @staticmethod
@@ -56,6 +59,7 @@ LIBRARY = Library(
     argument_parser=argparse.ArgumentParser,
     sampling_params=lambda **fields: SimpleNamespace(**fields),
     structured_outputs=lambda **fields: fields,
+    lora_request=lambda *fields: fields,
     delta="delta",
     client_errors=(ValueError,),
     dead=Dead,
@@ -92,15 +96,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("tiny"))
 
 
-def engine_of(folder: Path, scripted: Scripted) -> VllmEngine:
-    engine = VllmEngine(EnginesConfig(engine="vllm", model=str(folder), metrics_port=-1))
+def engine_of(folder: Path, scripted: Scripted, **settings: Any) -> VllmEngine:
+    config = EnginesConfig(engine="vllm", model=str(folder), metrics_port=-1, **settings)
+    engine = VllmEngine(config)
     engine._library, engine._engine = LIBRARY, scripted
     return engine
 
 
-def request(max_tokens: int = 10, **fields: Any) -> Generate:
+def request(max_tokens: int = 10, model: str = "tiny", **fields: Any) -> Generate:
     sampling = Sampling(max_tokens=max_tokens, **fields.pop("sampling", {}))
-    return Generate(model="tiny", prompt=[5, 6], sampling=sampling, **fields)
+    return Generate(model=model, prompt=[5, 6], sampling=sampling, **fields)
+
+
+def adapter(folder: Path, **config: Any) -> str:
+    """Write the config of an adapter; return the entry of the setting."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return f"{folder.name}={folder}"
 
 
 async def collect(engine: VllmEngine, asked: Generate) -> list[Any]:
@@ -161,6 +173,64 @@ def test_arguments_reach_vllm_except_those_that_the_host_sets(folder: Path) -> N
         with refuses(ConfigError, "engine_args"):
             parsed(text)
     assert split_arguments("--a 'b c'") == ["--a", "b c"]
+
+
+async def test_an_adapter_is_named_in_the_request(folder: Path, tmp_path: Path) -> None:
+    given = (adapter(tmp_path / "first", r=4), adapter(tmp_path / "second", r=4))
+    scripted = Scripted([output([9], "stop")])
+    engine = engine_of(folder, scripted, adapters=given)
+    for model in ("tiny", "second"):
+        await collect(engine, request(model=model))
+    loras = [named["lora_request"] for _, named in scripted.asked]
+    assert loras == [None, ("second", 2, str(tmp_path / "second"))]
+
+
+def test_vllm_has_room_for_the_adapters(folder: Path, tmp_path: Path) -> None:
+    given = (
+        adapter(tmp_path / "plain", r=4),
+        adapter(tmp_path / "larger", r=8, rank_pattern={"q_proj": 20}),
+    )
+
+    def parsed(text: str, entries: tuple[str, ...]) -> Any:
+        config = EnginesConfig(
+            engine="vllm", model=str(folder), engine_args=text, adapters=entries, metrics_port=-1
+        )
+        return engine_arguments(LIBRARY, config, read_adapters(entries, "tiny").values())
+
+    found = parsed("", given)
+    assert (found.enable_lora, found.max_lora_rank) == (True, 32)
+    assert (found.max_loras, found.max_cpu_loras) == (2, 2)
+    assert parsed("--max-loras 1", given).max_loras == 1
+    assert not parsed("", ()).enable_lora
+    with refuses(ConfigError, "engine_args"):
+        parsed("--lora-modules a=b", given)
+
+
+def test_adapters_that_cannot_be_served_are_refused(folder: Path, tmp_path: Path) -> None:
+    good = adapter(tmp_path / "good", r=4)
+    wrong = [
+        ["good"],
+        [good, good],
+        ["tiny=" + str(tmp_path / "good")],
+        [f"none={tmp_path / 'none'}"],
+        [adapter(tmp_path / "empty")],
+        [adapter(tmp_path / "words", r="many")],
+    ]
+    for entries in wrong:
+        with refuses(ConfigError, "adapters"):
+            read_adapters(entries, "tiny")
+    huge = (adapter(tmp_path / "huge", r=1024),)
+    config = EnginesConfig(engine="vllm", model=str(folder), metrics_port=-1, adapters=huge)
+    with refuses(ConfigError, "adapters"):
+        engine_arguments(LIBRARY, config, read_adapters(huge, "tiny").values())
+    with refuses(ConfigError, "adapters"):
+        EnginesConfig(
+            engine="openai",
+            model=str(folder),
+            engine_url="http://127.0.0.1:9/v1",
+            adapters=(good,),
+            metrics_port=-1,
+        )
 
 
 def test_without_vllm_the_environment_is_named() -> None:

@@ -14,6 +14,7 @@ LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
 
 
 def pages() -> set[str]:
+    """Pages of the tree, without tables that `make extended` writes beside its results."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
         cwd=ROOT,
@@ -21,7 +22,11 @@ def pages() -> set[str]:
         text=True,
         check=True,
     )
-    return {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+    return {
+        name
+        for name in listed.stdout.splitlines()
+        if (ROOT / name).is_file() and not name.startswith("tests/extended/results/")
+    }
 
 
 def linked(page: str) -> set[str]:

@@ -148,7 +148,7 @@ def test_a_gpu_is_tested_in_short_parts() -> None:
         names = [step.name for step in steps]
         assert len(set(names)) == len(names)
     files = {part for step in gpu_parts.gpu_steps({}) for part in step.argv if "test_gpu_" in part}
-    alone = {"benchmark", "compile"}  # the first is a step itself, the second needs no GPU
+    alone = {"benchmark", "compile", "tuning"}  # the first is a step itself, others need no GPU
     written = {
         str(path.relative_to(ROOT))
         for path in gpu_parts.TESTS.glob("test_gpu_*.py")
@@ -157,7 +157,7 @@ def test_a_gpu_is_tested_in_short_parts() -> None:
     assert files == written
     dry = [part for step in gpu_parts.gpu_steps({gpu_parts.DRY: "1"}) for part in step.argv]
     assert "cuda" not in dry
-    assert dry.count("--quick") == 2
+    assert dry.count("--quick") == 3
 
 
 def test_a_part_without_its_packages_is_skipped_by_name(tmp_path: Path) -> None:

@@ -163,3 +163,22 @@ def test_what_an_environment_lacks_is_named_with_the_remedy(file: Path) -> None:
     with refuses(ConfigError, "--engine-python") as caught:
         options(file, *flags)
     assert "-m pip install vllm" in caught.value.message
+
+
+def test_an_adapter_reaches_vllm_and_no_other_engine(
+    file: Path, python: str, tmp_path: Path
+) -> None:
+    file.write_text(QUIET)
+    adapter = tmp_path / "tuned"
+    adapter.mkdir()
+    for part in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / part).write_text("{}")
+    flags = ("--llm", "tiny", "--adapter", f"tuned={adapter}", "--decode", "2")
+    found = options(file, *flags, "--engine", "vllm", "--engine-python", python).stack
+    decode = [spec for spec in found.services() if spec.role == "decode"]
+    assert [value(spec, "--adapters") for spec in decode] == [f"tuned={adapter}"] * 2
+    with refuses(ConfigError, "--adapter"):
+        options(file, *flags, "--engine", "openai", "--engine-url", "http://127.0.0.1:9/v1")
+    with refuses(ConfigError, "--adapter-folder"):
+        folder = ("--llm", "tiny", "--adapter-folder", str(tmp_path))
+        options(file, *folder, "--engine", "vllm", "--engine-python", python)
