@@ -11,7 +11,10 @@ from typing import Any
 
 
 def requirements(settings: dict[str, Any], service: str) -> dict[str, list[str]]:
-    """Lines of each file, by its name. KeyError where pyproject.toml has no extra of that name."""
+    """Return the lines of each requirements file by its name: common, own and alone.
+
+    Raises KeyError if pyproject.toml has no extra for `service`.
+    """
     project, alone = settings["project"], settings["tool"]["motet"]["alone"]
     extras = project["optional-dependencies"]
     everybody = [*project["dependencies"], *extras["telemetry"]]

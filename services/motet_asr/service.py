@@ -180,7 +180,7 @@ class Asr(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
+        """Return numbers, which become metrics, and strings that describe the loaded model."""
         if self._recognizer is None:
             return {}
         numbers = {
@@ -268,10 +268,10 @@ class _TranscriptWriter:
 
 
 def scored(segment: TimedSegment, text_of: Callable[[list[int]], str]) -> list[tuple[str, float]]:
-    """Return the text that each token adds to a segment, with its log-probability.
+    """Return the text that each token adds to a segment, with the token's log-probability.
 
-    A token that ends within a character adds nothing; the one that completes it adds it all, or the
-    last token.
+    Tokens that add no text are left out: a character of several tokens belongs to the token that
+    completes it.
     """
     found, known = [], ""
     for index, logprob in enumerate(segment.logprobs, 1):

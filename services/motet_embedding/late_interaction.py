@@ -33,15 +33,15 @@ _AFTER = {"Dense", "MultiVectorMask", "Normalize"}  # modules that are served be
 
 @dataclass(frozen=True, kw_only=True)
 class LateInteraction:
-    """Describe how queries and documents become tokens.
+    """Configure how queries and documents become tokens.
 
-    prompts: before a text, by task.
-    markers: tokens of the vocabulary that begin prompts, though the tokenizer would split them.
-    expand: length to which queries are extended with `expansion`; 0: they are not.
-    attended: whether other tokens attend to the extension.
-    fixed: whether no query may be longer.
-    skipped: words whose tokens have no vectors. skipping: the tasks of which.
-    lengths: most tokens of a text, by task.
+    prompts: text before the input, by task.
+    markers: prompt tokens to keep whole, which the tokenizer would otherwise split.
+    expand: length to which queries are padded with `expansion`; 0: no padding.
+    attended: other tokens attend to the padding.
+    fixed: longer queries are cut to `expand`.
+    skipped: words whose tokens get no vector, in the tasks of `skipping`.
+    lengths: maximum number of tokens, by task.
     """
 
     prompts: dict[str, str]

@@ -62,7 +62,7 @@ class Processed(EncoderFamily):
         return prepared
 
     def _grid(self, inputs: dict[str, Tensor]) -> tuple[int, ...]:
-        """Return frames, rows and columns of tokens, if the processor gives those of patches."""
+        """Return frames, rows and columns of tokens; () if there is no `image_grid_thw`."""
         if "image_grid_thw" not in inputs:
             return ()
         merge = self.processor.image_processor.merge_size

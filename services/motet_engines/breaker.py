@@ -1,4 +1,4 @@
-"""Stop sending requests to an engine that fails them, and try again with one of our own."""
+"""Stop sending requests to an engine after failures in a row, and pace the trials that follow."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def check_request(request: Generate, features: Features, engine: str) -> None:
-    """Raise UnsupportedParameter for what the engine cannot do.
+    """Raise UnsupportedParameter for a request that the engine cannot serve.
 
-    A value that the model recommends, and the client left out, is dropped instead. Raises Overloaded
-    where another instance may do it: for a reply that this engine cannot continue.
+    Unsupported sampling values that the client left out are reset to neutral. Raises Overloaded for
+    a reply that this engine cannot continue, so that another instance is tried.
     """
     _check_sampling(request, features, engine)
     _check_grammar(request, features, engine)

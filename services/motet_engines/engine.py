@@ -29,14 +29,14 @@ ALL_SAMPLING = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """State what an engine is able to do; requests for anything else are refused by name.
+    """Declare what an engine supports; the host refuses requests for anything else.
 
     sampling: fields of `messages.Sampling` besides temperature, top_p and max_tokens.
     grammars: kinds of `messages.Grammar`. frames: a grammar may have a frame, in Lark's syntax.
     continues: a reply may begin with tokens of another instance.
     continues_grammars: the same for replies that a grammar constrains.
-    logprobs: most alternatives per token; -1: no log-probabilities.
-    raw_prompts: prompts need not be chats.
+    logprobs: maximum number of alternatives per token; -1: no log-probabilities.
+    raw_prompts: prompts may be other than chats.
     """
 
     sampling: frozenset[str] = ALL_SAMPLING
@@ -104,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> dict[str, object]:
-        """Return what operators see in `$SRV.STATS`: the server, and how it is spoken to."""
+        """Return details for `$SRV.STATS`, such as the URL of the server and the route in use."""
         ...
 
     async def close(self) -> None: ...

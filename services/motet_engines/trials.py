@@ -1,4 +1,4 @@
-"""Send requests of one token of the host's own: to keep an engine warm, and to see if it works again."""
+"""Send one-token requests to keep an engine warm, or to test whether a failed one works again."""
 
 from __future__ import annotations
 

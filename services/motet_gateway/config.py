@@ -217,7 +217,7 @@ class GatewayConfig(ProcessConfig):
 
 
 def _check_calls(config: GatewayConfig) -> None:
-    """Raise ConfigError for ports, addresses or servers of calls that cannot be."""
+    """Raise ConfigError for an invalid port range, IP address or ICE server of WebRTC calls."""
     try:
         low, high = config.call_port_range
         fits = config.call_ports == "any" or 1024 <= low <= high < 65536

@@ -141,7 +141,7 @@ def _check_name(field: str, value: str, names: tuple[str, ...]) -> None:
 def split_model(entry: str) -> tuple[str, str]:
     """Return (name, path) of `name=path`, or of a bare path, whose name is its last part.
 
-    A name may have the form `org/name`; a path that contains "=" is told apart by being there.
+    A name may have the form `org/name`; a path that contains "=" is one if it exists.
     """
     name, separator, path = entry.partition("=")
     if separator and not name.startswith(("/", ".", "~")) and not Path(entry).exists():

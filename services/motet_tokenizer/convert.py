@@ -21,9 +21,10 @@ from motet_shared.errors import ConfigError
 
 
 def convert(folder: Path, target: Path) -> Path:
-    """Make the folder `target` of a checkpoint, and return it.
+    """Write a checkpoint folder with a tokenizer.json to `target`, and return it.
 
-    Raises ConfigError if transformers cannot convert its vocabulary.
+    The other files are links to those of `folder`. Raises ConfigError if there is no known
+    vocabulary or transformers cannot convert it.
     """
     folder = derived.absolute(folder)
     vocabulary = find_vocabulary(folder)

@@ -147,7 +147,7 @@ class Tts(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
+        """Return numbers, which become metrics, and strings that describe the loaded model."""
         if self._sessions is None:
             return {}
         engine = self._sessions.thread.engine

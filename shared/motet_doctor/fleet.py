@@ -61,7 +61,7 @@ def hot_instance(window: ObservationWindow) -> list[Finding]:
 
 
 def too_few_decode(window: ObservationWindow) -> list[Finding]:
-    """Find models for which requests wait at every instance, or for the first one."""
+    """Find models whose requests wait at every decode instance, or for lack of an instance."""
     findings = []
     groups = window.by_model("decode")
     waiting = _waiting_for_any(window)

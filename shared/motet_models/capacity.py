@@ -270,8 +270,9 @@ class Plan:
 class Settings:
     """Hold engine settings that determine memory, with the engine's defaults.
 
-    codes: what a quantized checkpoint keeps in its own codes.
-    activation_bytes: per number.
+    codes: formats of a quantized checkpoint's own codes; None: it has none.
+    activation_bytes: bytes of one activation.
+    overhead: bytes besides weights, activations, states and KV cache.
     """
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]

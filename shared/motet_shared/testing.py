@@ -333,7 +333,7 @@ class MemoryTransport:
         finally:
             await unsubscribe()
         if message.no_responders:
-            raise NoResponders(f"nobody serves {subject}")
+            raise NoResponders(f"no process serves {subject}")
         return message.data
 
     async def flush(self) -> None:

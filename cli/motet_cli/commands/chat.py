@@ -38,7 +38,7 @@ def _first_model(server: Server) -> str:
 
 
 class Conversation:
-    """Keep the messages of a dialogue, a stopped reply as far as it was shown."""
+    """Keep the messages of a dialogue; of an interrupted reply, the part that was printed."""
 
     def __init__(self, server: Server, model: str, system: str | None, temperature: float) -> None:
         self.model = model

@@ -1,1 +1,1 @@
-"""Choose what computes the language models of a stack: Motet's engine, or others in place or elsewhere."""
+"""Choose the engine of each language model: Motet's own, another one, or a running server."""

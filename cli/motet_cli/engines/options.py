@@ -16,10 +16,11 @@ FIELDS = ("engine_url", "engine_key_file", "engine_model", "engine_python", "eng
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Hold an engine that is not Motet's own: its kind, and where it is.
+    """Configure an engine other than Motet's own.
 
-    url: of a server that runs already. python: interpreter of the environment that has the engine.
-    args: arguments of the engine. model: what a server calls the model; "": its name here, or the
+    kind: one of KINDS. url: base URL of a running server.
+    python: interpreter of the environment in which the engine is installed.
+    args: arguments of the engine. model: the model's name at the server; "": its name here, or the
     only one there.
     """
 

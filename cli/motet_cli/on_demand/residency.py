@@ -22,11 +22,13 @@ Action = Literal["load", "unload"]
 
 @dataclass(kw_only=True, eq=False)
 class Model:
-    """Track one model. Times are seconds of one clock.
+    """Track one model's stage and requests. Times are seconds of one clock.
 
-    size: bytes that it may use. keep_alive: seconds that it stays without requests. asked: the
-    same, as a client has asked for, until it is unloaded; None: none has.
-    wanted: requests that wait for it, first at `wanted_since`. active: its running requests.
+    size: bytes of memory that the model may use.
+    keep_alive: seconds without requests after which it is unloaded.
+    asked: a client's value for `keep_alive`, until it is unloaded; None: not set.
+    wanted, wanted_since: number of waiting requests, and when the first began to wait.
+    active, used: number of running requests, and when a request last waited or ran.
     changed: when its stage changed. problem: why its last start failed.
     """
 

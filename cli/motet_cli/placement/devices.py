@@ -19,8 +19,8 @@ _ONE = re.compile(r"cpu|auto|cuda(:\d{1,3})?(,cuda:\d{1,3})*")
 class Devices:
     """Hold the wanted devices, each `cpu`, `auto`, `cuda` or a list such as `cuda:0,cuda:1`.
 
-    default: of what is not named. is_given: the user has chosen it. by_role, by_model: exceptions;
-    those of a model come first.
+    by_model: devices of models, by `role:model`; they precede `by_role`.
+    by_role: devices of roles; they precede `default`. is_given: the user chose `default`.
     """
 
     default: str = CPU

@@ -57,7 +57,7 @@ class Placed:
     is_capped: bool = False
 
     def variables(self) -> dict[str, str]:
-        """Return what the environment of the process has besides."""
+        """Return the variables that limit the process to its GPUs and memory; {} on the CPU."""
         if not self.gpus:
             return {}
         cap = {"MOTET_GPU_MEMORY": str(self.memory)} if self.is_capped else {}

@@ -36,9 +36,10 @@ SERVICE_OF = {  # role of the service that serves a role of the file
 class DeclaredModel:
     """Describe a model of motet.toml.
 
-    role: of its service. memory: bytes that it may use; given: it is a bound of the user.
-    settings: flags of its processes. targets: engines of a language model, in order. device: where
-    it computes, as --device; "": as its role.
+    role: role of its service, such as `decode`.
+    memory: bytes that it may use; is_bounded: the file sets them, else they are estimated.
+    settings: flags of its processes. targets: engines of a language model, in order of trial.
+    device: as `--device`; "": that of its role.
     """
 
     folder: ModelFolder

@@ -147,7 +147,7 @@ class ModelTable(EngineTable, frozen=True):
 
 
 class StackFile(Table, frozen=True):
-    """motet.toml."""
+    """Define the tables of motet.toml."""
 
     settings: UpSettings = UpSettings()
     on_demand: OnDemandTable = OnDemandTable()

@@ -16,7 +16,10 @@ class Sink(Protocol):
     """Play PCM at `RATE`."""
 
     def begin(self) -> None:
-        """Begin the time in which it plays. Raises ConfigError if it cannot play at all."""
+        """Start the clock of the sink, before the first `write`.
+
+        Raises ConfigError if the sink cannot be used.
+        """
 
     async def write(self, pcm: bytes) -> None:
         """Play `pcm` behind what has been written."""
@@ -53,7 +56,7 @@ class Playback:
         return self.remaining > 0
 
     def begin(self) -> None:
-        """Begin the time of the conversation."""
+        """Start the clock of the sink; call this once. Raises ConfigError if it cannot be used."""
         self._sink.begin()
 
     async def play(self, item_id: str, pcm: bytes) -> None:

@@ -36,10 +36,11 @@ _TOPS = {0: 127, LOW: 127, WIDE: 8191}  # what the largest of 32 inputs becomes;
 
 @dataclass(frozen=True, kw_only=True)
 class CodeParts:
-    """Hold what a `CodeLinear` consists of.
+    """Hold the parts of a `CodeLinear`.
 
-    form: for `format`. codes: format of the codes. group: the kernel's, of 16 inputs or of a
-    multiple of 32. precise: inputs are rounded to 16 bits.
+    form: `format` of the layer, with its group size. codes: format of the codes.
+    group: inputs per scale in the kernel, 16 or a multiple of 32.
+    precise: inputs are rounded to 16 bits in every format.
     """
 
     packed: Tensor

@@ -88,7 +88,10 @@ def narrowed(scales_NG: Tensor) -> Tensor:
 
 
 class PackedScales(nn.Module):
-    """Scales in panels, in the narrowest exact type: fine `[P, G, 32]`, coarse `[P, S, 32]` or None."""
+    """Hold scales in panels, in the narrowest exact type.
+
+    fine: `[P, G, 32]`. coarse: `[P, S, 32]`; None for scales of one level.
+    """
 
     fine: Tensor
     coarse: Tensor | None

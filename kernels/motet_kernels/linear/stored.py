@@ -33,7 +33,7 @@ _FINE = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 
 
 def take_apart(linear: Linear) -> tuple[Fields, Tensors]:
-    """Return what describes a packed matrix on a CPU, as JSON can hold it, and its tensors.
+    """Split a packed CPU matrix into fields that JSON can hold, and tensors.
 
     Raises KernelError for a matrix in the layout of a GPU.
     """

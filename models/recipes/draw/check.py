@@ -42,7 +42,7 @@ class DetectedThing(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Return its kind."""
+        """Return the shape, colour and size."""
         return Kind(shape=self.shape, colour=self.colour, size=self.size)
 
 

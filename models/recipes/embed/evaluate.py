@@ -32,7 +32,7 @@ class Embedder:
         self._texts = Texts(Folder.read(folder), self._encoder.limit, self._encoder.vocabulary)
 
     def vectors(self, texts: list[str]) -> torch.Tensor:
-        """Return `[texts, D]`."""
+        """Return the embeddings of texts, `[texts, D]`."""
         tokenized = self._texts.read(texts)
         return torch.cat(
             [
@@ -43,7 +43,7 @@ class Embedder:
 
 
 def retrieval(embedder: Embedder, kind: str, count: int) -> dict[str, float]:
-    """Return both shares over `count` held-out triplets of a kind."""
+    """Return the shares `first` and `near` over `count` held-out triplets of `kind`."""
     triplets = list(held_out(kind, count))
     anchors, positives, negatives = (
         embedder.vectors([getattr(one, name) for one in triplets])

@@ -91,13 +91,13 @@ def _record(rng: Random, depth: int = 0) -> dict[str, Any]:
 
 
 def schema(number: int) -> tuple[str, dict[str, Any]]:
-    """Return the question and the schema of a number."""
+    """Return the question and the JSON schema of example `number`, the same on every call."""
     rng = Random(f"schema {number}")
     return rng.choice(_QUESTIONS), _record(rng)
 
 
 def endings(folder: Path, count: int, temperature: float) -> dict[int, str]:
-    """Return the text of each reply that does not end."""
+    """Generate `count` replies under schemas; return by number those with incomplete JSON."""
     config = EngineConfig(model=str(folder), dtype="float32", threads=1, max_running=16)
     engine = Engine(config)
     settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))

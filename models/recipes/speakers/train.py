@@ -54,7 +54,10 @@ class Layer(nn.Module):
         self.norm = nn.BatchNorm1d(out)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """Return the same length, or every `stride`th frame of it."""
+        """Return `relu(norm(conv(x)))`, `[B, T, out]`.
+
+        With a kernel wider than one frame, it is `[B, ⌈T / stride⌉, out]`.
+        """
         if self.kernel > 1:
             half, frames = self.kernel // 2 * self.dilation, x_BTC.shape[1]
             padded = functional.pad(x_BTC, (0, 0, half, half))

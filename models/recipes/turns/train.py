@@ -77,7 +77,10 @@ class Example(NamedTuple):
 
 
 def examples(recipe: Recipe) -> list[Example]:
-    """Return the cuts of every sentence, and as often its complete text."""
+    """Return the training examples: cut sentences, each paired with its complete text.
+
+    Short complete utterances are added with probability `recipe.short` per sentence.
+    """
     rng = Random(f"{recipe.seed}/turns")
     found: list[Example] = []
     for _ in range(recipe.sentences):

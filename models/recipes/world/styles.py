@@ -1,8 +1,8 @@
 """Draw scenes as other programs might: any size, ground, hue, outline, edge and place in a cell.
 
 `recipes.world.pictures` draws the micro-world's own pictures. This module draws by signed
-distances instead, and shares no drawing code with it. `held_out_pictures` of the vision recipe come
-from a third renderer, Pillow's, which draws nothing here.
+distances instead, and shares no drawing code with it. The pictures of the held-out set come from a
+third renderer, Pillow's, which draws nothing here (models/README.md).
 
 Coordinates: x and y are shares of the picture's width and height; a radius is in units of a picture
 of 64 pixels, as in `RADII`.
@@ -183,7 +183,10 @@ def _apart(canvas: Floats, colour: Colour) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------ scenes
 def sample_pictured_scene(rng: Random) -> Scene:
-    """Draw a scene of one to six things; what others draw is mostly large."""
+    """Sample a scene of one to six things.
+
+    About a third come from `sample_scene`; the things of the others are mostly large.
+    """
     if rng.random() < 0.35:
         return sample_scene(rng, sized=rng.choice((0.3, 0.9, 1.0)))
     count = rng.choice((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 6))

@@ -102,7 +102,7 @@ async def chat_with_prompt(
 
 @dataclass(slots=True)
 class _PromptPosition:
-    """Hold what has been received of a prompt, which every attempt sends from the beginning."""
+    """Track which parts of the prompt were received, as every attempt sends all of them."""
 
     scored: int = 0  # tokens whose log-probabilities have been received
     has_ids: bool = False

@@ -16,9 +16,10 @@ CHAT_ROLES = ("tokenizer", "decode")
 
 
 def servable(directory: Directory) -> dict[str, ModelCard]:
-    """Return the cards of the models that can answer now, by name, then those of their adapters.
+    """Return the cards of servable models by name, followed by those of their adapters.
 
-    The context is that for which decode has memory, and decode alone has read the weights.
+    A model is servable if a tokenizer and decode are ready for it. Its context is the smaller of
+    theirs; decode supplies family, parameters and bytes of weights.
     """
     known, decoded = (
         {c.name: c for beat in directory.ready(role) for c in beat.models} for role in CHAT_ROLES
@@ -74,7 +75,7 @@ def check_known(directory: Directory, model: str) -> None:
 
 
 def cards_of(directory: Directory, model: str) -> list[ModelCard]:
-    """Return what the ready tokenizers announce of a model; of an adapter, that of its model."""
+    """Return the ready tokenizers' cards of a model; for an adapter, those of its base model."""
     base = directory.base_of(model)
     return [c for beat in directory.ready("tokenizer") for c in beat.models if c.name == base]
 

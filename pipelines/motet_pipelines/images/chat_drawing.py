@@ -137,7 +137,7 @@ class Conversation:
         self._timing: dict[str, float] = {}
 
     def next_seed(self) -> int:
-        """Return the seed of the next picture. Raises Overloaded after MOST of them."""
+        """Return the seed of the next picture. Raises Overloaded after MAX_PICTURES of them."""
         if self._drawn == MAX_PICTURES:
             raise Overloaded(f"{MAX_PICTURES} pictures were drawn; that is enough")
         self._drawn += 1
@@ -209,8 +209,9 @@ def is_reported(error: MotetError) -> bool:
 
 
 def remembered(prompts: Sequence[str], *, accepts_images: bool) -> list[dict[str, Any]]:
-    """Return the messages for pictures of an earlier reply: calls, results, and a look if `sees`.
+    """Return the messages for the pictures of an earlier reply: tool calls and their results.
 
+    accepts_images: add the message that shows the pictures to the model.
     They equal those of the conversation in which the pictures were drawn, so its prefix stays
     cached.
     """

@@ -14,7 +14,7 @@ chat, and the model continues with the picture as input, if it accepts images:
                 print("".join(item.text for item in event), end="")
 
 A picture that cannot be drawn now, or whose call has invalid arguments, becomes an error result for
-the model, which explains it to the user; an error in `brush` is raised to the caller. Each stage
+the model, which explains it to the user; an error in the settings is raised to the caller. Each stage
 fails over to another instance when its service dies, and leaving the generator early cancels what
 is in progress: text, picture or description.
 """
@@ -53,10 +53,10 @@ async def imagine(
 ) -> AsyncGenerator[Event, None]:
     """Yield text, strokes and pictures as they come; `outcome` sums up all turns of the model.
 
-    `brush` gives the settings of the pictures: prompts come from the model, seeds follow that of
-    `request`. `pictures` are those of the messages. `sees`: show drawn pictures to the model. Calls
-    of the caller's tools end the reply. `deadline`: seconds for everything; `patience` as in
-    `chat`.
+    `settings` are those of the pictures: prompts come from the model, seeds follow that of
+    `request`. `pictures` are those of the messages. `accepts_images`: show drawn pictures to the
+    model. Calls of the caller's tools end the reply. `deadline`: seconds for everything; `patience`
+    as in `chat`.
     """
     conversation = Conversation(
         request, pictures, outcome or Outcome(), accepts_images=accepts_images

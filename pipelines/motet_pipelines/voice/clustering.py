@@ -32,7 +32,7 @@ def mean(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> l
 def cluster(vectors: Sequence[Vector], weights: Sequence[float], threshold: float) -> list[int]:
     """Return a cluster number per vector: 0, 1, … by first appearance.
 
-    `weights`: how much each vector counts (seconds of speech). `alike`: the average cosine from
+    `weights`: how much each vector counts (seconds of speech). `threshold`: the average cosine from
     which two clusters are merged. Of more than MOST vectors, an evenly spaced sample forms the
     clusters and the others join the nearest; those near none of them form further clusters. Blocks
     for up to a second: run it in a thread.

@@ -162,7 +162,7 @@ class NemotronStream(AudioStream):
 
 
 class PromptedNemotron(Nemotron):
-    """Transcribe with a `Nemotron3_5AsrForRNNT`, which is told the language or names it by a tag."""
+    """Transcribe with a `Nemotron3_5AsrForRNNT`, which gets the language or names it by a tag."""
 
     detects = True
 

@@ -1,4 +1,4 @@
-"""Be the engine that llama.cpp is: llama-server's own route, and the server where the host starts it."""
+"""Serve llama.cpp as an engine: a running llama-server, or one that the host starts."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _CONTEXT = 4096  # tokens per slot, where neither the setting nor the model says
 
 
 class LlamaServer:
-    """Be the process of one server; `url` is its base."""
+    """Run a llama-server as a child process; `url` is the base of its API."""
 
     def __init__(self, config: EnginesConfig):
         self._config = config

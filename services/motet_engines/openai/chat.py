@@ -1,8 +1,8 @@
-"""Put requests as messages to /v1/chat/completions, for servers that take no token ids.
+"""Send requests as messages to /v1/chat/completions, for servers that take no token ids.
 
 The tokenizer sends the chat beside its tokens (`messages.Generate.chat`); the server's text comes
-back in tokens that spell it. Tools, log-probabilities, raw prompts and a reply that began elsewhere
-are refused: the route has no place for them.
+back in tokens that spell it. Tools, log-probabilities, raw prompts and replies that began elsewhere
+are refused, because the route cannot express them.
 """
 
 from __future__ import annotations

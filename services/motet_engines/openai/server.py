@@ -25,9 +25,10 @@ class Server:
 
 
 async def read_server(connection: Connection, config: EnginesConfig) -> Server:
-    """Return what GET /models tells.
+    """Read GET /models: return the served model, its context and its adapters.
 
-    Raises Unavailable if the server does not answer, ConfigError if the model is not there.
+    Raises Unavailable if the server does not answer or still starts the model, ConfigError if it
+    has no such model.
     """
     models = _models(await connection.get("/models"))
     dialect = _dialect(models, config)

@@ -65,10 +65,10 @@ def _guided(grammar: Grammar) -> str:
 
 
 def step_output(found: Any, *, logprobs: int) -> StepOutput:
-    """Return what a `RequestOutput` adds.
+    """Convert a vLLM `RequestOutput`, which holds new tokens alone, to a `StepOutput`.
 
-    logprobs: most alternatives per token; -1: none. Raises Unavailable for a reply that vLLM broke
-    off.
+    logprobs: maximum number of alternatives per token; -1: none. Raises Unavailable for a finish
+    reason other than those of FINISHES.
     """
     (completion,) = found.outputs
     ids = list(completion.token_ids)

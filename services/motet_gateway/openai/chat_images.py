@@ -70,7 +70,7 @@ class Recording:
 def sources(body: ChatBody, *, accepts_images: bool) -> list[Source | Recording]:
     """Return the images and recordings of a chat in the order of its parts.
 
-    Images of earlier replies are included only if the model accepts images (`sees`).
+    Images of earlier replies are included only with `accepts_images`.
     """
     return list(_sources(body, accepts_images))
 

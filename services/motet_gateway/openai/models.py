@@ -13,7 +13,7 @@ import msgspec
 
 from motet_gateway.anthropic import models as anthropic
 from motet_gateway.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
-from motet_gateway.context import GatewayContext, Service
+from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.query import query_of
 from motet_gateway.operations.loading import state_of

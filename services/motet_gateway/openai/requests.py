@@ -46,8 +46,8 @@ def chat_requests(
 ) -> list[Chat]:
     """Return one request per choice.
 
-    The seed is fixed here, so that a stream that fails over continues with the same noise. `sees`:
-    the model is shown the images of earlier replies.
+    The seed is fixed here, so that a stream that fails over continues with the same noise.
+    `accepts_images`: the model is shown the images of earlier replies.
     """
     choice = tool_choice_of(body.tool_choice) if body.tools else ToolChoice("none")
     base = Chat(

@@ -45,7 +45,7 @@ ERRORS = {
     429: "Too many at a time, or a limit of the tenant is reached; `Retry-After` says when to come back.",
     431: "The head of the request is too large.",
     499: "It was cancelled.",
-    503: "Nobody is there who could answer, or the server is stopping; the request may be repeated.",
+    503: "No instance can answer now, or the server is stopping; the request may be repeated.",
     504: "It took longer than the server allows.",
 }
 _UNTYPED = ("InputMessage",)  # structs whose `type` may be left out, unlike other tags

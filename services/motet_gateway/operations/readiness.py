@@ -45,9 +45,9 @@ class Readiness:
         return [name for name in self._bus.directory.presence.models(role) if name not in ready]
 
     def missing(self, model: str = "") -> list[str]:
-        """Return the reasons against a 200, of `model` or else of the gateway.
+        """Return the reasons why `model`, or else the gateway, is not ready; empty if it is.
 
-        Raises UnknownModel for a name that is unknown.
+        Raises UnknownModel for a model that is neither served nor expected.
         """
         problems = ["the gateway is stopping"] if self._limits.draining else []
         if self._bus.broker.silent > EXPIRES_AFTER:

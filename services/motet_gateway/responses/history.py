@@ -111,7 +111,10 @@ def _stored(item: items.Item, response_id: str, number: int) -> dict[str, Any]:
 async def _items_of(
     earlier: _Earlier, chain: Sequence[str], most: int, *, truncate: bool
 ) -> _Items:
-    """Return the items of a chain; the newest responses that have `most` bytes, if it may be cut."""
+    """Return the items of a chain of responses, the oldest first.
+
+    truncate: drop the oldest responses beyond `most` bytes; otherwise raises ContextTooLong.
+    """
     found: list[_Items] = []
     size = 0
     newest_first = list(reversed(chain))

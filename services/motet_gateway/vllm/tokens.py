@@ -74,7 +74,10 @@ async def tokenize_prompt(service: GatewayContext, http: Exchange) -> None:
 async def _request(
     service: GatewayContext, http: Exchange, body: TokenizeBody, size: PromptSize
 ) -> Tokenize:
-    """Return the request of a body, whose prompt fits. Raises BadRequest for none, or for two."""
+    """Return the request for the prompt or the messages of a body, after checking its size.
+
+    Raises BadRequest unless exactly one of both is given, and for pictures.
+    """
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("`prompt`: give either `prompt` or `messages`", param="prompt")
     if body.prompt is not None:

@@ -26,9 +26,9 @@ AfterStep = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True, eq=False)
 class _Resident:
-    """State of one slot's adapter.
+    """Track the adapter of one slot.
 
-    holders: requests that use it or wait until it is loaded. is_gone: the adapter is served no more.
+    holders: number of requests that use it or wait for its loading. is_gone: it was removed.
     """
 
     slot: int

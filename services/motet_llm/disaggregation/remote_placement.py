@@ -68,7 +68,7 @@ class RemotePlacement:
         self._back[instance] += tokens
 
     def _offer(self, beat: Heartbeat, priority: int) -> RemotePrefillOffer:
-        """Return a worker's load: its last heartbeat may not include what was handed over since."""
+        """Return a worker's load: its heartbeat's, or the tokens handed over to it if more."""
         ours = self._given[beat.instance] - self._back[beat.instance]
         ahead = max(beat.load.get(f"prefill_{tier_of(priority)}", 0.0), float(ours))
         return RemotePrefillOffer(beat.instance, ahead, beat.load.get("prefill_token", 0.0))

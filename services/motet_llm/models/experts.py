@@ -123,7 +123,7 @@ def _group(experts: Any, packer: Packer) -> GroupedExperts:
 
 
 def gate_of(experts: Any) -> Product:
-    """Return what is between both products, and free the weights of the module."""
+    """Return the function between the two products, and delete the parameters of the module."""
     for name in [name for name, _ in experts.named_parameters(recurse=False)]:
         delattr(experts, name)
     gate: Product = experts._apply_gate if experts.has_gate else experts.act_fn

@@ -51,7 +51,7 @@ class Packing:
         return self._stored is not None and self._stored.examined
 
     def note(self, model: PreTrainedModel) -> None:
-        """Note whether the model, which was just loaded, was examined and left as it was."""
+        """Record whether the loaded model needed no changes when it was examined."""
         self._examined = support.is_unchanged(model)
 
     def finish(self) -> None:

@@ -60,7 +60,10 @@ class Harmony(ReasoningFormat):
         return HarmonyParser(beginning, request_id, tools)
 
     def frame(self, beginning: Beginning, *, calls: bool = False) -> str:
-        """Return messages before an answer, with its header; grammars of calls have their own."""
+        """Return the grammar of the messages that may precede an answer.
+
+        calls: the answer may be a tool call; the grammar of calls then begins with its own header.
+        """
         if beginning is Beginning.CLOSED and not calls:
             return ""
         return f"start: before* {'' if calls else FINAL} @answer\n{_BEFORE}"

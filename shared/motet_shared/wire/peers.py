@@ -149,7 +149,7 @@ class Monitor:
             await self._control.request(subjects.control_at(peer), self._probe, timeout=timeout)
         except NoResponders:
             if await self._is_really_gone(peer):
-                self._lost(peer, "nobody serves it any more")
+                self._lost(peer, "no process serves it any more")
             return False
         return True
 

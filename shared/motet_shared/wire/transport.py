@@ -243,7 +243,7 @@ class NatsTransport:
         try:
             return bytes((await self.client.request(subject, data, timeout=timeout)).data)
         except nats.errors.NoRespondersError as error:
-            raise NoResponders(f"nobody serves {subject}") from error
+            raise NoResponders(f"no process serves {subject}") from error
         except nats.errors.TimeoutError as error:
             raise TimeoutError(f"no reply on {subject} within {timeout:g} s") from error
         except nats.errors.Error as error:

@@ -96,7 +96,7 @@ def gather(
     GROUPS: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Write the scaled logits of at least `least` and their tokens, in token order, up to ROOM.
+    """Write the scaled logits of at least `least` and their tokens, in token order, up to CAPACITY.
 
     Return their number, and the mass `Σ exp(scaled - most)` of all tokens.
     """

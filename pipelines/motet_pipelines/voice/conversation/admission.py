@@ -23,7 +23,7 @@ Store = Callable[[], Awaitable[BlobStore]]  # of the files that services read
 
 
 class ReplyAccount(Protocol):
-    """Account for one reply."""
+    """Account for the usage of one reply, from its admission to its end."""
 
     def run(self, request: Chat, outcome: Outcome) -> AbstractAsyncContextManager[Chat]:
         """Hold what the request needs while it runs, and return the request to send."""
@@ -45,7 +45,7 @@ class Admission(Protocol):
         """Admit audio of the user."""
 
     def recognizer(self, name: str) -> str:
-        """Return the model that transcribes for `name`; "": any."""
+        """Return the transcription model to use for `name`; "" accepts any."""
 
     def admit_reply(self, settings: ReplySettings, messages: list[dict[str, Any]]) -> ReplyAccount:
         """Admit a reply to these chat messages."""

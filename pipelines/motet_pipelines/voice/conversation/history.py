@@ -54,7 +54,10 @@ class History:
         return [item for item in early if item.get("role") == "system"] + self.items()[place:]
 
     def keep_turns(self, turns: int) -> None:
-        """Show replies the last `turns` turns alone, each from a message of the user on."""
+        """Limit what replies see to the last `turns` turns, each from a message of the user on.
+
+        Does nothing for 0, or for more turns than there are.
+        """
         users = [item["id"] for item in self.items() if item.get("role") == "user"]
         if 0 < turns <= len(users):
             self._first = users[-turns]

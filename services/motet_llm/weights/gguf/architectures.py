@@ -21,7 +21,10 @@ _GATES = {1: "softmax", 2: "sigmoid"}  # expert_gating_func
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """config: the fields beyond the common ones. rotates: it has rotary embeddings."""
+    """Describe how an architecture's metadata becomes a config.
+
+    config: returns the config fields beyond the common ones. rotates: True with rotary embeddings.
+    """
 
     config: Callable[[Header], dict[str, Any]]
     rotates: bool = True

@@ -99,7 +99,10 @@ def _vocabulary(header: Header) -> int:
 
 
 def _dtype(header: Header) -> str:
-    """Return the type of which the unquantized numbers are: the narrowest that holds them all."""
+    """Return the dtype of the unquantized tensors.
+
+    float16 if a matrix has it, else bfloat16 if it holds the small tensors exactly, else float32.
+    """
     places = [place for place in header.tensors.values() if place.kind in PLAIN]
     kinds = {place.kind for place in places if len(place.shape) > 1}
     if "F16" in kinds:

@@ -70,7 +70,7 @@ class Header:
         return self.fields.get(f"{self.architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
-        """Return such a value. Raises ConfigError if the file does not state it."""
+        """Return a value as `get` does. Raises ConfigError if the file lacks it."""
         value = self.get(key)
         if value is None:
             raise ConfigError(
