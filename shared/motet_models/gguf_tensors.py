@@ -82,7 +82,7 @@ class GgufTensor:
 
     @property
     def padded(self) -> int:
-        """Return its elements, rows padded to whole panels."""
+        """Return the number of elements, with rows padded to whole panels."""
         return self.inputs * -(-self.rows // PANEL) * PANEL
 
 

@@ -65,7 +65,7 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TenantKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Key of a tenant, known by its digest only."""
+    """Identify a tenant by the digest of a key."""
 
     tenant: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

@@ -143,7 +143,10 @@ async def forks() -> AsyncIterator[ForkServer]:
         yield made
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.extended("storm"))],
+)
 async def test_a_lost_prefill_worker_costs_time_and_nothing_else(
     number: signal.Signals, folder: Path, forks: ForkServer
 ) -> None:

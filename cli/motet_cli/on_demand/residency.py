@@ -57,7 +57,7 @@ class Model:
 
     @property
     def occupies(self) -> bool:
-        """Return True if it takes memory."""
+        """Return True if the model takes memory."""
         return self.stage in ("loading", "ready", "leaving")
 
     @property
@@ -65,7 +65,7 @@ class Model:
         return not self.active and not self.wanted
 
     def enter(self, stage: Stage, now: float) -> None:
-        """Change the stage."""
+        """Change the stage to `stage` at the time `now`, in seconds."""
         if stage != self.stage:
             self.stage, self.changed = stage, now
         if stage in ("absent", "failed"):

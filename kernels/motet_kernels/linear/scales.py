@@ -35,7 +35,7 @@ class SpanScales:
         return self.fine_NG.shape
 
     def float(self) -> Tensor:
-        """Return the numbers, float32 `[N, G]`."""
+        """Return the scales of N rows and G groups, float32 `[N, G]`."""
         wide_NG = self.coarse_NS.repeat_interleave(self.span, 1)[:, : self.shape[1]]
         return wide_NG * self.fine_NG.float()
 

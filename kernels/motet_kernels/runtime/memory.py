@@ -48,7 +48,7 @@ def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def return_freed() -> None:
-    """Return freed memory to the system.
+    """Give freed memory of the allocator back to the operating system.
 
     glibc keeps free memory between live allocations: after a model was loaded, that is much.
     """

@@ -198,7 +198,7 @@ class TowerTrainer(Training[CellBatch, TowerReport]):
         )
 
     def batches(self) -> Iterator[CellBatch]:
-        """Yield the batches that are left."""
+        """Yield the batches from the current step to the end of the schedule."""
         for step in range(self.step, self.schedule.steps):
             yield cell_batch(self.recipe, step)
 

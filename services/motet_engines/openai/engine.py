@@ -1,4 +1,4 @@
-"""Be the engine that a server with OpenAI's API is: choose a route, send requests, watch its health."""
+"""Serve a server with OpenAI's API as an engine: choose a route, send requests, watch its health."""
 
 from __future__ import annotations
 

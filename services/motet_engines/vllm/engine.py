@@ -1,4 +1,4 @@
-"""Be the engine that vLLM is: one `AsyncLLM`, whose processes are children of the host."""
+"""Serve vLLM as an engine: one `AsyncLLM`, whose processes are children of the host."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class LoadReader:
         self._newest: dict[int, Any] = {}
 
     def factory(self, vllm_config: Any, engine_index: int = 0) -> LoadReader:
-        """Return this object, as vLLM makes a logger per engine."""
+        """Return this object: vLLM calls a factory for the logger of each engine."""
         return self
 
     def record(

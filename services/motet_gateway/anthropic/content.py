@@ -20,7 +20,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 class Content:
-    """The content blocks of one message; `take` returns the events since its last call."""
+    """Build the content blocks of one message; `take` returns the events since its last call."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []

@@ -41,7 +41,7 @@ class LineError(Struct):
 
 
 class Counts(Struct):
-    """How many requests a batch has, and how many of them are answered."""
+    """Count the requests of a batch, those answered, and those failed."""
 
     total: int = 0
     completed: int = 0

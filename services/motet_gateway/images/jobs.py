@@ -44,7 +44,7 @@ _POLL_INTERVAL = 0.1
 
 
 class JobRecord(Struct, kw_only=True, omit_defaults=True):
-    """State of a job, as it is stored."""
+    """Hold the state of a job, as it is stored."""
 
     id: str
     body: GenerationBody

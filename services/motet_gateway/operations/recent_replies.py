@@ -17,7 +17,7 @@ KEPT = 2000  # replies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A reply that has ended.
+    """Describe a reply that has ended.
 
     ended: Unix time. first: seconds to the first token; None: there was none. total: seconds.
     status: finish status; "failed", or "left" if its client disconnected before the end.

@@ -1,1 +1,1 @@
-"""Score documents against queries, as Cohere's and Jina's rerank and vLLM's score have it."""
+"""Score documents against queries, in the forms of Cohere's and Jina's rerank and of vLLM's score."""

@@ -41,7 +41,7 @@ _NAMES = ParamNames(
 
 
 async def score_pairs(service: GatewayContext, http: Exchange) -> None:
-    """Answer the scores of all pairs, in the order of the texts."""
+    """Answer POST /v1/score: the scores of all pairs, in the order of the texts."""
     body = _decoder.decode(
         await read_prompt(service, http, "text_2", role=ROLE, entries=MAX_ENTRIES),
         http.hints("score"),

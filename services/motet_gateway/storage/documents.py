@@ -72,7 +72,7 @@ def _object_of(name: str, value: bytes) -> str:
 
 @dataclass(slots=True)
 class _Buckets:
-    """The buckets of one tenant, and the bytes in them as they were last read."""
+    """Hold the buckets of one tenant, and the bytes in them as they were last read."""
 
     keys: KeyValue
     objects: ObjectStore

@@ -29,7 +29,7 @@ Run = Callable[[str, int], Awaitable[bool]]
 
 
 class _State(Struct):
-    """State of a stream; `deleted` holds the missing sequence numbers after `first_seq`."""
+    """Decode the state of a stream; `deleted` holds the missing sequence numbers after `first_seq`."""
 
     first_seq: int
     deleted: list[int] = []

@@ -47,7 +47,7 @@ _detokenize = Decoder(DetokenizeBody)
 
 
 async def tokenize_prompt(service: GatewayContext, http: Exchange) -> None:
-    """Answer the token ids of a prompt, made as for a reply."""
+    """Answer POST /tokenize: the token ids of a prompt or a chat, templated as for a reply."""
     body = _tokenize.decode(
         await read_prompt(service, http, "prompt", entries=MAX_ENTRIES), http.hints("tokenize")
     )
@@ -107,7 +107,7 @@ async def _request(
 
 
 async def detokenize_prompt(service: GatewayContext, http: Exchange) -> None:
-    """Answer the text of token ids, special tokens by their names."""
+    """Answer POST /detokenize: the text of token ids, special tokens by their names."""
     body = _detokenize.decode(
         await read_prompt(service, http, "tokens", entries=MAX_IDS), http.hints("tokenize")
     )

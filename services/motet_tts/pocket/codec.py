@@ -53,7 +53,7 @@ class Block(nn.Module):
         return hidden_BET + self.mixed(self.depthwise(padded).mT).mT
 
     def mixed(self, hidden_BTE: Tensor) -> Tensor:
-        """Apply what follows the convolution, within each frame."""
+        """Apply the norm and the feed-forward layers to each frame: `[B, T, E]` to the same shape."""
         output: Tensor = self.narrow(functional.gelu(self.wide(self.norm(hidden_BTE))))
         return output
 

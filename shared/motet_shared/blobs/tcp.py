@@ -54,7 +54,7 @@ class Renew(Struct, array_like=True, tag="n"):
 
 
 class Ok(Struct, array_like=True, tag="k"):
-    """Success; after a Get, `nbytes` raw bytes follow."""
+    """Report success; after a Get, `nbytes` raw bytes follow."""
 
     nbytes: int = 0
 

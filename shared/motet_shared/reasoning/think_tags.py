@@ -58,7 +58,10 @@ class ThinkTags(ReasoningFormat):
         return ThinkTagParser(self, beginning)
 
     def history(self, message: Message, template: str) -> Message:
-        """Put reasoning into the content, where `parts` says so."""
+        """Return `message` with its reasoning as a part of the content.
+
+        It is unchanged unless `parts` is set, or if the template reads `reasoning_content`.
+        """
         reasoning = message.get("reasoning_content")
         if not (self.parts and reasoning) or "reasoning_content" in template:
             return message

@@ -32,7 +32,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Text tables by token id.
+    """Hold the text of each token id.
 
     `text[i]` is None if token `i` is no text on its own; then `data[i]` has its bytes.
     """

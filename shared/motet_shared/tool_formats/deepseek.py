@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1: a list between tags, in it each call between tags.
+"""Read and write tool calls of DeepSeek V3, R1 and V3.1: a list between tags, each call between tags.
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>draw
 ```json

@@ -1,4 +1,4 @@
-"""Granite 3 and Phi-4-mini: a tag, then a list of JSON objects.
+"""Read and write tool calls of Granite 3 and Phi-4-mini: a tag, then a list of JSON objects.
 
 <|tool_call|>[{"name": "draw", "arguments": {"shape": "circle"}}, {"name": "stop", "arguments": {}}]
 

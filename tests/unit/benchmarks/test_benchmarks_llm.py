@@ -154,7 +154,7 @@ def test_checkpoints_are_generated_once(cache: Path) -> None:
     assert model_shape(read_config(folder)).vocab == SHAPES["tiny"]["vocab_size"]
 
 
-@pytest.mark.long
+@pytest.mark.extended("peers")
 @pytest.mark.timeout(300)
 def test_engines_are_compared(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

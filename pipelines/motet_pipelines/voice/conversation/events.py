@@ -121,7 +121,7 @@ class ReplyStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class OutputOpened(Event):
-    """A message or function call of a reply begins: its output number `index`, still empty."""
+    """Report that a message or function call of a reply begins: output number `index`, still empty."""
 
     reply_id: str
     index: int

@@ -11,7 +11,7 @@ from .counts import ConnectionCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits in bytes and seconds; the defaults are those of the gateway's settings."""
+    """Hold the limits of a connection in bytes and seconds; the defaults are those of the gateway's settings."""
 
     head_bytes: int = 64 * 2**10  # request line and header fields
     header_fields: int = 100

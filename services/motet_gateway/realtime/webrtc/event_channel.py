@@ -24,7 +24,7 @@ _GONE = {"type": "websocket.disconnect", "code": 1006}
 
 
 class EventChannel:
-    """Be the connection of a session.
+    """Carry the events of a session over a data channel.
 
     scope: of the request with the offer. hang_up: closes the call.
     """
@@ -90,7 +90,10 @@ class EventChannel:
 
     # ---------------------------------------------------------------------------------------- send
     async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
-        """Send each text of `take` as a message; one that the client cannot take is an error."""
+        """Send each text that `take` returns as a message.
+
+        Raises ClientGone if the channel is closed.
+        """
         await self._writable.wait()
         if self._gone or self._channel is None or self._channel.readyState != "open":
             raise ClientGone

@@ -34,7 +34,7 @@ def item_id(response_id: str, kind: str, index: str) -> str:
 
 
 class Output:
-    """The output items of one response.
+    """Build the output items of one response.
 
     `custom`: names of tools whose input is free text. `logprobs`: texts have log-probabilities.
     `encrypted`: reasoning has `encrypted_content`. Without `events`, nothing is rendered.

@@ -115,7 +115,7 @@ class GgufFile:
         return []
 
     def has(self, module: str) -> bool:
-        """Return True if the module's weight is quantized; of experts, their parameter."""
+        """Return True if the weight of `module`, or any stack of its experts, is quantized."""
         if _EXPERTS.fullmatch(module):
             return any(place.kind not in PLAIN for place in self._stacks(module))
         tensor = self._find(f"{module}.weight")

@@ -185,7 +185,7 @@ print(engine.stats()["resident_bytes"])
 """
 
 
-@pytest.mark.long
+@pytest.mark.extended("soak")
 @pytest.mark.slow
 def test_a_process_takes_the_planned_memory(tmp_path: Path) -> None:
     folder = tiny_checkpoint(
