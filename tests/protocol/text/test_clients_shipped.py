@@ -342,7 +342,7 @@ async def test_a_realtime_conversation_with_a_tool_and_a_cancel(stack: Served) -
         events, ended = await response(connection)
         deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
         text = ended.output[0].content[0].text
-        assert len(deltas) > 1
+        assert deltas  # one, if the model is faster than the gateway
         assert "".join(deltas) == text
 
         await say(connection, "Draw two red circles.")
