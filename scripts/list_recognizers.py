@@ -24,7 +24,7 @@ HEAD = """# Recognizers
 Which checkpoints `motet up --asr` takes, by the `model_type` of their config.json. Each is *exact*: on a tiny model of
 the class with random float32 weights, tokens (and the frames of those that have any) equal those of transformers' own
 code for one window alone, whatever is transcribed beside it (`tests/unit/motet_asr/test_asr_engine.py`,
-`test_asr_frames.py`, `test_asr_decoders.py`). Longer recordings are cut where nobody speaks.
+`test_asr_frames.py`, `test_asr_decoders.py`). Longer recordings are cut at pauses.
 
 * **Word times**: *frames* that tokens belong to (CTC and transducers), or *attention* of the heads that a Whisper's
   generation_config.json names. Where nothing times words, `timestamp_granularities: ["word"]` is refused.

@@ -20,7 +20,7 @@ from support.stages.served_gateway import KEY, Served, served_gateway
 
 PUBLIC = "198.51.100.7"
 LIMIT = 15.0  # seconds until a test that waits for the gateway fails
-SILENT = {"input": {"turn_detection": None}}  # nobody listens to the client's sound
+SILENT = {"input": {"turn_detection": None}}  # the client's sound is not read for turns
 
 
 @asynccontextmanager

@@ -177,7 +177,7 @@ PROMPTS = {"prompt_dictionary": {"en-US": 0, "en": 0, "de-DE": 1, "de": 1, "auto
 
 
 def tiny_prompted_nemotron(path: Path) -> Path:
-    """Write a streaming transducer that is told the language, or names it by a tag."""
+    """Write a streaming transducer that gets the language, or names it by a tag."""
     sizes = {"num_prompts": 3, "prompt_intermediate_size": 24, "default_prompt_id": 2}
     options = {"specials": ("<en-US>", "<de-DE>"), "blank": 11.0, "seed": 1}
     return tiny_nemotron(path, "Nemotron3_5AsrForRNNT", **options, **sizes)

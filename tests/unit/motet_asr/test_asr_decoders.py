@@ -10,14 +10,11 @@ import torch
 import transformers
 from transformers import AutoFeatureExtractor, AutoTokenizer
 
-from motet_asr.checkpoint import load_engine
-from motet_asr.config import EngineConfig
-from motet_asr.engine.engine import Engine
-from motet_asr.engine.request import TranscriptionOptions, WindowResult
 from motet_asr.models.registry import RECOGNIZERS
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
 from support.checkpoints.asr_checkpoints import RATE, noise
 from support.checkpoints.recognizers import TINY, Checkpoints
+from support.engine.recognizer_runs import add, engine_of, run
 from support.running.refusals import refuses
 
 SECONDS = (0.33, 1.04, 1.7, 0.33, 2.3)
@@ -25,31 +22,6 @@ SOUNDS = [noise(seconds, index) for index, seconds in enumerate(SECONDS)]
 LONGEST = 40  # tokens of a tiny decoder, prompt included
 BEGIN = ["<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>"]
 END = ["<|pnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(lambda kind: tmp_path_factory.mktemp(kind))
-
-
-def engine_of(path: Path, **options: Any) -> Engine:
-    return load_engine(EngineConfig(**{"model": str(path), **options}))
-
-
-def add(engine: Engine, key: int, sound: Any, **options: Any) -> None:
-    engine.add(key, engine.prepare(sound), len(sound) / RATE, TranscriptionOptions(**options))
-
-
-def run(engine: Engine) -> dict[Any, WindowResult]:
-    heard = {}
-    for _ in range(500):
-        for output in engine.step():
-            assert output.result is not None, output.error
-            heard[output.key] = output.result
-        engine.check_integrity()
-        if not engine.has_work:
-            return heard
-    raise AssertionError("the engine does not come to an end")
 
 
 class Reference:

@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoFeatureExtractor
 
-from motet_asr.checkpoint import load_engine
-from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import Engine
 from motet_asr.engine.request import TranscriptionOptions, WindowResult
 from motet_asr.engine.transducer_engine import TransducerEngine
@@ -25,6 +23,7 @@ from motet_asr.models.registry import RECOGNIZERS
 from motet_shared.errors import BadRequest, ConfigError, InternalError, UnsupportedParameter
 from support.checkpoints.asr_checkpoints import RATE, noise
 from support.checkpoints.recognizers import Checkpoints, tiny_waveform_ctc
+from support.engine.recognizer_runs import add, engine_of, run
 from support.running.refusals import refuses
 
 BLANK = 63
@@ -37,32 +36,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Support for mismatched key_padding_mask:UserWarning",
     "ignore:Using the model-agnostic default `max_length`:UserWarning",
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    return Checkpoints(lambda kind: tmp_path_factory.mktemp(kind))
-
-
-def engine_of(path: Path, **options: Any) -> Engine:
-    return load_engine(EngineConfig(**{"model": str(path), **options}))
-
-
-def add(engine: Engine, key: int, sound: Any, **options: Any) -> None:
-    engine.add(key, engine.prepare(sound), len(sound) / RATE, TranscriptionOptions(**options))
-
-
-def run(engine: Engine) -> dict[Any, WindowResult]:
-    """Run the engine until it is idle; no window may fail."""
-    heard = {}
-    for _ in range(500):
-        for output in engine.step():
-            assert output.result is not None, output.error
-            heard[output.key] = output.result
-        engine.check_integrity()
-        if not engine.has_work:
-            return heard
-    raise AssertionError("the engine does not come to an end")
 
 
 def reference_of(path: Path, kind: str) -> tuple[Any, Any]:
