@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from snac import SNAC
 from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
@@ -22,6 +23,8 @@ from transformers import (
     HiggsAudioV2ForConditionalGeneration,
     HiggsAudioV2TokenizerConfig,
     HiggsAudioV2TokenizerModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PocketTTSAudioTokenizerConfig,
     PocketTTSAudioTokenizerModel,
     PocketTTSConfig,
@@ -81,6 +84,20 @@ _DAC: dict[str, Any] = {
     "codebook_dim": 4,
     "codebook_size": 32,
 }
+_SNAC: dict[str, Any] = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 4,
+    "encoder_rates": [2, 4],
+    "decoder_dim": 32,
+    "decoder_rates": [4, 2],
+    "attn_window_size": None,
+    "codebook_size": 32,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+_PLACES = 7  # codes of a frame
 _TURNS = (
     "{% for turn in messages %}[{{ turn.role }}]{% for part in turn.content %}"
     "{{ part.text if part.type == 'text' else '<|out_bos|><|out|>' }}"
@@ -392,11 +409,65 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: boo
     return path
 
 
+def orpheus(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+    """Write a Llama whose tokens are codes, seven in a frame, and its SNAC.
+
+    Its weights prefer the codes of the place that is due. ends: its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    snac = SNAC(**_SNAC)
+    codes = CODES * _PLACES
+    first, last = VOCAB + 1, VOCAB + 1 + 10 + codes  # <custom_token_0>, behind <|eot_id|>
+    config = LlamaConfig(
+        **{**_DECODER, "hidden_size": 64, "num_attention_heads": 8},
+        vocab_size=last,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=VOCAB - 3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).float()
+    _spread(model)
+    due_SE = torch.linalg.qr(torch.randn(64, 64)).Q[:_PLACES]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[first + 1] += 30 * due_SE[0]  # the speech begins
+        for token in range(first + 10, last):
+            place = (token - first - 10) // CODES
+            model.model.embed_tokens.weight[token] += 30 * due_SE[(place + 1) % _PLACES]
+            model.lm_head.weight[token] += 5 * due_SE[place]
+        if ends:
+            model.lm_head.weight[first + 2] += 5 * due_SE[0]
+    model.generation_config.update(do_sample=sample, repetition_penalty=1.1)
+    if sample:
+        model.generation_config.update(temperature=0.9, top_k=20)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    _drop_template(path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    names = ["<|eot_id|>", *(f"<custom_token_{number}>" for number in range(last - first))]
+    tokenizer["added_tokens"] += [
+        like | {"id": VOCAB + number, "content": name} for number, name in enumerate(names)
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (path / "processor_config.json").write_text(json.dumps({"voices": VOICES}))
+    _spread_evenly(snac)
+    with torch.no_grad():
+        snac.decoder.model[-2].parametrizations.weight.original0.mul_(8)  # loud
+    codec = path / "audio_tokenizer"
+    codec.mkdir()
+    (codec / "config.json").write_text(json.dumps(_SNAC))
+    torch.save(snac.state_dict(), codec / "pytorch_model.bin")
+    return path
+
+
 MAKERS: dict[str, Callable[..., Path]] = {
     "csm": csm,
     "dia": dia,
     "gradium_phonon_tts": phonon,
     "higgs_audio_v2": higgs_audio_v2,
+    "llama": orpheus,
     "pocket_tts": pocket_tts,
     "speecht5": speecht5,
     "vits": vits,

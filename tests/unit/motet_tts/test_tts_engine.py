@@ -7,12 +7,14 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from snac import SNAC
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
@@ -26,6 +28,7 @@ from transformers import (
     HiggsAudioV2ForConditionalGeneration,
     HiggsAudioV2Processor,
     HiggsAudioV2TokenizerModel,
+    LlamaForCausalLM,
     PocketTTSAudioTokenizerModel,
     PocketTTSFeatureExtractor,
     PocketTTSForConditionalGeneration,
@@ -42,6 +45,7 @@ from motet_tts.models import voices
 from motet_tts.models.codec_lm import Drawn
 from motet_tts.models.noise import Noise, hash_numbers
 from support.checkpoints import tts_checkpoints
+from support.engine.token_speaker import engine_of
 from support.running.refusals import refuses
 
 # Of samples whose peaks are about 1: the order of float32 additions differs, nothing else. Latents are fed back as they
@@ -73,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 def engine(path: Path, **options: Any) -> Engine:
-    return Engine(
+    return engine_of(
         EngineConfig(model=str(path), **{"first_chunk": 0.002, "chunk": 0.008, **options})
     )
 
@@ -267,6 +271,27 @@ def _turn(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
+@torch.inference_mode()
+def orpheus_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+    model = LlamaForCausalLM.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    first = tokenizer.convert_tokens_to_ids("<custom_token_0>")
+    prompt = f"<custom_token_3>{voice}: {text}<|eot_id|><custom_token_4><custom_token_5><custom_token_1>"
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    made = model.generate(ids, max_new_tokens=7 * frames, do_sample=False, eos_token_id=first + 2)
+    codes_N7 = (made[0, ids.shape[1] :] - first - 10)[: 7 * frames]
+    codes_N7 = codes_N7[codes_N7 >= 0].unflatten(0, (-1, 7)) - 32 * torch.arange(7)
+    assert ((codes_N7 >= 0) & (codes_N7 < 32)).all()
+    codec = SNAC.from_pretrained(path / "audio_tokenizer")
+    levels = [codes_N7[:, places].reshape(1, -1) for places in ([0], [1, 4], [2, 3, 5, 6])]
+    key, sizes = hash_numbers(0, 0) >> 1, (16, 32)  # steps of a frame in each layer
+    drawn = [Noise(key, 0, number).normal(sum(sizes)) for number in range(len(codes_N7))]
+    layers = iter(torch.stack(drawn).split(sizes, dim=1))
+    with mock.patch("snac.layers.torch.randn", lambda shape, **_: next(layers).reshape(shape)):
+        audio: Tensor = codec.decode(levels)[0, 0]
+    return audio
+
+
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "csm": csm_reference,
     "dia": dia_reference,
@@ -274,6 +299,7 @@ REFERENCES: dict[str, Callable[..., Tensor]] = {
         pocket_reference, architecture=GradiumPhononTTSForConditionalGeneration
     ),
     "higgs_audio_v2": higgs_reference,
+    "llama": orpheus_reference,
     "pocket_tts": pocket_reference,
     "speecht5": speecht5_reference,
     "vits": vits_reference,
@@ -283,6 +309,7 @@ VOICES = {
     "dia": ("S1", "S2"),
     "gradium_phonon_tts": tts_checkpoints.VOICES,
     "higgs_audio_v2": ("default", "default"),
+    "llama": tts_checkpoints.VOICES,
     "pocket_tts": tts_checkpoints.VOICES,
     "speecht5": tts_checkpoints.VOICES,
     "vits": ("default", "default"),
@@ -413,12 +440,13 @@ def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("dia", {"ends": True}), ("higgs_audio_v2", {"ends": True})]
+    ("family", "options"),
+    [("dia", {"ends": True}), ("higgs_audio_v2", {"ends": True}), ("llama", {"ends": True})],
 )
-def test_delayed_codes_end_where_transformers_ends(
+def test_codes_end_where_transformers_ends(
     folder: Callable[..., Path], family: str, options: dict[str, Any]
 ) -> None:
-    """The end is drawn, and comes in each codebook after its delay."""
+    """The end is drawn; with delayed codes it comes in each codebook after its delay."""
     path, voice = folder(family, **options), VOICES[family][0]
     speaker = engine(path)
     for number, text in enumerate(TEXTS[:3]):
@@ -466,6 +494,7 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
         "csm",
         pytest.param("dia", marks=pytest.mark.long),
         pytest.param("higgs_audio_v2", marks=pytest.mark.long),
+        pytest.param("llama", marks=pytest.mark.long),
         "pocket_tts",
         "speecht5",
     ],
