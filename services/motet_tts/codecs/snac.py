@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from motet_tts.models.noise import Noise
 from .windows import WindowCodec, reach_of
 
 _LONGEST_FRAME = 64  # codes
+_MOST_PARTS = 8  # codebooks, and blocks of a decoder
 
 
 def frame_order(strides: list[int]) -> list[tuple[int, int]]:
@@ -151,14 +153,19 @@ def _loaded(folder: Path) -> tuple[dict[str, Any], Any]:
     check_checkpoint(folder)
     settings: dict[str, Any] = json.loads((folder / "config.json").read_text())
     _check(folder, settings)
-    with torch.device("meta"):
-        model = SNAC(**settings)
     tensors = _tensors(folder)
-    model.encoder = nn.Identity()
-    found = model.load_state_dict(tensors, strict=False, assign=True)
-    if found.missing_keys:
+    try:
+        with torch.device("meta"):
+            model = SNAC(**settings)
+        model.encoder = nn.Identity()
+        missing = model.load_state_dict(tensors, strict=False, assign=True).missing_keys
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"model={str(folder)!r}: its weights lack {found.missing_keys[0]!r}; give a whole SNAC"
+            f"model={str(folder)!r}: its weights are not those of its config.json: {error}"
+        ) from None
+    if missing:
+        raise ConfigError(
+            f"model={str(folder)!r}: its weights lack {missing[0]!r}; give a whole SNAC"
         )
     for module in [*model.quantizer.modules(), *model.decoder.modules()]:
         if parametrize.is_parametrized(module, "weight"):
@@ -171,18 +178,27 @@ def _check(folder: Path, settings: dict[str, Any]) -> None:
     strides = settings["vq_strides"]
     if settings.get("attn_window_size", 32) is not None:
         raise ConfigError(
-            f"attn_window_size={settings.get('attn_window_size', 32)!r} of {str(folder)!r}: its attention has fixed "
+            f"model={str(folder)!r}: attn_window_size={settings.get('attn_window_size', 32)!r} is attention in fixed "
             f"windows, which no stream can begin within; give a SNAC without, such as that of 24 kHz"
         )
-    divided = all(
-        isinstance(stride, int) and stride > 0 and before % stride == 0
-        for before, stride in zip([strides[0], *strides], strides, strict=False)
+    divided = (
+        isinstance(strides, list)
+        and 0 < len(strides) <= _MOST_PARTS
+        and all(isinstance(stride, int) and 0 < stride <= _LONGEST_FRAME for stride in strides)
+        and all(before % stride == 0 for before, stride in pairwise(strides))
+        and strides[-1] == 1
     )
-    if not divided or strides[-1] != 1 or len(frame_order(strides)) > _LONGEST_FRAME:
+    if not divided or len(frame_order(strides)) > _LONGEST_FRAME:
         raise ConfigError(
-            f"vq_strides={strides!r} of {str(folder)!r}: each must divide the one before, the last is 1, "
+            f"model={str(folder)!r}: vq_strides={strides!r}; each must divide the one before, the last is 1, "
             f"and a frame has at most {_LONGEST_FRAME} codes"
         )
+    for name in ("encoder_rates", "decoder_rates"):
+        rates = settings.get(name)
+        if not isinstance(rates, list) or len(rates) > _MOST_PARTS:
+            raise ConfigError(
+                f"model={str(folder)!r}: {name}={rates!r}; give a list of at most {_MOST_PARTS} numbers"
+            )
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

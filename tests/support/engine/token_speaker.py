@@ -18,7 +18,12 @@ class TokenSpeaker(Engine):
 
     def __init__(self, config: EngineConfig):
         super().__init__(config)
-        sizes: dict[str, Any] = {"block_size": 16, "num_blocks": 400, "max_running": 8, "threads": 1}
+        sizes: dict[str, Any] = {
+            "block_size": 16,
+            "num_blocks": 400,
+            "max_running": 8,
+            "threads": 1,
+        }
         self.decode = DecodeEngine(
             decode.EngineConfig(model=config.model, dtype="float32", overlap=False, **sizes)
         )

@@ -276,7 +276,9 @@ def orpheus_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -
     model = LlamaForCausalLM.from_pretrained(path).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     first = tokenizer.convert_tokens_to_ids("<custom_token_0>")
-    prompt = f"<custom_token_3>{voice}: {text}<|eot_id|><custom_token_4><custom_token_5><custom_token_1>"
+    prompt = (
+        f"<custom_token_3>{voice}: {text}<|eot_id|><custom_token_4><custom_token_5><custom_token_1>"
+    )
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     made = model.generate(ids, max_new_tokens=7 * frames, do_sample=False, eos_token_id=first + 2)
     codes_N7 = (made[0, ids.shape[1] :] - first - 10)[: 7 * frames]
