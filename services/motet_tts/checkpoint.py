@@ -153,6 +153,7 @@ FAMILIES: dict[str, _Loader] = {
     "llama": _orpheus,
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
     "speecht5": _codec_lm("speecht5", "SpeechT5"),
+    "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
 }
 # Families of transformers that speak, and why they are not run; the sentence goes on after the name.
@@ -169,5 +170,4 @@ REFUSED: dict[str, str] = {
     "qwen3_omni_moe": _ANSWERS,
     "seamless_m4t": _SENTENCES,
     "seamless_m4t_v2": _SENTENCES,
-    "vibevoice": "has a diffusion head for its latents that is not run here",
 }

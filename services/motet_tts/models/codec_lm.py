@@ -85,11 +85,13 @@ class DecoderBatch:
     """Hold the slots of one forward pass.
 
     own: the slots of the sentences.
+    sentences: the rows in order.
     texts: those of their texts; None for a model without an encoder.
     joining: the sentence that joins with its prompt, alone in the batch; None for further frames.
     """
 
     own: SlotBatch
+    sentences: list[CodecSentence]
     texts: SlotBatch | None = None
     joining: CodecSentence | None = None
 
@@ -248,7 +250,7 @@ class CodecBatch:
         )
         count = len(self._rows)
         texts = self._texts.first(count, 0) if self._texts.lengths else None
-        batch = DecoderBatch(self._slots.first(count), texts)
+        batch = DecoderBatch(self._slots.first(count), self._rows, texts)
         hidden_BE = self.family.forward(self.family.embed(frames_B, self._rows), batch)
         batch.close()
         for sentence, hidden in zip(self._rows, hidden_BE, strict=True):
@@ -264,7 +266,7 @@ class CodecBatch:
             own = self._slots.one(self._slots.add(), len(sentence.prompt))
             text = sentence.text
             texts = None if text is None else self._texts.one(self._texts.add(), text.shape[1])
-            batch = DecoderBatch(own, texts, sentence)
+            batch = DecoderBatch(own, [sentence], texts, sentence)
             sentence.hidden = self.family.forward(sentence.prompt[None], batch)[0]
             batch.close()
             sentence.text = None

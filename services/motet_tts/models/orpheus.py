@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from motet_tts.codecs.snac import SnacDecoder, is_snac
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec_lm import room_for
+from .control_tokens import ControlTokens
 from .noise import hash_numbers
 
 # Names of Orpheus's English voices; "voices" of processor_config.json names others.
@@ -92,6 +92,7 @@ class Orpheus:
         self._chunks = ChunkDecoder(self._codec, device, first_chunk=first_chunk, chunk=chunk)
         self._served_as = served_as
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._control = ControlTokens(self._tokenizer)
         self._tokens = _Tokens.of(
             folder, self._tokenizer, len(self._codec.order) * self._codec.codes
         )
@@ -112,7 +113,7 @@ class Orpheus:
 
     def add(self, key: Key, utterance: Utterance) -> None:
         """Add a sentence: the next step asks for its tokens. Raises BadRequest if it is too long."""
-        tokens, text = self._tokens, self._tokens.plain(utterance.text)
+        tokens, text = self._tokens, self._control.plain(utterance.text)
         ids = list(self._tokenizer(f"{utterance.voice}: {text}")["input_ids"])
         prompt = [
             tokens.control(_TEXT_BEGINS),
@@ -189,12 +190,10 @@ class _Tokens:
     """Hold the ids of the tokens that are no text.
 
     first: of `<custom_token_0>`.
-    added: the spellings that the tokenizer reads as tokens of their own.
     """
 
     first: int
     end_of_turn: int
-    added: frozenset[str]
 
     @classmethod
     def of(cls, folder: Path, tokenizer: Any, codes: int) -> _Tokens:
@@ -207,23 +206,11 @@ class _Tokens:
                 f"model={str(folder)!r}: its tokenizer lacks <|eot_id|> or <custom_token_0> to "
                 f"<custom_token_{_CODES + codes - 1}> in a row; give a checkpoint of Orpheus's layout and its SNAC"
             )
-        return cls(first, end, frozenset(tokenizer.get_added_vocab()))
+        return cls(first, end)
 
     def control(self, number: int) -> int:
         """Return the id of `<custom_token_NUMBER>`."""
         return self.first + number
-
-    def plain(self, text: str) -> str:
-        """Return a client's text without what the tokenizer would read as control tokens."""
-        while (shorter := _TAG.sub(self._unless_added, text)) != text:
-            text = shorter
-        return text
-
-    def _unless_added(self, found: re.Match[str]) -> str:
-        return " " if found[0] in self.added else found[0]
-
-
-_TAG = re.compile(r"<[^<>]*>")
 
 
 def _sampling(folder: Path, greedy: bool, end: int) -> dict[str, Any]:

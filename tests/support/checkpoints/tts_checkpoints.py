@@ -33,6 +33,8 @@ from transformers import (
     SpeechT5ForTextToSpeech,
     SpeechT5HifiGan,
     SpeechT5HifiGanConfig,
+    VibeVoiceConfig,
+    VibeVoiceForConditionalGeneration,
     VitsConfig,
     VitsModel,
 )
@@ -102,6 +104,11 @@ _TURNS = (
     "{% for turn in messages %}[{{ turn.role }}]{% for part in turn.content %}"
     "{{ part.text if part.type == 'text' else '<|out_bos|><|out|>' }}"
     "{% endfor %}{% endfor %}[audio]<|out_bos|>"
+)
+_SCRIPT = (
+    "{% for turn in messages %}Speaker {{ turn.role }}:{% for part in turn.content %}"
+    "{{ part.text if part.type == 'text' else '<|vision_start|><|vision_pad|><|vision_end|>' }}"
+    "{% endfor %}\n{% endfor %}Speech:<|vision_start|>"
 )
 _AUDIO_TOKENS = ("<|out|>", "<|out_bos|>", "<|delay|>", "<|end|>")
 BOOKS, CODES = 4, 32
@@ -462,6 +469,66 @@ def orpheus(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = Fal
     return path
 
 
+def vibevoice(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+    """Write a VibeVoice with frames of 24 samples; its noise is the diffusion's.
+
+    ends: now and then it begins audio anew, and its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    audio, begin, stop, end = range(VOCAB, VOCAB + 4)
+    sizes = {"num_filters": 4, "downsampling_ratios": [4, 6], "depths": [1, 1, 1], "kernel_size": 3}
+    config = VibeVoiceConfig(
+        text_config={
+            "model_type": "qwen2",
+            **_DECODER,
+            "vocab_size": end + 1,
+            "max_position_embeddings": 512,
+        },
+        audio_config={"model_type": "vibevoice_acoustic_tokenizer", "hidden_size": 6, **sizes},
+        semantic_model_config={
+            "model_type": "vibevoice_acoustic_tokenizer_encoder",
+            "hidden_size": 5,
+            **sizes,
+        },
+        diffusion_head_config={
+            "num_hidden_layers": 2,
+            "intermediate_size": 48,
+            "frequency_embedding_size": 16,
+        },
+        pad_token_id=end,
+        eos_token_id=end,
+        audio_bos_token_id=begin,
+        audio_eos_token_id=stop,
+        audio_token_id=audio,
+    )
+    model = VibeVoiceForConditionalGeneration(config).float()
+    _spread(model)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("gamma"):
+                tensor.fill_(0.5)
+        if not ends:
+            model.lm_head.weight[audio:] = 0  # of equal ones, the first is taken
+        # What is heard is an input again: differences must not grow from frame to frame.
+        model.model.audio_tower.decoder.head.conv.weight.mul_(0.1)
+        model.model.diffusion_head.final_layer.linear_2.weight.mul_(0.2)
+        model.model.latent_scaling_factor.fill_(0.7)
+        model.model.latent_bias_factor.fill_(0.1)
+    model.generation_config.update(guidance_scale=1.5, num_diffusion_steps=3)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": _SCRIPT}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    names = ("<|vision_pad|>", "<|vision_start|>", "<|vision_end|>", "<|the_end|>")
+    tokenizer["added_tokens"] += [
+        like | {"id": VOCAB + number, "content": name} for number, name in enumerate(names)
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
 MAKERS: dict[str, Callable[..., Path]] = {
     "csm": csm,
     "dia": dia,
@@ -470,6 +537,7 @@ MAKERS: dict[str, Callable[..., Path]] = {
     "llama": orpheus,
     "pocket_tts": pocket_tts,
     "speecht5": speecht5,
+    "vibevoice": vibevoice,
     "vits": vits,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ from transformers import (
     PocketTTSForConditionalGeneration,
     SpeechT5ForTextToSpeech,
     SpeechT5HifiGan,
+    VibeVoiceAcousticTokenizerFeatureExtractor,
+    VibeVoiceForConditionalGeneration,
+    VibeVoiceProcessor,
     VitsModel,
 )
 
@@ -110,13 +114,24 @@ def near(got: Tensor, wanted: Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------- what is due
 @torch.inference_mode()
-def csm_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
+def csm_reference(
+    path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
+) -> Tensor:
     model = CsmForConditionalGeneration.from_pretrained(path).eval()
-    ids = torch.tensor([AutoTokenizer.from_pretrained(path)(f"[{voice}]{text}")["input_ids"]])
-    audio: Tensor = model.generate(ids, output_audio=True, max_new_tokens=frames, do_sample=False)[
-        0
-    ]
-    return audio
+    tokenizer, config = AutoTokenizer.from_pretrained(path), model.config
+    ids, heard = tokenizer(f"[{voice}]{text}")["input_ids"], {}
+    if sample is not None:
+        count = math.ceil(len(sample.samples) / (4 * 3 * 2 * 2))  # Mimi halves its rate once more
+        audio = [config.audio_token_id] * count + [config.audio_eos_token_id]
+        ids = [*tokenizer(f"[{voice}]{sample.words}")["input_ids"], *audio, *ids]
+        heard = {
+            "input_values": sample.samples[None, None],
+            "input_values_cutoffs": torch.tensor([[len(sample.samples)]]),
+        }
+    spoken: Tensor = model.generate(
+        torch.tensor([ids]), output_audio=True, max_new_tokens=frames, do_sample=False, **heard
+    )[0]
+    return spoken
 
 
 @torch.inference_mode()
@@ -294,6 +309,41 @@ def orpheus_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -
     return audio
 
 
+class _Steps:
+    """Count the steps of `generate`, as its streamer: the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.count = -2
+
+    def put(self, tokens: Tensor) -> None:
+        self.count += 1
+
+    def end(self) -> None: ...
+
+
+@torch.inference_mode()
+def vibevoice_reference(
+    path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
+) -> Tensor:
+    model = VibeVoiceForConditionalGeneration.from_pretrained(path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    content, heard = [{"type": "text", "text": text}], {}
+    extractor = VibeVoiceAcousticTokenizerFeatureExtractor(pad_to_multiple_of=24)
+    processor = VibeVoiceProcessor(extractor, tokenizer, tokenizer.chat_template)
+    if sample is not None:
+        content.append({"type": "audio"})
+        heard = {"audio": [sample.samples.numpy()], "audio_kwargs": {"sampling_rate": 24_000}}
+    script = tokenizer.apply_chat_template([{"role": voice, "content": content}], tokenize=False)
+    inputs = processor(text=script, return_tensors="pt", **heard)
+    steps, size = _Steps(), model.config.audio_config.hidden_size
+    noises = [Noise(0, 0, step).normal(size) for step in range(frames)]
+    with mock.patch("torch.randn", lambda rows, _: noises[steps.count].repeat(rows, 1)):
+        audio = model.generate(
+            **inputs, max_new_tokens=frames, do_sample=False, sample=False, streamer=steps
+        )
+    return torch.zeros(0) if audio[0] is None else audio[0].flatten()
+
+
 REFERENCES: dict[str, Callable[..., Tensor]] = {
     "csm": csm_reference,
     "dia": dia_reference,
@@ -304,6 +354,7 @@ REFERENCES: dict[str, Callable[..., Tensor]] = {
     "llama": orpheus_reference,
     "pocket_tts": pocket_reference,
     "speecht5": speecht5_reference,
+    "vibevoice": vibevoice_reference,
     "vits": vits_reference,
 }
 VOICES = {
@@ -314,6 +365,7 @@ VOICES = {
     "llama": tts_checkpoints.VOICES,
     "pocket_tts": tts_checkpoints.VOICES,
     "speecht5": tts_checkpoints.VOICES,
+    "vibevoice": ("0", "3"),
     "vits": ("default", "default"),
 }
 
@@ -359,7 +411,7 @@ def test_samples_come_before_the_last_frame(folder: Callable[..., Path], family:
     assert heard[0].frames < pieces[-1].frames
 
 
-@pytest.mark.parametrize("family", ["dia", "higgs_audio_v2", "pocket_tts"])
+@pytest.mark.parametrize("family", ["csm", "dia", "higgs_audio_v2", "pocket_tts", "vibevoice"])
 def test_a_voice_is_cloned_as_transformers_clones_it(
     folder: Callable[..., Path], family: str
 ) -> None:
@@ -443,7 +495,12 @@ def test_pocket_tts_ends_where_transformers_ends(folder: Callable[..., Path]) ->
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("dia", {"ends": True}), ("higgs_audio_v2", {"ends": True}), ("llama", {"ends": True})],
+    [
+        ("dia", {"ends": True}),
+        ("higgs_audio_v2", {"ends": True}),
+        ("llama", {"ends": True}),
+        ("vibevoice", {"ends": True, "seed": 3}),  # it begins anew between frames
+    ],
 )
 def test_codes_end_where_transformers_ends(
     folder: Callable[..., Path], family: str, options: dict[str, Any]
@@ -499,6 +556,7 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
         pytest.param("llama", marks=pytest.mark.long),
         "pocket_tts",
         "speecht5",
+        pytest.param("vibevoice", marks=pytest.mark.long),
     ],
 )
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])

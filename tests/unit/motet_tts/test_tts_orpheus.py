@@ -37,9 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def decode(hub: MemoryHub, folder: Path, **settings: Any) -> AsyncIterator[Decode]:
-    config = DecodeConfig(
-        model=str(folder), threads=1, metrics_port=-1, **{**_SMALL, **settings}
-    )
+    config = DecodeConfig(model=str(folder), threads=1, metrics_port=-1, **{**_SMALL, **settings})
     bus = await memory_bus(hub, "decode")
     async with running(Decode(config, bus)) as actor:
         await settle()
