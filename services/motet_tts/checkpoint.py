@@ -129,6 +129,14 @@ def _vits(
     )
 
 
+def _bark(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.bark import Bark
+
+    return Bark(folder, device=device, dtype=dtype, greedy=config.greedy)
+
+
 def _orpheus(
     folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
 ) -> SpeechModel:
@@ -146,6 +154,7 @@ def _orpheus(
 
 FAMILIES: dict[str, _Loader] = {
     "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
+    "bark": _bark,
     "csm": _codec_lm("csm", "Csm"),
     "dia": _codec_lm("dia", "Dia"),
     "gradium_phonon_tts": _codec_lm("pocket_tts", "Phonon"),
@@ -160,7 +169,6 @@ FAMILIES: dict[str, _Loader] = {
 _ANSWERS = "speaks what its own language model answers, not a text that is given"
 _SENTENCES = "computes a sentence as a whole in several models; none of them is run here"
 REFUSED: dict[str, str] = {
-    "bark": _SENTENCES,
     "fastspeech2_conformer": "has a tokenizer that needs the package g2p_en, with data of its own",
     "fastspeech2_conformer_with_hifigan": "has a tokenizer that needs the package g2p_en, with data of its own",
     "moshi": _ANSWERS,

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from snac import SNAC
 from transformers import (
+    BarkConfig,
+    BarkModel,
     CsmConfig,
     CsmForConditionalGeneration,
     DacConfig,
@@ -529,7 +532,88 @@ def vibevoice(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = F
     return path
 
 
+def bark(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
+    """Write a Bark of few tokens and short windows, with a voice besides the default one."""
+    torch.manual_seed(seed)
+    semantic, codes = 40, 16  # 40: the end; text follows
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "block_size": 128}
+    vocab = semantic + 8 + VOCAB + 2
+    fine = {**sizes, "input_vocab_size": codes + 1, "output_vocab_size": codes + 1}
+    config = BarkConfig(
+        semantic_config={**sizes, "input_vocab_size": vocab, "output_vocab_size": semantic + 4},
+        coarse_acoustics_config={
+            **sizes,
+            "input_vocab_size": semantic + 2 * codes + 4,
+            "output_vocab_size": semantic + 2 * codes + 4,
+        },
+        fine_acoustics_config={**fine, "n_codes_total": 4},
+        codec_config={
+            "model_type": "encodec",
+            "sampling_rate": 24_000,
+            "num_filters": 4,
+            "hidden_size": 16,
+            "codebook_size": codes,
+            "codebook_dim": 16,
+            "upsampling_ratios": [4, 3],
+            "target_bandwidths": [32.0],
+        },
+    )
+    model = BarkModel(config).float()
+    _spread(model)
+    with torch.no_grad():
+        for name, tensor in model.codec_model.decoder.named_parameters():
+            if name.endswith("original0"):
+                tensor.fill_(1.1)
+            elif "bias" in name:
+                tensor.zero_()
+    drawn = {"do_sample": True, "temperature": 0.7} if sample else {"do_sample": False}
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    _drop_template(path)
+    settings = dict(
+        semantic_config={
+            **drawn,
+            "eos_token_id": semantic,
+            "max_new_tokens": 30,
+            "text_encoding_offset": semantic + 8,
+            "text_pad_token": vocab - 2,
+            "semantic_pad_token": semantic,
+            "semantic_infer_token": vocab - 1,
+            "semantic_vocab_size": semantic,
+            "max_input_semantic_length": 48,
+        },
+        coarse_acoustics_config={
+            **drawn,
+            "coarse_semantic_pad_token": semantic + 2 * codes,
+            "coarse_infer_token": semantic + 2 * codes + 1,
+            "max_coarse_input_length": 16,
+            "max_coarse_history": 24,
+            "sliding_window_len": 10,
+        },
+        fine_acoustics_config={
+            "temperature": 0.5 if sample else 1.0,
+            "max_fine_history_length": 16,
+            "max_fine_input_length": 32,
+            "n_fine_codebooks": 4,
+        },
+        sample_rate=24_000,
+        codebook_size=codes,
+    )
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    prompts = {
+        "semantic_prompt": torch.randint(semantic, (20,)),
+        "coarse_prompt": torch.randint(codes, (2, 30)),
+        "fine_prompt": torch.randint(codes, (4, 30)),
+    }
+    for name, prompt in prompts.items():
+        np.save(path / f"anna_{name}.npy", prompt.numpy())
+    named = {"repo_or_path": "x", "anna": {name: f"anna_{name}.npy" for name in prompts}}
+    (path / "speaker_embeddings_path.json").write_text(json.dumps(named))
+    return path
+
+
 MAKERS: dict[str, Callable[..., Path]] = {
+    "bark": bark,
     "csm": csm,
     "dia": dia,
     "gradium_phonon_tts": phonon,

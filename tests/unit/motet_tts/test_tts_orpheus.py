@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.errors import ConfigError, DeadlineExceeded, Unavailable, UnknownModel
-from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
+from motet_shared.testing import die
 from motet_shared.wire.bus import Bus
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
@@ -23,9 +20,8 @@ from motet_tts.engine.utterance import Utterance
 from motet_tts.service import Tts
 from support.checkpoints import tts_checkpoints
 from support.running.refusals import refuses
-from support.stages.tts_stage import Speech, ask, said, stage
+from support.stages.tts_stage import Speech, ask, decoding, said, stage
 
-_SMALL: dict[str, Any] = {"num_blocks": 100, "dtype": "float32", "context": 192}
 TEXT = "One circle is red. Two more are not."
 
 
@@ -33,15 +29,6 @@ TEXT = "One circle is red. Two more are not."
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tokens")
     return tts_checkpoints.orpheus(root / "model", sample=True)
-
-
-@asynccontextmanager
-async def decode(hub: MemoryHub, folder: Path, **settings: Any) -> AsyncIterator[Decode]:
-    config = DecodeConfig(model=str(folder), threads=1, metrics_port=-1, **{**_SMALL, **settings})
-    bus = await memory_bus(hub, "decode")
-    async with running(Decode(config, bus)) as actor:
-        await settle()
-        yield actor
 
 
 async def heard(bus: Bus, items: int, speech: Speech, **options: Any) -> None:
@@ -64,7 +51,7 @@ async def idle(tts: Tts, *decodes: Decode) -> None:
 async def test_it_is_streamed_and_the_same_again(folder: Path) -> None:
     async with (
         stage(folder, language_model="model") as (bus, (tts,), hub),
-        decode(hub, folder) as llm,
+        decoding(hub, folder) as llm,
     ):
         speech, again = await said(bus, ask(TEXT)), await said(bus, ask(TEXT))
         assert speech.pcm == again.pcm != (await said(bus, ask(TEXT, seed=8))).pcm
@@ -76,9 +63,9 @@ async def test_it_is_streamed_and_the_same_again(folder: Path) -> None:
 
 
 async def test_decode_dies_and_another_instance_continues(folder: Path) -> None:
-    async with stage(folder) as (bus, _, hub), decode(hub, folder) as survivor:
+    async with stage(folder) as (bus, _, hub), decoding(hub, folder) as survivor:
         whole = await said(bus, ask(TEXT))
-        async with decode(hub, folder) as other:
+        async with decoding(hub, folder) as other:
             task = asyncio.create_task(said(bus, ask(TEXT)))
             async with asyncio.timeout(60):
                 while not (survivor.bus.calls.active or other.bus.calls.active):  # noqa: ASYNC110
@@ -90,13 +77,13 @@ async def test_decode_dies_and_another_instance_continues(folder: Path) -> None:
 
 
 async def test_a_caller_that_leaves_stops_decode(folder: Path) -> None:
-    async with stage(folder) as (bus, (tts,), hub), decode(hub, folder) as llm:
+    async with stage(folder) as (bus, (tts,), hub), decoding(hub, folder) as llm:
         await heard(bus, 1, Speech())
         await idle(tts, llm)
 
 
 async def test_a_deadline_ends_it_everywhere(folder: Path) -> None:
-    async with stage(folder) as (bus, (tts,), hub), decode(hub, folder) as llm:
+    async with stage(folder) as (bus, (tts,), hub), decoding(hub, folder) as llm:
         with pytest.raises(DeadlineExceeded):
             await said(bus, ask(TEXT * 20), deadline=0.3)
         await idle(tts, llm)
@@ -106,14 +93,14 @@ async def test_without_decode_it_is_refused_with_the_cause(folder: Path) -> None
     async with stage(folder, patience=0.05) as (bus, (tts,), hub):
         with refuses(Unavailable, "model"):
             await said(bus, ask(TEXT), patience=0.0)
-        async with decode(hub, folder, name="another"):
+        async with decoding(hub, folder, name="another"):
             with refuses(UnknownModel, "model"):
                 await said(bus, ask(TEXT))
         await idle(tts)
 
 
 async def test_the_context_of_decode_bounds_a_sentence(folder: Path) -> None:
-    async with stage(folder) as (bus, _, hub), decode(hub, folder, context=128):
+    async with stage(folder) as (bus, _, hub), decoding(hub, folder, context=128):
         speech = await said(bus, ask("One circle."))
         assert 0 < len(speech.pcm) < 64 * 128 // 7
 
