@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from motet_pipelines.voice.voice import TokenScores
 from motet_shared.messages import Usage
@@ -199,3 +199,16 @@ class Failed(Event):
 @dataclass(frozen=True, slots=True)
 class Drained(Event):
     """After `Drain`: all replies have ended."""
+
+
+class EventSink(Protocol):
+    """Describe what takes the events of a conversation, in their order."""
+
+    def post(self, *events: Event) -> None:
+        """Take a batch of events without waiting: none comes between them."""
+
+    async def emit(self, *events: Event) -> None:
+        """Take a batch, and return once more may come: a slow caller slows down what it receives.
+
+        The batch is taken before the first wait; a cancelled call takes all of it or nothing.
+        """
