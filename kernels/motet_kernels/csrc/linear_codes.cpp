@@ -108,6 +108,40 @@ struct ByteTable : Bytes<H> {
     }
 };
 
+// Bytes, or what is looked up as a byte, times bytes; without a dot product of bytes, times bytes in 16 bits.
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+template <bool H>
+struct ShortBytes : Whole {
+    static constexpr int64_t STEP = 1024;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : 4;
+    static constexpr bool HALVES = H, SPLIT = false, SUMS16 = false;
+    using Weights = word;
+    INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
+        return wload(at + (k + second * WORDS_OF_HALF) * PANEL * 4);
+    }
+    INLINE word add(word sum, Weights w, Input x) { return dot(sum, w, x); }
+    INLINE word done(word sum) { return sum; }
+};
+
+template <bool H>
+struct ShortTable : ShortBytes<H> {
+    static constexpr int64_t STEP = 512;
+    INLINE word load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return lookup(table, Nibbles<H>::load(at, table, k, second));
+    }
+};
+#else
+template <bool H>
+struct ShortBytes : Bytes<H> {
+    static constexpr int TOP = 127;
+};
+
+template <bool H>
+struct ShortTable : ByteTable<H> {
+    static constexpr int TOP = 127;
+};
+#endif
+
 // Codes of 4 bits whose levels are integers from -8191 to 8191: the table has their low bytes, then their high ones.
 struct WideTable : Halved {
     static constexpr int64_t STEP = 512;
@@ -414,9 +448,9 @@ void run(CodesProduct one, const Experts& experts) {
 
 }  // namespace
 
-// out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`: 0 codes of 4 bits, 1 of 8 bits, 2 codes of 4 bits with a table
-// of levels from 0 to 32, 3 with one of bytes, 4 with one of 16 bits, 5 codes of 4 bits beside inputs of 16. `offset` is
-// taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
+// out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`, beside inputs of 8 bits: 0 codes of 4 bits, 1 of 8 bits, 2 codes of
+// 4 bits with a table of levels from 0 to 32, 3 with one of bytes; beside inputs of 16 bits: 4 codes of 4 bits, 5 of 8 bits, 6
+// codes of 4 bits with a table of bytes, 7 with one of 16 bits. `offset` is taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
 // where. `starts`, if given, says which rows each of `experts` matrices has, all of N outputs: those from starts[e] to
 // starts[e + 1].
 EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t input_stride, const uint8_t* weights,
@@ -443,11 +477,13 @@ EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t
     const bool halves = group < GROUP;
     switch (kind) {
         case 0: halves ? run<Nibbles<true>>(one, all) : run<Nibbles<false>>(one, all); break;
-        case 1: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
+        case 1: halves ? run<ShortBytes<true>>(one, all) : run<ShortBytes<false>>(one, all); break;
         case 2: halves ? run<LowTable<true>>(one, all) : run<LowTable<false>>(one, all); break;
-        case 3: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
-        case 4: run<WideTable>(one, all); break;
-        default: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all);
+        case 3: halves ? run<ShortTable<true>>(one, all) : run<ShortTable<false>>(one, all); break;
+        case 4: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all); break;
+        case 5: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
+        case 6: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
+        default: run<WideTable>(one, all);
     }
     return 0;
 }

@@ -3,8 +3,8 @@
     weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
 
 GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4 and GGUF store weights so. An input row is rounded
-to integers with a scale for each 32 of its numbers: of 8 bits beside plain codes of 4 bits and fp4,
-as by llama.cpp, else of 16 (beside `nf4` and `bnb_fp4` of 14). `precise` makes them 16 everywhere.
+to integers with a scale for each 32 of its numbers: of 8 bits, as by llama.cpp, or of 16 if
+`precise` (of 14 beside `nf4` and `bnb_fp4`).
 Products are summed exactly in int32, groups in float32 from the first to the last. An output row
 depends on its input row alone, bit for bit, where the native kernel computes (csrc/linear_codes.cpp).
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from motet_kernels.linear import panels
 from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_input_order
-from motet_kernels.linear.levels import BYTE, LEVELS, LOW, WIDE
+from motet_kernels.linear.levels import LEVELS, PRECISE_WIDE
 from motet_kernels.linear.linear import Linear, input_arguments, output_arguments
 from motet_kernels.linear.quantization import GROUP, round_trip
 from motet_kernels.linear.scales import PackedScales, Scales, repeated
@@ -28,10 +28,8 @@ from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.native import Kernel
 
 _CODES = Kernel("motet_linear_codes", "piipipif" + "ipp" + "ipp" + "ipipp" + "ipiipiiii")
-# The native kernel's numbers for codes that are their own levels, and for precise inputs.
-_KINDS = {"int4": 0, "int8": 1}
-_PRECISE = {0: 5, LOW: BYTE}
-_TOPS = {0: 127, LOW: 127, WIDE: 8191}  # what the largest of 32 inputs becomes; 32767 for others
+# The native kernel's numbers for codes that are their own levels, beside inputs of 8 and 16 bits.
+_KINDS = {("int4", False): 0, ("int8", False): 1, ("int4", True): 4, ("int8", True): 5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ class CodeParts:
 
     form: `format` of the layer, with its group size. codes: format of the codes.
     group: inputs per scale in the kernel, 16 or a multiple of 32.
-    precise: inputs are rounded to 16 bits in every format.
+    precise: inputs are rounded to 16 bits instead of 8.
     """
 
     packed: Tensor
@@ -102,12 +100,12 @@ class CodeLinear(Linear):
     def _set(self, parts: CodeParts) -> None:
         super().__init__(parts.packed, None, parts.bias_N, parts.shape, parts.form)
         self.codes, self.offset, self._exact = parts.codes, parts.offset, False
-        self.levels, self.precise = LEVELS.get(parts.codes), parts.precise
-        self._kind = _KINDS[self.codes] if self.levels is None else self.levels.kind
-        if parts.precise:
-            self._kind = _PRECISE.get(self._kind, self._kind)
+        self.precise, levels = parts.precise, LEVELS.get(parts.codes)
+        self.levels = None if levels is None else levels.table(precise=parts.precise)
+        kind = _KINDS.get((self.codes, parts.precise))
+        self._kind = kind if self.levels is None else self.levels.kind
         self.group, self.scale, self.shift = parts.group, parts.scale, parts.shift
-        self.register_buffer("table", None if self.levels is None else self.levels.table)
+        self.register_buffer("table", None if self.levels is None else self.levels.bytes)
         self.register_buffer("order_K", parts.order_K)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -158,7 +156,8 @@ class CodeLinear(Linear):
         )
 
     def round_input(self, x_MK: Tensor) -> Tensor:
-        x_MK, top = x_MK.float(), _TOPS.get(self._kind, 32767)
+        top = 127 if not self.precise else 8191 if self._kind == PRECISE_WIDE else 32767
+        x_MK = x_MK.float()
         if self.order_K is None:
             return round_trip(x_MK, GROUP, top)
         # Groups are of inputs that lie side by side among the codes.
@@ -166,24 +165,27 @@ class CodeLinear(Linear):
         return in_input_order(round_trip(x_MK[:, order_K], GROUP, top), order_K)
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the weights that are multiplied; those of `nf4` and `bnb_fp4` have rounded levels."""
         stop = self.out_features if stop is None else stop
         first, last = start // panels.PANEL, -(-stop // panels.PANEL)
         rows_M = torch.arange(start, stop)
-        return self._weight(self.packed[first:last], rows_M, start - first * panels.PANEL)
+        levels = None if self.levels is None else self.levels.rounded
+        return self._weight(self.packed[first:last], rows_M, start - first * panels.PANEL, levels)
 
     def read(self, ids: Tensor) -> Tensor:
         """Return rows of the weights by index, float32 `[..., K]`: an embedding lookup in codes."""
         flat = ids.reshape(-1)
         one_each = panels.codes_of_rows(self.packed, flat)
-        return self._weight(one_each, flat, 0).view(*ids.shape, self.in_features)
+        levels = None if self.levels is None else torch.tensor(self.levels.values)
+        return self._weight(one_each, flat, 0, levels).view(*ids.shape, self.in_features)
 
-    def _weight(self, packed: Tensor, rows_M: Tensor, first: int) -> Tensor:
+    def _weight(self, packed: Tensor, rows_M: Tensor, first: int, levels: Tensor | None) -> Tensor:
         """Return the weights of outputs `rows_M`, whose codes are those from `first` on in `packed`."""
         unpack = panels.unpack_codes8 if self.codes == "int8" else panels.unpack_codes4
         codes_MK = unpack(packed)[first : first + len(rows_M), : self.in_features]
         levels_MK = codes_MK.float()
-        if self.levels is not None:
-            levels_MK = self.levels.tensor[codes_MK.long()]
+        if levels is not None:
+            levels_MK = levels[codes_MK.long()]
         shift_MG = None if self.shift is None else self.shift.of_rows(rows_M)
         weight_MK = dequantize(
             levels_MK, self.scale.of_rows(rows_M), shift_MG, self.group, self.offset
