@@ -19,7 +19,7 @@ from motet_kernels.runtime.replay import Tape
 
 FORMATS = ("int4", "int8", *LEVELS)
 # By how much levels of a format are rounded, beside inputs of 8 bits and precise ones (`levels.py`).
-ROUNDED = {("nf4", False): 0.0039, ("bnb_fp4", False): 0.0032, ("nf4", True): 6.2e-5}
+ROUNDED = {("nf4", False): 0.0039, ("nf4", True): 6.2e-5}
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

@@ -113,7 +113,7 @@ struct ByteTable : Bytes<H> {
 template <bool H>
 struct ShortBytes : Whole {
     static constexpr int64_t STEP = 1024;
-    static constexpr int TOP = 127, ROWS = W == 16 ? 6 : 4;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : 4;
     static constexpr bool HALVES = H, SPLIT = false, SUMS16 = false;
     using Weights = word;
     INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {

@@ -4,7 +4,7 @@
 
 GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4 and GGUF store weights so. An input row is rounded
 to integers with a scale for each 32 of its numbers: of 8 bits, as by llama.cpp, or of 16 if
-`precise` (of 14 beside `nf4` and `bnb_fp4`).
+`precise` (beside `nf4` then, and beside `bnb_fp4` always, of 14).
 Products are summed exactly in int32, groups in float32 from the first to the last. An output row
 depends on its input row alone, bit for bit, where the native kernel computes (csrc/linear_codes.cpp).
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from motet_kernels.linear import panels
 from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_input_order
-from motet_kernels.linear.levels import LEVELS, PRECISE_WIDE
+from motet_kernels.linear.levels import LEVELS, WIDE
 from motet_kernels.linear.linear import Linear, input_arguments, output_arguments
 from motet_kernels.linear.quantization import GROUP, round_trip
 from motet_kernels.linear.scales import PackedScales, Scales, repeated
@@ -38,7 +38,7 @@ class CodeParts:
 
     form: `format` of the layer, with its group size. codes: format of the codes.
     group: inputs per scale in the kernel, 16 or a multiple of 32.
-    precise: inputs are rounded to 16 bits instead of 8.
+    precise: inputs are rounded to 16 bits instead of 8, or to 14.
     """
 
     packed: Tensor
@@ -156,7 +156,7 @@ class CodeLinear(Linear):
         )
 
     def round_input(self, x_MK: Tensor) -> Tensor:
-        top = 127 if not self.precise else 8191 if self._kind == PRECISE_WIDE else 32767
+        top = 8191 if self._kind == WIDE else 32767 if self.precise else 127
         x_MK = x_MK.float()
         if self.order_K is None:
             return round_trip(x_MK, GROUP, top)
@@ -165,7 +165,7 @@ class CodeLinear(Linear):
         return in_input_order(round_trip(x_MK[:, order_K], GROUP, top), order_K)
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return the weights that are multiplied; those of `nf4` and `bnb_fp4` have rounded levels."""
+        """Return the weights that are multiplied; those of `nf4` have rounded levels."""
         stop = self.out_features if stop is None else stop
         first, last = start // panels.PANEL, -(-stop // panels.PANEL)
         rows_M = torch.arange(start, stop)

@@ -40,7 +40,7 @@ _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113
 
 # The native kernel's numbers for tables (csrc/linear_codes.cpp): beside inputs of 8 bits levels from
 # 0 to 32 and bytes, beside inputs of 16 bits bytes and integers from -8191 to 8191.
-LOW, BYTE, PRECISE_BYTE, PRECISE_WIDE = 2, 3, 6, 7
+LOW, BYTE, PRECISE_BYTE, WIDE = 2, 3, 6, 7
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Table:
 
     @cached_property
     def bytes(self) -> Tensor:
-        """Return the kernel's table: bytes `[16]`, of PRECISE_WIDE the low, then the high bytes."""
-        if self.kind != PRECISE_WIDE:
+        """Return the kernel's table: bytes `[16]`, of WIDE the low, then the high bytes."""
+        if self.kind != WIDE:
             return self.integers.to(torch.uint8)
         return torch.cat((self.integers & 255, self.integers >> 8 & 255)).to(torch.uint8)
 
@@ -75,8 +75,9 @@ class Table:
 class Levels:
     """State the levels of codes 0 to 15, and their tables beside inputs of 8 and of 16 bits.
 
-    The levels of `nf4` and `bnb_fp4` are rounded to these: beside inputs of 8 bits by at most 0.0039
-    of a block's largest weight, beside those of 16 by 6e-5 and not at all. The others are exact.
+    The levels of `nf4` are rounded to these: beside inputs of 8 bits by at most 0.0039 of a block's
+    largest weight, beside those of 16 by 6e-5. The others are exact; `bnb_fp4` needs 14 bits for
+    that, and takes inputs of 14 bits always.
     """
 
     values: tuple[float, ...]
@@ -102,11 +103,10 @@ _FP4_LEVELS = (*_FP4, *(-value for value in _FP4))
 _BNB_FP4_LEVELS = (*_BNB_FP4, *(-value for value in _BNB_FP4))
 _IQ4_LEVELS = tuple(float(value) for value in _IQ4)
 
-# 1 / 112.03 is the unit that is nearest to all levels of nf4 (RMS 0.0017), 1 / 120 has all of bnb_fp4
-# but the smallest.
+# Of units of 8 bits 1 / 112.03 is nearest to the levels of nf4 (RMS 0.0017).
 LEVELS = {
     "fp4": _levels(_FP4_LEVELS, (LOW, 0.5, 12), (PRECISE_BYTE, 0.5, 12)),
-    "nf4": _levels(_NF4, (BYTE, 1 / 112.03, 128), (PRECISE_WIDE, 1 / 8191, 0)),
-    "bnb_fp4": _levels(_BNB_FP4_LEVELS, (BYTE, 1 / 120, 128), (PRECISE_WIDE, 1 / 192, 0)),
+    "nf4": _levels(_NF4, (BYTE, 1 / 112.03, 128), (WIDE, 1 / 8191, 0)),
+    "bnb_fp4": _levels(_BNB_FP4_LEVELS, (WIDE, 1 / 192, 0), (WIDE, 1 / 192, 0)),
     "iq4": _levels(_IQ4_LEVELS, (BYTE, 1.0, 128), (PRECISE_BYTE, 1.0, 128)),
 }
