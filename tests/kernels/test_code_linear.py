@@ -17,7 +17,7 @@ from motet_kernels.linear.levels import LEVELS
 from motet_kernels.linear.scales import Scales, SpanScales, dense
 from motet_kernels.runtime.replay import Tape
 
-FORMATS = ("int4", "int8", *LEVELS)
+FORMATS = ("int2", "int4", "int8", *LEVELS)
 # By how much levels of a format are rounded, beside inputs of 8 bits and precise ones (`levels.py`).
 ROUNDED = {("nf4", False): 0.0039, ("nf4", True): 6.2e-5}
 
@@ -48,12 +48,13 @@ def weights(
     """Random codes, scales and shifts; every code occurs where there is room for it."""
     drawn = torch.Generator().manual_seed(features + inputs)
     codes = torch.randint(0, 256, (features, inputs), generator=drawn, dtype=torch.uint8)
-    codes = codes.view(torch.int8) if form == "int8" else codes & 15
+    codes = codes.view(torch.int8) if form == "int8" else codes & (3 if form == "int2" else 15)
     groups = -(-inputs // group)
     shift = scales(features, groups, kind, 2) if shifted else None
     order = torch.randperm(inputs, generator=drawn) if ordered else None
     levels = form if form in LEVELS else None
-    return GroupWeights(codes, scales(features, groups, kind), shift, group, order, levels)
+    narrow = form == "int2"
+    return GroupWeights(codes, scales(features, groups, kind), shift, group, order, levels, narrow)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -82,9 +83,9 @@ def test_product(
     precise: bool,
     dtype: torch.dtype,
 ) -> None:
-    if form not in ("int4", "int8", "fp4"):
+    if form not in ("int2", "int4", "int8", "fp4"):
         group = max(32, group // 32 * 32)
-    shifted = shifted and form in ("int4", "int8")
+    shifted = shifted and form in ("int2", "int4", "int8")
     given = weights(form, features, inputs, group, kind=kind, shifted=shifted, ordered=ordered)
     bias = randn(features, seed=3) if features % 2 else None
     linear = CodeLinear(given, bias, precise=precise)
@@ -117,11 +118,12 @@ def test_rounding_costs_less_than_a_hundredth_and_nothing_where_precise(backend:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_level_is_what_its_table_says(backend: str, form: str) -> None:
-    count = 256 if form == "int8" else 16
+    count = {"int2": 4, "int8": 256}.get(form, 16)
     codes = torch.arange(count, dtype=torch.uint8).unsqueeze(1)
     codes = codes.view(torch.int8) if form == "int8" else codes
     levels = form if form in LEVELS else None
-    given = GroupWeights(codes, torch.ones(count, 1), None, 32, None, levels)
+    narrow = form == "int2"
+    given = GroupWeights(codes, torch.ones(count, 1), None, 32, None, levels, narrow)
     for precise in (False, True):
         out = CodeLinear(given, None, precise=precise)(torch.ones(1, 1))
         atol = 1e-4 + ROUNDED.get((form, precise), 0.0)

@@ -1,4 +1,4 @@
-// x · Wᵀ for weights in codes of 4 or 8 bits, as ready-made checkpoints have them: the input is rounded to integers of 8
+// x · Wᵀ for weights in codes of 2, 4 or 8 bits, as ready-made checkpoints have them: the input is rounded to integers of 8
 // or 16 bits, with a scale for each 32 numbers of a row; products are summed exactly in int32.
 //
 // A weight is scale · (level - offset) + shift. Scale and shift belong to one output and a group of inputs, of 16 or of a
@@ -6,7 +6,8 @@
 // of `unit`.
 //
 // Packed, per panel of 32 columns and group of 32 inputs: codes of 4 bits as in linear_integer.cpp, without its scales,
-// in 512 bytes; codes of 8 bits plus 128 as [8][32][4] bytes. Scales and shifts [N/32][groups][32] in one of the types of
+// in 512 bytes; codes of 2 bits as [2][32][4] bytes, whose lowest bits are of k = 4t + i, the next of k = 8 + 4t + i; codes of
+// 8 bits plus 128 as [8][32][4] bytes. Scales and shifts [N/32][groups][32] in one of the types of
 // `Numbers`. K is padded with inputs of zero.
 //
 // Groups are added up from the first to the last: a row has the same bits in every batch.
@@ -66,6 +67,15 @@ struct Nibbles : Whole {
     INLINE word done(word sum) { return gathered(sum); }
 };
 
+// Codes of 2 bits.
+template <bool H>
+struct Crumbs : Nibbles<H> {
+    static constexpr int64_t STEP = 256;
+    INLINE word load(const uint8_t* at, const int8_t*, int k, bool second) {
+        return crumbs(wload(at + k % 2 * PANEL * 4), 2 * second + k / 2);
+    }
+};
+
 // The same with a table of levels from 0 to 32.
 template <bool H>
 struct LowTable : Nibbles<H> {
@@ -97,6 +107,14 @@ struct WideNibbles : Bytes<H> {
     static constexpr int64_t STEP = 512;
     INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
         return Bytes<H>::wide(Nibbles<H>::load(at, table, k, second));
+    }
+};
+
+template <bool H>
+struct WideCrumbs : Bytes<H> {
+    static constexpr int64_t STEP = 256;
+    INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return Bytes<H>::wide(Crumbs<H>::load(at, table, k, second));
     }
 };
 
@@ -413,7 +431,8 @@ void run(CodesProduct one, const Experts& experts) {
 
 // out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`, beside inputs of 8 bits: 0 codes of 4 bits, 1 of 8 bits, 2 codes of
 // 4 bits with a table of levels from 0 to 32, 3 with one of bytes; beside inputs of 16 bits: 4 codes of 4 bits, 5 of 8 bits, 6
-// codes of 4 bits with a table of bytes, 7 with one of 16 bits. `offset` is taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
+// codes of 4 bits with a table of bytes, 7 with one of 16 bits; codes of 2 bits: 8 beside inputs of 8 bits, 9 of 16. `offset` is
+// taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
 // where. `starts`, if given, says which rows each of `experts` matrices has, all of N outputs: those from starts[e] to
 // starts[e + 1].
 EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t input_stride, const uint8_t* weights,
@@ -446,7 +465,9 @@ EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t
         case 4: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all); break;
         case 5: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
         case 6: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
-        default: run<WideTable>(one, all);
+        case 7: run<WideTable>(one, all); break;
+        case 8: halves ? run<Crumbs<true>>(one, all) : run<Crumbs<false>>(one, all); break;
+        default: halves ? run<WideCrumbs<true>>(one, all) : run<WideCrumbs<false>>(one, all);
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-"""Multiply by weights in codes of 4 or 8 bits, in panels, with the input rounded; on a CPU.
+"""Multiply by weights in codes of 2, 4 or 8 bits, in panels, with the input rounded; on a CPU.
 
     weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
 
@@ -29,7 +29,16 @@ from motet_kernels.runtime.native import Kernel
 
 _CODES = Kernel("motet_linear_codes", "piipipif" + "ipp" + "ipp" + "ipipp" + "ipiipiiii")
 # The native kernel's numbers for codes that are their own levels, beside inputs of 8 and 16 bits.
-_KINDS = {("int4", False): 0, ("int8", False): 1, ("int4", True): 4, ("int8", True): 5}
+_KINDS = {
+    ("int4", False): 0,
+    ("int8", False): 1,
+    ("int4", True): 4,
+    ("int8", True): 5,
+    ("int2", False): 8,
+    ("int2", True): 9,
+}
+_PACK = {"int2": panels.pack_codes2, "int8": panels.pack_codes8}  # pack_codes4 for all others
+_UNPACK = {"int2": panels.unpack_codes2, "int8": panels.unpack_codes8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,8 @@ class CodeLinear(Linear):
     def __init__(self, weights: GroupWeights, bias_N: Tensor | None, *, precise: bool = False):
         features, inputs = weights.codes_NK.shape
         group = min(weights.group, -(-inputs // GROUP) * GROUP)
-        pack = panels.pack_codes8 if weights.format == "int8" else panels.pack_codes4
+        codes = "int2" if weights.narrow else weights.format
+        pack = _PACK.get(codes, panels.pack_codes4)
         # The kernel's groups are of 16 inputs or of a multiple of 32.
         own = group if group % GROUP == 0 else 16
 
@@ -79,8 +89,8 @@ class CodeLinear(Linear):
                 packed=pack(weights.codes_NK),
                 bias_N=None if bias_N is None else bias_N.detach().float().clone(),
                 shape=(features, inputs),
-                form=f"{weights.format}:{group}",
-                codes=weights.format,
+                form=f"{codes}:{group}",
+                codes=codes,
                 offset=weights.offset,
                 group=own,
                 scale=packed(weights.scale_NG),
@@ -140,7 +150,9 @@ class CodeLinear(Linear):
     def arguments(self) -> tuple[float | None, ...]:
         """Return the native kernel's arguments from weights to bias."""
         levels = self.levels
-        offset = {"int4": int(self.offset), "int8": 128}.get(self.codes, levels and levels.offset)
+        offset = 128 if self.codes == "int8" else int(self.offset)
+        if levels is not None:
+            offset = levels.offset
         shift = (0, None, None) if self.shift is None else self.shift.arguments()
         numbers = (*self.scale.arguments(), *shift, self.scale.span)
         ends = (_address(self.order_K), self.group, _address(self.bias_N))
@@ -181,7 +193,7 @@ class CodeLinear(Linear):
 
     def _weight(self, packed: Tensor, rows_M: Tensor, first: int, levels: Tensor | None) -> Tensor:
         """Return the weights of outputs `rows_M`, whose codes are those from `first` on in `packed`."""
-        unpack = panels.unpack_codes8 if self.codes == "int8" else panels.unpack_codes4
+        unpack = _UNPACK.get(self.codes, panels.unpack_codes4)
         codes_MK = unpack(packed)[first : first + len(rows_M), : self.in_features]
         levels_MK = codes_MK.float()
         if levels is not None:
