@@ -97,7 +97,9 @@ class Csm(CodecLm):
             parts = [list(tokenizer(f"[{voice}]{text}")["input_ids"]) for text in texts]
             heard = [config.audio_token_id] * audio + [config.audio_eos_token_id]
             return parts[0] if len(parts) == 1 else [*parts[0], *heard, *parts[1]]
-        turns = [{"role": voice, "content": [{"type": "text", "text": text}]} for text in texts]
+        turns: list[Any] = [
+            {"role": voice, "content": [{"type": "text", "text": text}]} for text in texts
+        ]
         if utterance.sample is not None:
             turns[0]["content"].append({"type": "audio"})
         rendered = tokenizer.apply_chat_template(turns, tokenize=False)

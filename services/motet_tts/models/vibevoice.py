@@ -180,7 +180,8 @@ class VibeVoice(CodecLm):
             position_ids=positions,
             past_key_values=batch.cache,
         ).last_hidden_state
-        return hidden_BQE[:, -1].unflatten(0, (-1, 2))
+        last_BWE: Tensor = hidden_BQE[:, -1].unflatten(0, (-1, 2))
+        return last_BWE
 
     def _both(self, batch: DecoderBatch) -> tuple[Tensor, Tensor]:
         """Return masks `[B * W, 1, Q, T]` and positions `[B * W, Q]` of both branches.
