@@ -536,7 +536,7 @@ def bark(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
     """Write a Bark of few tokens and short windows, with a voice besides the default one."""
     torch.manual_seed(seed)
     semantic, codes = 40, 16  # 40: the end; text follows
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "block_size": 128}
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "block_size": 400}
     vocab = semantic + 8 + VOCAB + 2
     fine = {**sizes, "input_vocab_size": codes + 1, "output_vocab_size": codes + 1}
     config = BarkConfig(
@@ -580,7 +580,7 @@ def bark(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
             "semantic_pad_token": semantic,
             "semantic_infer_token": vocab - 1,
             "semantic_vocab_size": semantic,
-            "max_input_semantic_length": 48,
+            "max_input_semantic_length": 300,
         },
         coarse_acoustics_config={
             **drawn,

@@ -355,7 +355,7 @@ def bark_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> T
         parts = ("semantic_prompt", "coarse_prompt", "fine_prompt")
         history = {part: torch.from_numpy(np.load(path / f"anna_{part}.npy")) for part in parts}
     inputs = AutoTokenizer.from_pretrained(path)(
-        text, padding="max_length", max_length=48, return_tensors="pt"
+        text, padding="max_length", max_length=300, return_tensors="pt"
     )
     audio: Tensor = model.generate(
         inputs["input_ids"],

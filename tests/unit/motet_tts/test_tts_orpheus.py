@@ -56,7 +56,7 @@ async def test_it_is_streamed_and_the_same_again(folder: Path) -> None:
         speech, again = await said(bus, ask(TEXT)), await said(bus, ask(TEXT))
         assert speech.pcm == again.pcm != (await said(bus, ask(TEXT, seed=8))).pcm
         assert speech.items[-1].text == len(TEXT)
-        assert len(speech.items) > 2 * len({item.sentence for item in speech.items})
+        assert len(speech.items) >= 2 * len({item.sentence for item in speech.items})
         usage = speech.outcome.usage
         assert usage.completion_tokens * 32 * 2 == len(speech.pcm)  # frames of 32 samples
         await idle(tts, llm)
