@@ -36,8 +36,8 @@ config.json. Every other class is refused when it is loaded, with the cause.
 On a tiny model of the class with random float32 weights, samples equal those of transformers' own `generate` and
 decoder within 1e-4 of the peak, alone and together with others, however the chunks fall
 (`tests/unit/motet_tts/test_tts_engine.py`). Sentences of all callers share each step (Bark's take turns in it). What
-a row says was found with that model when this page was written. VibeVoice's samples are compared up to a limit of frames,
-not yet where it ends or begins anew by itself:
+a row says was found with that model when this page was written. VibeVoice's samples are compared up to a
+limit of frames, not yet where it ends or begins anew by itself:
 
 * *voices*: what `voice` can name besides OpenAI's names, which stand for them in turn; *files* are the checkpoint's
   `voices/NAME.safetensors` (and `.wav`, where the model encodes recordings);
