@@ -277,6 +277,11 @@ def _add_up(
     )
     up.add_argument("--no-store", action="store_true", help="store nothing on disk")
     up.add_argument(
+        "--keep-connections",
+        action="store_true",
+        help="clients' connections outlive the death of the gateway (docs/front.md)",
+    )
+    up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )
     up.add_argument(

@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _listener(args: argparse.Namespace) -> socket.socket:
     if args.listen_fd is not None:
-        return socket.socket(fileno=args.listen_fd)
+        listener = socket.socket(fileno=args.listen_fd)
+        listener.listen(_BACKLOG)  # it may be bound only
+        return listener
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     return socket.create_server((args.host, args.port), family=family, backlog=_BACKLOG)
 

@@ -30,7 +30,7 @@ ORPHAN_SECONDS = 60.0  # that a connection waits for a gateway
 _ACCEPTS = 64  # connections accepted before other events are handled
 _QUEUED = 64  # messages that wait for a gateway, from which on it gets no new connection
 _PEERCRED = struct.Struct("3i")  # pid, uid, gid
-_TICK = 0.5  # seconds between looks at orphans
+_TICK = 0.5  # seconds between looks at orphans, and before accepting again after an error
 _BACKLOG = 16  # gateways that connect at the same time
 
 
@@ -83,6 +83,7 @@ class Store:
         self.kept: dict[int, Kept] = {}
         self._next = time.time_ns()  # not the ids of an earlier store
         self._accepting = False
+        self._accept_again = 0.0  # time until which an error is not met again
         self._entrance = _listen(path)
         self._selector.register(self._entrance, selectors.EVENT_READ, self._on_gateway)
         for listener in self._listeners:
@@ -114,7 +115,11 @@ class Store:
     # ---------------------------------------------------------------------------------------------------- connections
     def _watch_listeners(self) -> None:
         """Accept only what can be given to a gateway; the rest waits in the kernel's queue."""
-        wanted = len(self.kept) < self._most and self._least_busy() is not None
+        wanted = (
+            len(self.kept) < self._most
+            and self._clock() >= self._accept_again
+            and self._least_busy() is not None
+        )
         if wanted == self._accepting:
             return
         self._accepting = wanted
@@ -135,6 +140,7 @@ class Store:
                 return
             except OSError as error:
                 log.warning("cannot accept: %s", error)
+                self._accept_again = self._clock() + _TICK
                 return
             self._next += 1
             kept = self.kept[self._next] = Kept(self._next, accepted.detach())

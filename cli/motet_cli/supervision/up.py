@@ -27,6 +27,7 @@ from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     NatsAccess,
+    folder,
     given_credentials,
     private_folder,
     published,
@@ -58,6 +59,7 @@ class UpOptions:
     nats_port: port of the NATS server to start; None: the user's own server is used.
     store: folder in which NATS stores responses, jobs and images; None: nothing is stored.
     nursery: fork services from one process that has imported their libraries.
+    keep_connections: a process of its own keeps clients' connections if the gateway dies.
     """
 
     stack: Stack
@@ -65,6 +67,7 @@ class UpOptions:
     state_file: Path | None
     store: Path | None = None
     nursery: bool = True
+    keep_connections: bool = False
 
 
 def parse_options(args: Namespace) -> UpOptions:
@@ -91,7 +94,20 @@ def parse_options(args: Namespace) -> UpOptions:
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
-    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+    if args.keep_connections and access.tls is not None:
+        raise ConfigError(
+            "--keep-connections: excludes --tls-cert, whose keys die with the gateway;"
+            " terminate TLS in a proxy",
+            param="--keep-connections",
+        )
+    return UpOptions(
+        stack,
+        nats_port,
+        state_file,
+        _store(args, stack.port),
+        nursery=args.nursery,
+        keep_connections=args.keep_connections,
+    )
 
 
 def stack_of(args: Namespace, listing: GpuListing | None = None) -> Stack:
@@ -269,9 +285,14 @@ def run(args: Namespace) -> int:
             _with_credentials(options) as credentials,
             published(stack.port, _connection(stack.nats_url, credentials)),
         ):
-            options = replace(
-                options, stack=replace(stack, listen_fd=listener.fileno(), credentials=credentials)
+            kept = folder() / f"{stack.port}.front.sock" if options.keep_connections else None
+            stack = replace(
+                stack,
+                listen_fd=listener.fileno(),
+                descriptor_store=kept,
+                credentials=credentials,
             )
+            options = replace(options, stack=stack)
             return asyncio.run(Up(options, log, listener).run())
     finally:
         log.close()
