@@ -60,6 +60,8 @@ class ChunkProtocol(BoundedProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self.cycle is not None and isinstance(self.cycle.transport, KeptResponse):
+            self.cycle.transport.received()
         self._forget_answered()
 
     def on_response_complete(self) -> None:

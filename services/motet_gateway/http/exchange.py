@@ -76,6 +76,11 @@ class Exchange:
         return self.caller.tenant
 
     @property
+    def is_repeated(self) -> bool:
+        """Return True if a gateway that died had the whole request, and may have carried it out."""
+        return self._kept is not None and self._kept.is_repeated
+
+    @property
     def sends_events(self) -> bool:
         """Return True if a streamed response consists of events or lines, which show errors."""
         return self.content is _SSE or self.content is NDJSON

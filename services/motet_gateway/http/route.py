@@ -41,7 +41,9 @@ class Route:
     tuples of them, or schemas. `errors` are statuses beyond those that follow from access and
     body, `others` are answers of other statuses that are not errors. Parameters of a path, and
     those of endpoints, are documented without being listed in `parameters`. Errors have OpenAI's
-    format unless `error_format` is another. `client_secrets`: they open it, as keys do.
+    format unless `error_format` is another. `client_secrets`: they open it, as keys do. `once`: a
+    second execution has another effect or answer, so a request is refused whose first one may have
+    run in a gateway that died.
 
     Raises TypeError if `access` is not a member of Access.
     """
@@ -61,6 +63,7 @@ class Route:
     others: tuple[tuple[int, Any], ...] = ()
     error_format: ErrorFormat | None = None
     client_secrets: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.access, Access):

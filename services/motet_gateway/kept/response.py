@@ -23,6 +23,7 @@ class KeptResponse:
 
     def __init__(self, transport: KeptTransport):
         self._transport = transport
+        self.is_repeated = False  # True: another gateway had the whole request
         self._draws = transport.draws()
         self._head: bytes | None = None
         self._holds = False  # True: the next write is a head
@@ -38,6 +39,10 @@ class KeptResponse:
     def was_answered(self) -> bool:
         """Return True if another gateway has rendered all of the response."""
         return self._transport.was_answered
+
+    def received(self) -> None:
+        """Note that the whole request is here."""
+        self.is_repeated = self._transport.is_adopting
 
     def stream(self) -> None:
         """Note that the response begins with the next write, and that an ASGI message ends it."""

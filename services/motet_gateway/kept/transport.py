@@ -42,17 +42,25 @@ class KeptConnection(asyncio.BufferedProtocol):
         self._private: bytearray | None = None  # received bytes of a connection that is not kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop does not end a transport that its protocol closes in `connection_made`.
         outer = KeptTransport(transport, self)  # type: ignore[arg-type]
-        self.protocol = protocol = self._make()
-        rest = self.memory.unsent() if self.adopted else b""
-        protocol.connection_made(outer)
-        if self.adopted and self.memory.is_open and not self.memory.is_journaled:
-            outer.abort()  # its rest cannot be rendered again
+        asyncio.get_running_loop().call_soon(self._begin, outer)
+
+    def _begin(self, outer: KeptTransport) -> None:
+        if outer.is_closing():
             return
-        if rest:
-            outer.resend(rest)
-        if self.adopted and (data := self.memory.received()):
+        self.protocol = protocol = self._make()
+        protocol.connection_made(outer)
+        if self.adopted:
+            if self.memory.is_open and not self.memory.is_journaled:
+                outer.abort()  # its rest cannot be rendered again
+                return
+            if rest := self.memory.unsent():
+                outer.resend(rest)
+        if (data := self.memory.received()) and not outer.is_closing():
+            outer.is_adopting = self.adopted
             protocol.data_received(data)
+            outer.is_adopting = False
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self.is_kept:
@@ -66,11 +74,11 @@ class KeptConnection(asyncio.BufferedProtocol):
         return self._private
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.protocol is None:
-            return
         if self._private is None:
-            self.protocol.data_received(self.memory.took(nbytes))
-        else:
+            data = self.memory.took(nbytes)
+            if self.protocol is not None:  # else it gets what is in memory when it begins
+                self.protocol.data_received(data)
+        elif self.protocol is not None:
             self.protocol.data_received(bytes(self._private[:nbytes]))
 
     def eof_received(self) -> bool | None:
@@ -114,6 +122,7 @@ class KeptTransport(asyncio.Transport):
         self._is_rendering = connection.adopted and state.writes > 0
         self.was_answered = connection.adopted and self._memory.is_answered
         self._at = (0, 0)
+        self.is_adopting = False  # True: the protocol gets what another gateway has received
 
     # ------------------------------------------------------------------------------------------------------- requests
     @property
