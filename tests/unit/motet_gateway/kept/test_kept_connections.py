@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -179,7 +179,7 @@ def kills(workers: Workers, count: int = KILLS, every: float = 0.25) -> Iterator
         thread.join()
 
 
-def together(jobs: list[Callable[[], bytes]]) -> list[bytes]:
+def together(jobs: Sequence[Callable[[], bytes]]) -> list[bytes]:
     with ThreadPoolExecutor(len(jobs)) as threads:
         return [future.result() for future in [threads.submit(job) for job in jobs]]
 
