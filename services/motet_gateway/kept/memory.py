@@ -124,6 +124,7 @@ class ConnectionMemory:
         ):
             raise BadMemory("its state contradicts the kernel's counts")
         self._sent = sent
+        self.records()
 
     def unsent(self) -> bytes:
         """Return the rendered bytes that the kernel has not taken, in adopted memory."""
