@@ -149,7 +149,7 @@ class Intake:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: connection, peer)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # uvloop's, if it cannot open a transport
             log.warning("a connection cannot be served: %s", error)
             connection.forget()
             peer.close()
