@@ -179,5 +179,6 @@ def _report(capsys: pytest.CaptureFixture[str], what: str, replies: list[Reply])
     with capsys.disabled():
         longest, median = pauses[-1], pauses[len(pauses) // 2]
         print(
-            f"\n{what}: {len(replies)} replies equal, {len(streams)} streams, longest pause {longest:.2f} s, median {median:.2f} s"
+            f"\n{what}: {len(replies)} replies equal; pauses of {len(streams)} streams:"
+            f" longest {longest:.2f} s, median {median:.2f} s"
         )
