@@ -250,6 +250,7 @@ def test_uploads_in_progress_go_on(workers: Workers) -> None:
         assert reply == hashlib.sha256(plain(seed, 1_500_000)).hexdigest().encode()
 
 
+@pytest.mark.long
 def test_one_that_waits_for_100_continue_is_told_once(workers: Workers) -> None:
     body = plain(5, 100_000)
     with workers.connect() as client:
@@ -278,6 +279,7 @@ def test_what_cannot_go_on_breaks_and_shows_no_wrong_byte(workers: Workers) -> N
     assert b"".join(lines).split() == [b"%d" % number for number in range(len(lines))]
 
 
+@pytest.mark.long
 def test_a_client_that_leaves_meanwhile_leaves_nothing(workers: Workers) -> None:
     client = workers.connect()
     client.sendall(head("/stream?seed=1&tokens=100000&choices=1&size=100"))
@@ -287,6 +289,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing(workers: Workers) -> None
     workers.kill(0)
 
 
+@pytest.mark.long
 def test_idle_connections_are_used_again(workers: Workers) -> None:
     with workers.connect() as client:
         for number in range(3):
