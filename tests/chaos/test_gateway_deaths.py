@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from e2e import markov
-from e2e.stack import MotetStack
+from e2e.stack import MotetStack, until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("gateway_deaths")]
 
@@ -149,7 +149,7 @@ def test_replies_are_the_same_over_deaths_of_the_gateway(
         for _ in range(2):  # a third death within five minutes makes the supervisor wait
             time.sleep(0.5)
             stack.kill("gateway")()
-            time.sleep(2.0)
+            until(stack.ready, "a gateway has adopted the connections")
         replies = [future.result() for future in futures]
     assert not differing(replies, undisturbed)
     assert stack.child("gateway")["pid"] != before
