@@ -67,6 +67,7 @@ class Engine:
         self.owner = ThreadOwner()
         self._model_thread = ModelThread(overlap=config.overlap, owner=self.owner)
         self.runner = runner or self.in_model_thread(ModelRunner, config)
+        self.in_model_thread(self.runner.capture_graphs)
         if config.deterministic:
             self.in_model_thread(
                 invariance.check, self.runner, speculates=config.speculate != "off"
@@ -333,6 +334,7 @@ class Engine:
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
             "resident_bytes": _resident_bytes(),
+            **self.runner.graph_stats(),
             **(offload.stats() if offload is not None else {}),
         }
         for feature in self._features:
