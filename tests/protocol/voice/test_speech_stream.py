@@ -25,7 +25,7 @@ from motet_shared.testing import NatsServer
 from motet_shared.wire.subjects import role_of
 from motet_tts.service import Tts
 from support.checkpoints import tts_checkpoints
-from support.running.service_process import start
+from support.running.service_process import end, start
 from support.stages.served_gateway import KEY, Served, served, served_gateway
 from support.stages.tts_stage import MODEL, TEXT, config
 
@@ -106,15 +106,13 @@ class Booth:
 
     async def speech(self, text: str = TEXT, **fields: Any) -> bytes:
         """Return what POST /v1/audio/speech answers."""
-        client = Served(self.gateway).client()
-        async with client.audio.speech.with_streaming_response.create(
-            model=MODEL,
-            voice="",
-            input=text,
-            response_format="pcm",
-            extra_body={"seed": 5} | fields,
-        ) as answer:
-            return await answer.read()
+        fields = {"seed": 5} | fields
+        async with Served(self.gateway).client() as client:
+            speaking = client.audio.speech.with_streaming_response.create(
+                model=MODEL, voice="", input=text, response_format="pcm", extra_body=fields
+            )
+            async with speaking as answer:
+                return await answer.read()
 
     async def idle(self) -> None:
         async with asyncio.timeout(10):
@@ -389,7 +387,7 @@ async def test_a_killed_voice_leaves_no_gap_and_repeats_nothing(
     async with NatsServer() as nats, AsyncExitStack() as stack:
         made = [await start(nats, "motet_tts", *flags, *small) for _ in range(2)]
         for process in made:
-            stack.callback(_end, process)
+            stack.push_async_callback(end, process)
         gateway = await stack.enter_async_context(served_gateway(nats))
         await gateway.bus.directory.wait_for(lambda d: len(d.ready("tts")) == 2, 120)
         pids = {beat.instance: beat.pid for beat in gateway.bus.directory.instances("tts")}
@@ -420,11 +418,6 @@ async def _speaking(gateway: Gateway, pids: dict[str, int], made: list[Any]) -> 
                 if stream.received > 2 and stream.instance and role_of(stream.instance) == "tts":
                     return next(one for one in made if one.pid == pids[stream.instance])
             await asyncio.sleep(0.001)
-
-
-def _end(process: Any) -> None:
-    if process.returncode is None:
-        process.kill()
 
 
 def _samples(data: bytes, audio_format: str) -> np.ndarray[Any, np.dtype[np.int32]]:
