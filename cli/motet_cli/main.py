@@ -470,6 +470,11 @@ def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     say.add_argument(
         "--speed", type=float, default=1.0, help="speed factor, 0.25 to 4 (default: 1)"
     )
+    say.add_argument(
+        "--follow",
+        action="store_true",
+        help="speak standard input while it is written, sentence by sentence",
+    )
     say.add_argument("text", metavar="TEXT", nargs="*", help="text to speak")
 
 

@@ -162,6 +162,7 @@ class Speaker:
             total_sentences=self._spoken,
             error=problem is not None,
             cancelled=problem is None and utterance.refused,
+            credit=self._texts.credit,
             usage=usage_of(self._outcome),
         )
         return [*found, done]

@@ -78,12 +78,20 @@ class Texts:
         self._open: Utterance | None = None  # takes the next piece
         self._speaking: Utterance | None = None
         self._count = 0
+        self._written = 0  # characters that were taken
         self._closed = False
         self._changed = asyncio.Event()
 
     @property
     def credit(self) -> int:
-        """Return the characters that can be sent now."""
+        """Return how many characters may be sent in all, from the beginning of the connection.
+
+        A total, so that text on its way is not counted twice.
+        """
+        return self._written + self._room
+
+    @property
+    def _room(self) -> int:
         held = sum(utterance.unspoken for utterance in self._waiting)
         return MOST_TEXT - held - (self._speaking.unspoken if self._speaking is not None else 0)
 
@@ -103,17 +111,18 @@ class Texts:
         Raises InputBufferFull, with nothing kept, if there is no room for it; BadRequest after
         `close`.
         """
-        if not text or (self._open is not None and self._open.refused):
+        if not text:
             return
-        if len(text) > self.credit:
-            raise InputBufferFull(
-                f"`text` has {len(text)} characters, and there is room for {self.credit}; send it"
-                " again when some are spoken: `credit` of `audio.done` is the room then",
-                param="text",
-            )
-        if self._open is None:
-            self._open = self._begin(settings)
-        self._open.write(text)
+        if self._open is None or not self._open.refused:
+            if len(text) > self._room:
+                raise InputBufferFull(
+                    f"`text` has {len(text)} characters, and there is room for {self._room}; send"
+                    " it again when `credit` of `audio.done` allows it",
+                    param="text",
+                )
+            self._open = self._open or self._begin(settings)
+            self._open.write(text)
+        self._written += len(text)
 
     def end(self, settings: Settings) -> None:
         """End the open utterance; without one, an empty one is queued. Raises as `write`."""
