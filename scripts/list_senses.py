@@ -19,8 +19,9 @@ HEAD = """
 ## Hears, speaks, draws
 
 Models that are no language models, by `model_type`, or by the pipeline of diffusers, each exact as its own page
-describes: [recognizers.md](recognizers.md), [speech.md](speech.md), [pictures.md](pictures.md). What language models see and hear is in the
-table above; a stack joins them with these ([README.md](../README.md#where-to-begin)). `scripts/list_senses.py` writes this section.
+describes: [recognizers.md](recognizers.md), [speech.md](speech.md), [pictures.md](pictures.md). What language models
+see and hear is in the table above; a stack joins them with these ([README.md](../README.md#where-to-begin)).
+`scripts/list_senses.py` writes this section.
 
 | model | served with | hears | speaks | draws |
 |---|---|---|---|---|

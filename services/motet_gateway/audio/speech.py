@@ -53,7 +53,9 @@ class SpeechFields(Strict):
         """Return the name or id of the voice; "" for the model's first one."""
         return (self.voice.id if isinstance(self.voice, VoiceId) else self.voice) or ""
 
-    def as_request(self, model: str, text: str, request_id: str, *, cloned: bool) -> Speak:
+    def as_request(
+        self, model: str, text: str, request_id: str, *, cloned: bool, priority: int = 0
+    ) -> Speak:
         """Return the request for a text; with `cloned`, a recording replaces the voice."""
         return Speak(
             model=model,
@@ -63,6 +65,7 @@ class SpeechFields(Strict):
             speed=self.speed,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
             request_id=request_id,
+            priority=priority,
         )
 
 
@@ -184,7 +187,11 @@ class _SpeechStream:
         self._outcome = Outcome()
         self._words: dict[int, list[tuple[str, int, int]]] = {}
         self._request = body.as_request(
-            body.model, body.input, http.request_id, cloned=cloned is not None
+            body.model,
+            body.input,
+            http.request_id,
+            cloned=cloned is not None,
+            priority=http.tenant.rights.priority(None),
         )
 
     async def run(self, write: Callable[[bytes], Any]) -> None:

@@ -199,7 +199,7 @@ async def test_every_format_is_one_stream_that_can_be_decoded(
     if audio_format in ("pcm", "pcmu", "pcma"):
         found = len(writer.sound) / (2 if audio_format == "pcm" else 1) / rate
     else:
-        with av.open(io.BytesIO(writer.sound)) as container:
+        with av.open(io.BytesIO(writer.sound), "r") as container:
             frames = list(container.decode(audio=0))
         found = sum(frame.samples for frame in frames) / frames[0].sample_rate
     assert found == pytest.approx(seconds, abs=0.12)  # coders add and cut a frame
@@ -424,6 +424,6 @@ async def _speaking(gateway: Gateway, pids: dict[str, int], made: list[Any]) -> 
 def _samples(data: bytes, audio_format: str) -> np.ndarray[Any, np.dtype[np.int32]]:
     if audio_format == "pcm":
         return np.frombuffer(data, "<i2").astype(np.int32)
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         frames = [frame.to_ndarray() for frame in container.decode(audio=0)]
     return np.concatenate(frames, axis=1)[0].astype(np.int32)

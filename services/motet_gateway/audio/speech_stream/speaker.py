@@ -51,7 +51,11 @@ class Speaker:
     async def _run(self, utterance: Utterance) -> None:
         settings = utterance.settings
         request = settings.config.as_request(
-            settings.model, "", self._socket.request_id, cloned=settings.cloned is not None
+            settings.model,
+            "",
+            self._socket.request_id,
+            cloned=settings.cloned is not None,
+            priority=self._tenant.rights.priority(None),
         )
         streams = settings.config.stream_audio
         encoder = make_encoder(settings.config.response_format)

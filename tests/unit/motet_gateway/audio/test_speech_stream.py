@@ -148,7 +148,7 @@ async def test_requests_and_sockets_are_limited(tmp_path: Path) -> None:
         second = Socket(here.here.made.app, query={}, path=PATH, headers=bearer())
         assert (await second.expect("error"))["error"]["code"] == "rate_limit_exceeded"
         await asyncio.wait_for(second.task, 5)
-        found = socket.send("input.text", text="It is small. And")
+        socket.send("input.text", text="It is small. And")
         found = await socket.until("session.done")
         assert found[0]["error"]["code"] == "rate_limit_exceeded"
 
