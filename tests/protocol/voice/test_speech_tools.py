@@ -110,13 +110,13 @@ def line(custom_id: str, **fields: Any) -> dict[str, Any]:
 
 
 async def test_a_batch_speaks_its_lines(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech, "MOST_SOUND", 1 << 20)
+    monkeypatch.setattr(speech, "MOST_SOUND", 200_000)
     asked = [
         line("pcm"),
         line("mp3", response_format="mp3"),
         line("sse", stream_format="sse"),
         line("voice", voice="nobody"),
-        line("long", input="It is small. " * 400),
+        line("long", input="It is small. " * 400, speed=0.25),
     ]
     async with Served(gateway).client() as client:
         made = await begin(client, jsonl(asked), URL)
