@@ -14,6 +14,7 @@ from motet_gateway.anthropic.models import error_format
 from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
+from motet_gateway.audio.speech_stream.endpoint import speech_stream
 from motet_gateway.audio.transcriptions import transcriptions, translations
 from motet_gateway.audio.voices import create_voice, delete_voice, list_voices
 from motet_gateway.batches import endpoints as batches
@@ -314,6 +315,7 @@ _SOUNDS = (
         summary="A text, spoken", tag="sound",
         body=SpeechBody, answer={kind: _BYTES for kind in content_types()} | {_EVENTS: _EVENT},
     ),
+    Route(SOCKET, "/v1/audio/speech/stream", TENANT, speech_stream, Serving.SOCKET),
     Route(
         "POST", "/v1/audio/transcriptions", TENANT, transcriptions, STREAM,
         summary="What is said, written down", tag="sound",

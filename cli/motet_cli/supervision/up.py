@@ -22,6 +22,7 @@ from motet_cli.placement.jobs import job_of
 from motet_cli.placement.options import PlacementOptions, placement_options
 from motet_cli.stack_file.arguments import stack_file_of
 from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
+from motet_cli.stack_file.presets import show_presets
 from motet_cli.stack_file.read import bytes_of
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
@@ -271,7 +272,11 @@ def run(args: Namespace) -> int:
     """Run until Ctrl-C or SIGTERM, or until no language model can be served.
 
     Exit code: 0 all processes ended, 1 some were killed, 78 the settings of all models are wrong.
+    `--preset` without a name lists the presets instead.
     """
+    if args.preset == "":
+        show_presets()
+        return 0
     options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
