@@ -112,6 +112,43 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
     ),
+    "Speech": (
+        Panel(
+            "First audio, 95 %",
+            "s",
+            (
+                (
+                    "histogram_quantile(0.95, sum by (le, model)"
+                    " (rate(motet_speech_first_audio_seconds_bucket[1m])))",
+                    "{{model}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Real-time factor",
+            "short",
+            (
+                (
+                    "sum by (model) (rate(motet_speech_realtime_factor_sum[1m]))"
+                    " / sum by (model) (rate(motet_speech_realtime_factor_count[1m]))",
+                    "{{model}}",
+                ),
+            ),
+        ),
+        Panel(
+            "Underruns, and continuity",
+            "short",
+            (
+                ("sum by (model) (rate(motet_speech_underruns_total[1m]))", "underruns {{model}}"),
+                (
+                    "sum by (model) (rate(motet_speech_audio_seconds_total[1m]))"
+                    " / sum by (model) (rate(motet_speech_audio_seconds_total[1m])"
+                    " + rate(motet_speech_stalled_seconds_total[1m]))",
+                    "continuity {{model}}",
+                ),
+            ),
+        ),
+    ),
     "Processes": (
         Panel("Requests in progress", "short", (("motet_active", "{{instance}}"),)),
         Panel("Event loop lag", "s", (("motet_loop_lag_seconds", "{{instance}}"),)),

@@ -19,6 +19,7 @@ from transformers.utils.logging import set_verbosity_error
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+import list_senses  # noqa: E402
 import model_columns  # noqa: E402
 from motet_llm.models import mixers, support  # noqa: E402
 from motet_llm.models.recurrent import Mixer  # noqa: E402
@@ -179,6 +180,7 @@ def page() -> str:
     lines += ["\nConfigs of these classes that select other code, also exact: "]
     lines[-1] += "; ".join(sorted(families.VARIANTS)) + "."
     lines += ranks_section()
+    lines += list_senses.section().rstrip("\n").split("\n")
     refused = [(_type(name), name, results[name][0]) for name in results if not results[name][1]]
     refused += [(name, _composite_class(name), _refusal(name)) for name in composites.REFUSED]
     lines += [REFUSED.format(count=len(refused), version=transformers.__version__)]

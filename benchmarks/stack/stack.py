@@ -204,15 +204,21 @@ async def nats_stack(*, store: bool = False, **env: str) -> AsyncIterator[tuple[
 
 @contextlib.asynccontextmanager
 async def motet_stack(
-    *, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()
+    *, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = (), keeps: bool = False
 ) -> AsyncIterator[Stack]:
     """Yield a ready stack around the fake engine.
 
     rate: engine steps per second; 0: as many as possible. batched: False sends each message alone
     (`one_by_one`). gateway: additional flags of the gateway. A paced engine appends the emission
-    times of each stream to `folder/emitted` when the stream ends.
+    times of each stream to `folder/emitted` when the stream ends. keeps: connections are accepted
+    and kept by a descriptor store.
     """
     async with nats_stack() as (stack, _):
+        if keeps:
+            path = stack.folder / "front.sock"
+            command = ["-m", "motet_fdstore", "--path", str(path), "--port", str(stack.port)]
+            await stack.spawn("fdstore", [sys.executable, *command])
+            gateway = [*gateway, "--descriptor-store", str(path)]
         await _start(stack, rate, batched, gateway)
         yield stack
 

@@ -52,11 +52,20 @@ def up_arguments(flags: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_stack_file(args: argparse.Namespace, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the command line of `motet up` with motet.toml. Raises ConfigError for a wrong file."""
+    """Return the command line of `motet up` with motet.toml and its preset.
+
+    Flags override the file, which overrides the preset. Raises ConfigError for a wrong file, or an
+    unknown preset.
+    """
     from motet_cli.stack_file.arguments import flag_defaults, read_given
+    from motet_cli.stack_file.presets import preset_of
 
     file = read_given(args.config)
-    args = parser(flag_defaults(file)).parse_args(argv)
+    preset = preset_of(args.preset or None)
+    defaults = {} if preset is None else preset.flags
+    args = parser(defaults | flag_defaults(file)).parse_args(argv)
+    if preset is not None and not args.llm:
+        args.llm = [preset.llm]
     args.stack_file = file
     return args
 
@@ -130,6 +139,14 @@ def _add_up(
         metavar="FILE",
         help="TOML file of models, roles and settings (default: motet.toml, if the current folder"
         " has one; none: no file)",
+    )
+    up.add_argument(
+        "--preset",
+        metavar="NAME",
+        nargs="?",
+        const="",
+        help="small permissive models by their hub names, such as assistant; other flags override them"
+        " (without NAME: list the presets)",
     )
     up.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -276,6 +293,11 @@ def _add_up(
         "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
     up.add_argument("--no-store", action="store_true", help="store nothing on disk")
+    up.add_argument(
+        "--keep-connections",
+        action="store_true",
+        help="clients' connections outlive the death of the gateway (docs/front.md)",
+    )
     up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )
@@ -452,6 +474,11 @@ def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     say.add_argument("--voice", help="voice of the model (default: its first)")
     say.add_argument(
         "--speed", type=float, default=1.0, help="speed factor, 0.25 to 4 (default: 1)"
+    )
+    say.add_argument(
+        "--follow",
+        action="store_true",
+        help="speak standard input while it is written, sentence by sentence",
     )
     say.add_argument("text", metavar="TEXT", nargs="*", help="text to speak")
 
@@ -911,6 +938,13 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="FLAG",
         nargs=argparse.REMAINDER,
         help="show on which devices `motet up FLAG …` places its processes, and their memory; last",
+    )
+    plan.add_argument(
+        "--preset",
+        metavar="NAME",
+        nargs="?",
+        const="",
+        help="the same as --stack --preset NAME (without NAME: list the presets)",
     )
     plan.add_argument(
         "--gpus",

@@ -21,6 +21,10 @@ class GatewayConfig(ProcessConfig):
     listen_fd: int | None = setting(
         "inherited file descriptor of a listening socket, instead of --port", default=None, min=3
     )
+    descriptor_store: Path | None = setting(
+        "Unix socket of a descriptor store, which accepts connections and keeps them if this process dies",
+        default=None,
+    )
     api_key: str | None = setting(
         "API keys that clients must send; in a file, one per line", default=None, secret=True
     )
@@ -186,6 +190,12 @@ class GatewayConfig(ProcessConfig):
             raise ConfigError(
                 f"{missing}: is not set, but {given} is; give both or neither", param=missing
             )
+        if self.descriptor_store is not None and self.tls_cert is not None:
+            message = (
+                "descriptor_store: excludes tls_cert, whose keys die with the process; "
+                "terminate TLS in a proxy, or give no store"
+            )
+            raise ConfigError(message, param="descriptor_store")
         Presence().expect(self.expect)
         _check_calls(self)
         if self.max_upload > self.upload_memory:

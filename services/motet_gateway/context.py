@@ -33,7 +33,7 @@ from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenants_file import TenantsFile
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import Draining
+from motet_shared.errors import Draining, Overloaded
 from motet_shared.process.telemetry import Metrics
 from motet_shared.tenants import Tenants
 from motet_shared.wire import subjects
@@ -118,6 +118,14 @@ class GatewayContext:
         """
         self.check_open()
         return model_of(self.bus.directory, CHAT, model)
+
+    def check_room(self) -> None:
+        """Raise Overloaded if as many sessions are open as may be."""
+        connected = self.sessions.connected
+        if connected >= self.config.max_sockets:
+            raise Overloaded(
+                f"{connected} sockets are open, the most allowed here; try again in a moment"
+            )
 
     def check_open(self) -> None:
         """Raise Draining while the gateway is stopping."""

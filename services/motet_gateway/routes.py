@@ -14,6 +14,7 @@ from motet_gateway.anthropic.models import error_format
 from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
+from motet_gateway.audio.speech_stream.endpoint import speech_stream
 from motet_gateway.audio.transcriptions import transcriptions, translations
 from motet_gateway.audio.voices import create_voice, delete_voice, list_voices
 from motet_gateway.batches import endpoints as batches
@@ -151,12 +152,12 @@ _TEXTS = (
 _STORED = (404, 503)
 _RESPONSES = (
     Route(
-        "POST", "/v1/responses", TENANT, create_response, STREAM,
+        "POST", "/v1/responses", TENANT, create_response, STREAM, once=True,
         summary="A response to a conversation", tag="responses",
         body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
     ),
     Route(
-        "DELETE", "/v1/responses", TENANT, retrieval.delete_responses, STREAM,
+        "DELETE", "/v1/responses", TENANT, retrieval.delete_responses, STREAM, once=True,
         summary="No response of this key is kept any longer", tag="responses",
         answer={JSON: responses.DeletedResponses}, errors=(503,),
     ),
@@ -167,7 +168,7 @@ _RESPONSES = (
         answer={JSON: responses.Response, _EVENTS: _EVENT},
     ),
     Route(
-        "DELETE", "/v1/responses/{response_id}", TENANT, retrieval.delete_response, STREAM,
+        "DELETE", "/v1/responses/{response_id}", TENANT, retrieval.delete_response, STREAM, once=True,
         summary="It is not kept any longer", tag="responses", errors=_STORED,
         answer={JSON: responses.DeletedResponse},
     ),
@@ -186,7 +187,7 @@ _RESPONSES = (
 
 _FILES = (
     Route(
-        "POST", "/v1/files", TENANT, files.upload_file, STREAM,
+        "POST", "/v1/files", TENANT, files.upload_file, STREAM, once=True,
         summary="Store a file", tag="files", errors=(503,),
         body=file_form(), answer={JSON: stored_files.File},
     ),
@@ -206,12 +207,12 @@ _FILES = (
         answer={"application/octet-stream": _BYTES},
     ),
     Route(
-        "DELETE", "/v1/files/{file_id}", TENANT, files.delete_file, STREAM,
+        "DELETE", "/v1/files/{file_id}", TENANT, files.delete_file, STREAM, once=True,
         summary="It is not kept any longer", tag="files", errors=_STORED,
         answer={JSON: stored_files.DeletedFile},
     ),
     Route(
-        "POST", "/v1/batches", TENANT, batches.create_batch, STREAM,
+        "POST", "/v1/batches", TENANT, batches.create_batch, STREAM, once=True,
         summary="Answer the requests of a file when there is room", tag="batches",
         body=BatchBody, answer={JSON: stored_files.Batch},
     ),
@@ -314,6 +315,7 @@ _SOUNDS = (
         summary="A text, spoken", tag="sound",
         body=SpeechBody, answer={kind: _BYTES for kind in content_types()} | {_EVENTS: _EVENT},
     ),
+    Route(SOCKET, "/v1/audio/speech/stream", TENANT, speech_stream, Serving.SOCKET),
     Route(
         "POST", "/v1/audio/transcriptions", TENANT, transcriptions, STREAM,
         summary="What is said, written down", tag="sound",
@@ -326,7 +328,7 @@ _SOUNDS = (
         body=transcription_form("translate"), answer={JSON: _TRANSCRIPTS, **_WRITTEN},
     ),
     Route(
-        "POST", "/v1/audio/voices", TENANT, create_voice, STREAM,
+        "POST", "/v1/audio/voices", TENANT, create_voice, STREAM, once=True,
         summary="A voice of one's own, from a recording", tag="sound",
         body=voice_form(), answer={JSON: answers.OwnVoice}, errors=(503,),
     ),
@@ -336,7 +338,7 @@ _SOUNDS = (
         answer={JSON: answers.VoiceList},
     ),
     Route(
-        "DELETE", "/v1/audio/voices/{voice_id}", TENANT, delete_voice, STREAM,
+        "DELETE", "/v1/audio/voices/{voice_id}", TENANT, delete_voice, STREAM, once=True,
         summary="A voice of one's own, deleted", tag="sound",
         answer={JSON: answers.DeletedVoice}, errors=(404, 503),
     ),
@@ -347,13 +349,13 @@ _SOUNDS = (
         body=ClientSecretBody, answer={JSON: answers.ClientSecretAnswer},
     ),
     Route(
-        "POST", "/v1/realtime/calls", TENANT, create_call, STREAM,
+        "POST", "/v1/realtime/calls", TENANT, create_call, STREAM, once=True,
         summary="A realtime session over WebRTC", tag="realtime", status=201, errors=(503,),
         parameters=query_parameters(CallsQuery), client_secrets=True,
         body=call_form(), answer={"application/sdp": _TEXT},
     ),
     Route(
-        "POST", "/v1/realtime/calls/{call_id}/hangup", TENANT, hang_up, STREAM,
+        "POST", "/v1/realtime/calls/{call_id}/hangup", TENANT, hang_up, STREAM, once=True,
         summary="The end of a call", tag="realtime", errors=(404,), client_secrets=True,
     ),
 )  # fmt: skip
@@ -385,7 +387,7 @@ _IMAGES = (
         summary="A picture, changed", tag="images", body=edit_form(), answer=_DRAWN,
     ),
     Route(
-        "POST", "/v1/images/jobs", TENANT, jobs_endpoints.submit, STREAM,
+        "POST", "/v1/images/jobs", TENANT, jobs_endpoints.submit, STREAM, once=True,
         summary="Pictures, drawn when there is room", tag="images",
         body=JobBody, answer={JSON: answers.ImageJob}, status=202,
     ),
@@ -395,7 +397,7 @@ _IMAGES = (
         answer={JSON: answers.ImageJob}, errors=(404, 503),
     ),
     Route(
-        "DELETE", "/v1/images/jobs/{job}", TENANT, jobs_endpoints.cancel_job, ENDPOINT,
+        "DELETE", "/v1/images/jobs/{job}", TENANT, jobs_endpoints.cancel_job, ENDPOINT, once=True,
         summary="Draw it no more", tag="images",
         answer={JSON: answers.ImageJob}, errors=(404, 503),
     ),
@@ -444,12 +446,12 @@ _OPERATION = (
         answer={JSON: watching.Replies}, errors=(400,),
     ),
     Route(  # vLLM's paths and bodies
-        "POST", "/v1/load_lora_adapter", OPERATOR, load_adapter, STREAM,
+        "POST", "/v1/load_lora_adapter", OPERATOR, load_adapter, STREAM, once=True,
         summary="Serve a LoRA adapter", tag="operation",
         body=LoadAdapterBody, answer={_PLAIN: _TEXT}, errors=(404, 503),
     ),
     Route(
-        "POST", "/v1/unload_lora_adapter", OPERATOR, unload_adapter, STREAM,
+        "POST", "/v1/unload_lora_adapter", OPERATOR, unload_adapter, STREAM, once=True,
         summary="Serve a LoRA adapter no longer", tag="operation",
         body=UnloadAdapterBody, answer={_PLAIN: _TEXT}, errors=(404, 503),
     ),

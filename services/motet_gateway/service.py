@@ -8,6 +8,7 @@ import logging
 import math
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,6 +21,7 @@ from motet_gateway.http.connections.open_files import room_for
 from motet_gateway.http.connections.tls_entry import TlsEntry
 from motet_gateway.http.tls import check_tls
 from motet_gateway.http.websocket import BurstProtocol
+from motet_gateway.kept.intake import Intake
 from motet_gateway.responses.background import BackgroundResponses
 from motet_shared.errors import ConfigError, InternalError
 from motet_shared.process.actor import Actor
@@ -66,14 +68,15 @@ class Gateway(Actor):
         await self.service.open_store()
         self._start_background(self.service)
         self.service.watch()
-        if self.config.listen_fd is not None:
+        store = self.config.descriptor_store
+        if self.config.listen_fd is not None or store is not None:
             await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # discover all instances before serving
-        listener = _listen(self.config)
-        self.port = listener.getsockname()[1]
+        listeners = [_listen(self.config)] if store is None else []
+        self.port = listeners[0].getsockname()[1] if listeners else self.config.port
         self.service.connections.most = room_for(self.config.max_connections)
         state = State(_bounds(self.config), self.service.connections)
-        self._server = _Server(_uvicorn_config(self.config, App(self.service)), state)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._server = _Server(_uvicorn_config(self.config, App(self.service)), state, store)
+        self._serving = asyncio.create_task(self._server.serve(sockets=listeners), name="http")
         self._serving.add_done_callback(self._on_server_end)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         scheme = "http" if self.config.tls_cert is None else "https"
@@ -95,7 +98,7 @@ class Gateway(Actor):
         """Refuse new requests, let running ones end within the drain timeout, then stop."""
         if self.service is None or self._server is None or self._serving is None:
             return
-        if self.config.listen_fd is not None:
+        if self.config.listen_fd is not None or self.config.descriptor_store is not None:
             await self._server.leave()
         self.service.limits.draining = True
         drained = asyncio.ensure_future(self._drained(self.service))
@@ -155,8 +158,11 @@ class Gateway(Actor):
 class _Server(uvicorn.Server):
     """Run uvicorn without its signal handlers, since the actor's runtime has its own."""
 
-    def __init__(self, config: uvicorn.Config, state: State):
+    def __init__(self, config: uvicorn.Config, state: State, store: Path | None = None):
+        """Configure the server; `store`: socket of the descriptor store that accepts for it."""
         super().__init__(config)
+        self._store = store
+        self._intake: Intake | None = None
         self.server_state = self._state = state
         # An exceeded time limit is detected at most a quarter of it later, and at most a second.
         self._check_every = max(1, min(round(_TICKS), int(state.bounds.shortest * _TICKS / 4)))
@@ -176,6 +182,9 @@ class _Server(uvicorn.Server):
         def entry() -> asyncio.Protocol:
             return http() if context is None else TlsEntry(self._state, context, http)
 
+        if self._store is not None:
+            self._intake = Intake(self._store, http)
+            await self._intake.start()
         self.servers = [
             await loop.create_server(entry, sock=listener, backlog=self.config.backlog)
             for listener in sockets or ()
@@ -191,15 +200,22 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def load(self) -> dict[str, float]:
-        """Return the HTTP requests since the start, and replies whose clients do not read."""
+        """Return the HTTP requests since the start, replies whose clients do not read, and adopted
+        connections behind a descriptor store.
+        """
         return {
             "http_requests": float(self._state.total_requests),
             "unread_replies": float(self._state.readers.unwritten),
-        }
+        } | ({"adopted": float(self._intake.adopted)} if self._intake is not None else {})
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._intake is not None:
+            self._intake.close()
 
     async def leave(self) -> None:
         """Stop accepting connections and close idle ones; clients reconnect to a successor.
@@ -209,6 +225,8 @@ class _Server(uvicorn.Server):
         """
         for server in self.servers:
             server.close()
+        if self._intake is not None:
+            self._intake.leave()
         self._state.leaving = True
         await asyncio.sleep(_FINAL_ACCEPT)
         for connection in list(self.server_state.connections):

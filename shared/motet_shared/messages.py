@@ -483,6 +483,7 @@ class Speak(Request, tag="speak"):
     sentence: int = 0
     resume: SpeechResume | None = None
     request_id: str = ""
+    priority: int = 0  # sentences of a lower one wait for those of a higher one
 
 
 class Embed(Request, tag="embed"):

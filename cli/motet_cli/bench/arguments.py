@@ -21,9 +21,9 @@ def add_bench(bench: argparse.ArgumentParser, default_url: str) -> None:
     )
     bench.add_argument(
         "--endpoint",
-        choices=("chat", "completions"),
+        choices=("chat", "completions", "speech"),
         default="chat",
-        help="API to call (default: chat)",
+        help="API to call (default: chat); of speech, --input is in words",
     )
     bench.add_argument(
         "--api-key-file", metavar="PATH", help="file with the server's key [MOTET_API_KEY_FILE]"
@@ -144,6 +144,9 @@ def _add_requests(requests: argparse._ArgumentGroup) -> None:
 def _add_goodput(goodput: argparse._ArgumentGroup) -> None:
     goodput.add_argument(
         "--ttft", metavar="TIME", help="goodput: longest time to first token, as in 2s"
+    )
+    goodput.add_argument(
+        "--ttfa", metavar="TIME", help="goodput: longest time to first audio, as in 500ms"
     )
     goodput.add_argument(
         "--itl", metavar="TIME", help="goodput: largest p95 gap between tokens, as in 150ms"

@@ -17,7 +17,7 @@ from motet_cli.bench.exchange import exchange
 from motet_cli.bench.http import Client
 from motet_cli.bench.load import LoadGenerator, Measured
 from motet_cli.bench.probe import measure_tokens_per_word, pick_model
-from motet_cli.bench.request import PATHS, Request, Shape
+from motet_cli.bench.request import KINDS, PATHS, Request, Shape
 from motet_cli.bench.results import plot, report, table
 from motet_cli.bench.results.record import Record
 from motet_cli.bench.results.summary import summarize
@@ -72,14 +72,15 @@ class Bench:
     async def run(self) -> Measured:
         config = self.config
         try:
-            model = await pick_model(self.client, config.base, config.model)
+            kind = KINDS[config.endpoint]
+            model = await pick_model(self.client, config.base, config.model, kind)
             self.shape = Shape(
                 endpoint=config.endpoint,
                 model=model,
                 temperature=config.temperature,
                 extra=dict(config.extra),
             )
-            if config.tokens_per_word is None:
+            if config.tokens_per_word is None and config.endpoint != "speech":
                 self.scale = (
                     await measure_tokens_per_word(self.client, self.shape, config.timeout)
                     or self.scale
@@ -137,4 +138,6 @@ class Bench:
 
     async def _send(self, request: Request, record: Record, now: Callable[[], float]) -> None:
         body, path = self.shape.body(request), PATHS[self.shape.endpoint]
-        await exchange(self.client, path, body, record, now, self.config.timeout)
+        spoken = self.shape.endpoint == "speech"
+        timeout = self.config.timeout
+        await exchange(self.client, path, body, record, now, timeout, spoken=spoken)

@@ -65,7 +65,7 @@ def configure(args: Namespace) -> BenchConfig:
     limits = Limits(
         **{
             name: parse_duration(f"--{name}", getattr(args, name))
-            for name in ("ttft", "itl", "e2e")
+            for name in ("ttft", "ttfa", "itl", "e2e")
         }
     )
     return BenchConfig(

@@ -10,21 +10,32 @@ import msgspec
 from motet_cli.bench.events import DONE, CompletionChunk, EventParser, decode_chunk, error_kind
 from motet_cli.bench.http import BadResponse, Client, Reply
 from motet_cli.bench.results.record import Record
+from motet_cli.bench.speech import read_speech
 
 
 async def exchange(
-    client: Client, path: str, body: bytes, record: Record, now: Callable[[], float], timeout: float
+    client: Client,
+    path: str,
+    body: bytes,
+    record: Record,
+    now: Callable[[], float],
+    timeout: float,
+    *,
+    spoken: bool = False,
 ) -> None:
     """Send a request and record its reply or its failure in `record`.
 
-    Raises only CancelledError, after recording it as "interrupted".
+    spoken: the reply is audio. Raises only CancelledError, after recording it as "interrupted".
     """
     record.sent = now()
     try:
         async with asyncio.timeout(timeout):
             reply = await client.request("POST", path, body)
             try:
-                await _read(reply, record, now)
+                if spoken and reply.status == 200:
+                    await _listen(reply, record, now)
+                else:
+                    await _read(reply, record, now)
             finally:
                 reply.close()
     except asyncio.CancelledError:
@@ -64,6 +75,12 @@ async def _read(reply: Reply, record: Record, now: Callable[[], float]) -> None:
             record.events.append(with_tokens)
     if not done and record.ok:
         _fail(record, "broken reply", "the stream ended without [DONE]")
+
+
+async def _listen(reply: Reply, record: Record, now: Callable[[], float]) -> None:
+    record.speech = await read_speech(reply, record.sent, now)
+    if record.speech is None:
+        _fail(record, "broken reply", "the reply has no audio")
 
 
 def _record_chunk(chunk: CompletionChunk, record: Record) -> bool:

@@ -18,13 +18,14 @@ from motet_shared.errors import MotetError, Unavailable, UnknownModel
 _SHORT, _LONG = 8, 72  # words of the two prompts
 
 
-async def pick_model(client: Client, url: str, wanted: str | None) -> str:
-    """Return the model to measure: `wanted`, or else the first that the server lists.
+async def pick_model(client: Client, url: str, wanted: str | None, kind: str = "chat") -> str:
+    """Return the model to measure: `wanted`, or else the first of its kind that the server lists.
 
+    Servers that do not tell kinds list models of any.
     `wanted` is not checked if the server lists no models. Raises Unavailable if the server does not
     answer or lists none, UnknownModel with the served names if `wanted` is not among them.
     """
-    served = await _served(client, url)
+    served = await _served(client, url, kind)
     if wanted is not None:
         if served and wanted not in served:
             raise UnknownModel(
@@ -37,7 +38,7 @@ async def pick_model(client: Client, url: str, wanted: str | None) -> str:
     return served[0]
 
 
-async def _served(client: Client, url: str) -> list[str]:
+async def _served(client: Client, url: str, kind: str) -> list[str]:
     try:
         async with asyncio.timeout(10):
             reply = await client.request("GET", "/models")
@@ -52,8 +53,9 @@ async def _served(client: Client, url: str) -> list[str]:
     if reply.status in (401, 403):
         raise MotetError(f"{url} requires a key (status {reply.status}); give --api-key-file PATH")
     try:
-        return [str(model["id"]) for model in msgspec.json.decode(body)["data"]]
-    except (msgspec.DecodeError, KeyError, TypeError):
+        found = msgspec.json.decode(body)["data"]
+        return [str(model["id"]) for model in found if model.get("kind", kind) == kind]
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         return []
 
 

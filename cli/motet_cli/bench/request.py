@@ -8,8 +8,13 @@ from typing import Any, Literal
 
 import msgspec
 
-Endpoint = Literal["chat", "completions"]
-PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/completions"}
+Endpoint = Literal["chat", "completions", "speech"]
+PATHS: dict[Endpoint, str] = {
+    "chat": "/chat/completions",
+    "completions": "/completions",
+    "speech": "/audio/speech",
+}
+KINDS: dict[Endpoint, str] = {"chat": "chat", "completions": "chat", "speech": "speech"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,10 @@ class Shape:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, request: Request) -> bytes:
-        """Return the JSON body of a streamed request with usage."""
+        """Return the JSON body of a streamed request, with usage where there is such a field."""
+        if self.endpoint == "speech":
+            spoken = {"model": self.model, "input": request.prompt, "voice": "alloy"}
+            return msgspec.json.encode({**spoken, "response_format": "pcm", **self.extra})
         if self.endpoint == "chat":
             prompt_fields: dict[str, Any] = {
                 "messages": [{"role": "user", "content": request.prompt}]

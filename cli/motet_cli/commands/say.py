@@ -11,6 +11,7 @@ from typing import IO
 
 from motet_cli.commands.devices import Command, player
 from motet_cli.commands.server import Server, read_key
+from motet_cli.talk.text_stream import speak_stream
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
@@ -20,21 +21,39 @@ _OTHER_ENDINGS = {"ogg": "opus", "m4a": "aac", "raw": "pcm"}
 def run(args: Namespace) -> int:
     """Synthesize the text and play or write it; return 0."""
     audio_format = _format(args.output)
-    text = " ".join(args.text) or ("" if sys.stdin.isatty() else sys.stdin.read())
-    if not text.strip():
-        raise MotetError("TEXT: is empty; give a text, such as: motet say 'hello there'")
+    text = _text(args)
     speakers = player() if args.output is None else None
-    with Server(args.url, read_key(args.api_key_file)) as server:
+    key = read_key(args.api_key_file)
+    with Server(args.url, key) as server:
         names = [args.model] if args.model else server.models("speech")
         if not names:
             raise Unavailable(
                 f"{server.url} serves no speech model yet; start one with: motet up --tts PATH"
             )
-        chunks = server.speech(names[0], text, args.voice, args.speed, audio_format)
+        if args.follow:
+            settings = {"model": names[0], "speed": args.speed, "response_format": audio_format}
+            settings |= {"voice": args.voice} if args.voice else {}
+            chunks = speak_stream(args.url, key, settings, sys.stdin.fileno())
+        else:
+            chunks = server.speech(names[0], text, args.voice, args.speed, audio_format)
         if speakers is not None:
             return _play(speakers, chunks)
         _write(args.output, chunks)
     return 0
+
+
+def _text(args: Namespace) -> str:
+    """Return the whole text; "" with --follow, which reads it while it is spoken."""
+    if args.follow:
+        if args.text:
+            raise ConfigError(
+                "--follow: speaks standard input; leave out TEXT, or --follow", param="--follow"
+            )
+        return ""
+    text = " ".join(args.text) or ("" if sys.stdin.isatty() else sys.stdin.read())
+    if not text.strip():
+        raise MotetError("TEXT: is empty; give a text, such as: motet say 'hello there'")
+    return text
 
 
 def _format(output: str | None) -> str:

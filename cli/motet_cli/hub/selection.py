@@ -36,8 +36,10 @@ def select_files(reference: HubReference, paths: Collection[str]) -> list[str]:
     paths = [path for path in paths if _is_safe(path)]
     if reference.file is not None:
         return _select_gguf(reference, paths)
-    chosen = sorted(path for path in paths if _is_configuration(path) or _is_weights(path))
-    if not any(path.endswith(".safetensors") for path in chosen):
+    chosen = sorted(
+        path for path in paths if _is_configuration(path) or _is_weights(path) or _is_voice(path)
+    )
+    if not any(_is_weights(path) for path in chosen):
         raise ConfigError(f"{reference}: {_refusal(reference, paths)}")
     return chosen
 
@@ -93,6 +95,14 @@ def _is_configuration(path: str) -> bool:
         and not _FOREIGN & set(parts.parts[:-1])
         and not parts.name.endswith((".bin.index.json", ".fp16.json"))
         and not parts.name.startswith(".")
+    )
+
+
+def _is_voice(path: str) -> bool:
+    """Return True for a voice of a speech model: voices/NAME.safetensors, or the default one."""
+    parts = PurePosixPath(path)
+    return parts.suffix == ".safetensors" and (
+        parts.parts[:-1] == ("voices",) or path == "default-voice.safetensors"
     )
 
 

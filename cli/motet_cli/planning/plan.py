@@ -19,6 +19,7 @@ from motet_cli.checkpoints.model_folders import local_folder
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import this_cpu
+from motet_cli.stack_file.presets import show_presets
 from motet_models.capacity import (
     KV_FORMATS,
     KvGroup,
@@ -56,6 +57,11 @@ GPU_OVERHEAD = 1536 << 20
 
 
 def run(args: Namespace) -> int:
+    if args.preset == "":
+        show_presets()
+        return 0
+    if args.preset is not None:
+        args.stack = ["--preset", args.preset, *(args.stack or ())]
     if args.stack is not None:
         return _plan_stack(args)
     if args.model is None:

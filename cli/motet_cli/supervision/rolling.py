@@ -16,6 +16,7 @@ from motet_cli.placement.jobs import moved
 from motet_cli.placement.placement import ENGINES
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.orders import Order, Report, Restart
+from motet_cli.supervision.stack import DESCRIPTOR_STORE
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.errors import ConfigError, Unavailable
@@ -24,7 +25,8 @@ from motet_shared.wire.discovery import HEARTBEAT_EVERY, Directory
 
 _FAILOVER_AFTER = 5.0  # seconds that calls of a service have to end before they fail over
 _START_TIMEOUT = 300.0  # seconds; large models load slowly
-_FIXED = ("nats",)  # never replaced: all messages pass through it
+# Never replaced: all messages pass through NATS, and connections depend on the store.
+_FIXED = ("nats", DESCRIPTOR_STORE)
 
 
 class Rolling:

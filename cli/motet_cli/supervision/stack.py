@@ -31,6 +31,7 @@ CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 _WITH_TORCH = frozenset(
     {"decode", "prefill", "encoder", "asr", "tts", "diffusion", "embedding", "ranking"}
 )
+DESCRIPTOR_STORE = "fdstore"  # role
 MODULES = {  # else motet_ROLE
     "decode": "motet_llm",
     "prefill": "motet_llm",
@@ -106,6 +107,8 @@ class Stack:
     max_loaded: most of them at a time; 0: as many as fit.
     planner: TOML file of the roles to scale; None: no planner.
     listen_fd: socket bound to host and port; None: the gateway opens one.
+    descriptor_store: Unix socket of the process that accepts connections and keeps them if the
+        gateway dies; None: the gateway accepts them itself. Needs `listen_fd`.
     """
 
     models: tuple[ModelFolder, ...]
@@ -139,6 +142,7 @@ class Stack:
     planner: Path | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
     listen_fd: int | None = None
+    descriptor_store: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
 
@@ -148,6 +152,7 @@ class Stack:
 
     def _services(self) -> list[ChildSpec]:
         return [
+            *self._descriptor_store(),
             self._gateway(),
             *self._tokenizers(),
             *self._language_models(),
@@ -230,6 +235,18 @@ class Stack:
             memory = self._main_memory(name, model.folder.path)
         return ["--role", "decode", *memory, *self._adapter_folder()]
 
+    def _descriptor_store(self) -> Iterator[ChildSpec]:
+        if self.descriptor_store is None or self.listen_fd is None:
+            return
+        argv = ["--path", str(self.descriptor_store), "--listen-fd", str(self.listen_fd)]
+        yield ChildSpec(
+            name=DESCRIPTOR_STORE,
+            role=DESCRIPTOR_STORE,
+            argv=(sys.executable, "-m", "motet_fdstore", *argv),
+            stage=_SERVICE_STAGE,
+            fds=(self.listen_fd,),
+        )
+
     def _gateway(self) -> ChildSpec:
         argv = [
             "--host",
@@ -239,8 +256,11 @@ class Stack:
             "--drain-timeout",
             str(_MAX_DRAIN),
         ]
-        if self.listen_fd is not None:
-            argv += ["--listen-fd", str(self.listen_fd)]
+        listen_fd = self.listen_fd if self.descriptor_store is None else None
+        if self.descriptor_store is not None:
+            argv += ["--descriptor-store", str(self.descriptor_store)]
+        if listen_fd is not None:
+            argv += ["--listen-fd", str(listen_fd)]
         argv += self.access.arguments() + self._adapter_folder()
         argv += [part for pair in self.expected() for part in ("--expect", pair)]
         if self.insecure:
@@ -248,7 +268,7 @@ class Stack:
         spec = self._spec(
             "gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE
         )
-        return replace(spec, drain=_DRAIN, fds=() if self.listen_fd is None else (self.listen_fd,))
+        return replace(spec, drain=_DRAIN, fds=() if listen_fd is None else (listen_fd,))
 
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""

@@ -22,11 +22,13 @@ from motet_cli.placement.jobs import job_of
 from motet_cli.placement.options import PlacementOptions, placement_options
 from motet_cli.stack_file.arguments import stack_file_of
 from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
+from motet_cli.stack_file.presets import show_presets
 from motet_cli.stack_file.read import bytes_of
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     NatsAccess,
+    folder,
     given_credentials,
     private_folder,
     published,
@@ -58,6 +60,7 @@ class UpOptions:
     nats_port: port of the NATS server to start; None: the user's own server is used.
     store: folder in which NATS stores responses, jobs and images; None: nothing is stored.
     nursery: fork services from one process that has imported their libraries.
+    keep_connections: a process of its own keeps clients' connections if the gateway dies.
     """
 
     stack: Stack
@@ -65,6 +68,7 @@ class UpOptions:
     state_file: Path | None
     store: Path | None = None
     nursery: bool = True
+    keep_connections: bool = False
 
 
 def parse_options(args: Namespace) -> UpOptions:
@@ -91,7 +95,20 @@ def parse_options(args: Namespace) -> UpOptions:
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
-    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+    if args.keep_connections and access.tls is not None:
+        raise ConfigError(
+            "--keep-connections: excludes --tls-cert, whose keys die with the gateway;"
+            " terminate TLS in a proxy",
+            param="--keep-connections",
+        )
+    return UpOptions(
+        stack,
+        nats_port,
+        state_file,
+        _store(args, stack.port),
+        nursery=args.nursery,
+        keep_connections=args.keep_connections,
+    )
 
 
 def stack_of(args: Namespace, listing: GpuListing | None = None) -> Stack:
@@ -255,7 +272,11 @@ def run(args: Namespace) -> int:
     """Run until Ctrl-C or SIGTERM, or until no language model can be served.
 
     Exit code: 0 all processes ended, 1 some were killed, 78 the settings of all models are wrong.
+    `--preset` without a name lists the presets instead.
     """
+    if args.preset == "":
+        show_presets()
+        return 0
     options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
@@ -269,9 +290,14 @@ def run(args: Namespace) -> int:
             _with_credentials(options) as credentials,
             published(stack.port, _connection(stack.nats_url, credentials)),
         ):
-            options = replace(
-                options, stack=replace(stack, listen_fd=listener.fileno(), credentials=credentials)
+            kept = folder() / f"{stack.port}.front.sock" if options.keep_connections else None
+            stack = replace(
+                stack,
+                listen_fd=listener.fileno(),
+                descriptor_store=kept,
+                credentials=credentials,
             )
+            options = replace(options, stack=stack)
             return asyncio.run(Up(options, log, listener).run())
     finally:
         log.close()

@@ -35,6 +35,8 @@ class Outcome(StreamMoves):
 
     end: End | None = None
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
+    # Batches that an earlier caller has received: the reply goes on behind them.
+    received: list[list[Text | PromptPiece]] = field(default_factory=list)
 
 
 def chat(
@@ -66,13 +68,18 @@ async def chat_with_prompt(
 
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
-    raised at once, Overloaded too unless text has been sent. With `request.resume`, the reply goes
-    on behind what an earlier caller has received.
+    raised at once, Overloaded too unless text has been sent. With `request.resume` or
+    `outcome.received`, the reply goes on behind what an earlier caller has received.
     """
     outcome = outcome or Outcome()
     ids: list[int] = list(request.resume.ids) if request.resume is not None else []
     text_len = request.resume.text_len if request.resume is not None else 0
     prompt = _PromptPosition()
+    for batch in outcome.received:
+        prompt.unknown(batch)
+        text_len += _note(batch, ids, outcome.targets)
+    if ids:
+        request = msgspec.structs.replace(request, resume=Resume(ids, text_len))
     moves = Failover(
         bus,
         "tokenizer",

@@ -10,7 +10,8 @@ received are left out, so no word is lost or repeated. Leaving a generator early
 `aclosing` makes that prompt.
 
 `narrate` speaks a text that is still being written: each sentence as soon as it is complete, the
-first clause sooner.
+first clause sooner. `sentences` and `speak_sentence` are its two halves, for callers that need to
+know where a sentence begins.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 from motet_shared.wire.failover import Failover, StreamMoves
 
+from .playout import Playout
 from .sound_files import lent
 
 RATE = 24_000  # Hz of the PCM
@@ -42,6 +44,7 @@ class Outcome(StreamMoves):
     samples: int = 0
     # Of all whole sentences: prompt tokens are those of their text, completion tokens are frames.
     usage: Usage = field(default_factory=Usage)
+    playout: Playout = field(default_factory=lambda: Playout(RATE * SAMPLE_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ async def speak(
     unless audio was sent.
     """
     outcome = outcome or Outcome()
+    outcome.playout.begin(bus.clock.now())
     position = _Position()
     moves = Failover(
         bus,
@@ -117,7 +121,11 @@ async def speak(
             async with stream:
                 async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
                     position.note(batch, outcome)
+                    data = sum(len(item.data) for item in batch)
+                    outcome.playout.receive(data, bus.clock.now())
                     yield batch
+                    outcome.playout.resume(bus.clock.now())
+                outcome.playout.end(bus.clock.now())
                 return
         request = msgspec.structs.replace(request, resume=position.resume())
 
@@ -153,18 +161,28 @@ async def narrate(
     in the text. `deadline`: seconds for each sentence.
     """
     outcome = outcome or Outcome()
-    async for number, chunk in _chunks(pieces):
-        part = msgspec.structs.replace(request, text=chunk.text, sentence=number)
-        base = round(outcome.samples / RATE * 1000)
-        spoken = speak(
-            bus, part, outcome, deadline=deadline, patience=patience, epoch=epoch, cloned=cloned
+    async for number, chunk in sentences(pieces):
+        spoken = speak_sentence(
+            bus,
+            request,
+            number,
+            chunk,
+            outcome,
+            deadline=deadline,
+            patience=patience,
+            epoch=epoch,
+            cloned=cloned,
         )
-        async with aclosing(_counted(spoken, base, chunk)) as batches:
+        async with aclosing(spoken) as batches:
             async for batch in batches:
                 yield batch
 
 
-async def _chunks(pieces: AsyncIterator[str]) -> AsyncGenerator[tuple[int, Chunk], None]:
+async def sentences(pieces: AsyncIterator[str]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yield the number and text of each sentence of a text that comes in pieces.
+
+    A sentence is yielded as soon as it is complete, the first clause of the text sooner.
+    """
     cutter, number = Cutter(), 0
     async for piece in pieces:
         for chunk in cutter.push(piece):
@@ -175,11 +193,29 @@ async def _chunks(pieces: AsyncIterator[str]) -> AsyncGenerator[tuple[int, Chunk
         number += 1
 
 
-async def _counted(
-    batches: AsyncGenerator[list[Audio], None], base: int, chunk: Chunk
+async def speak_sentence(
+    bus: Bus,
+    request: Speak,
+    number: int,
+    chunk: Chunk,
+    outcome: Outcome,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+    epoch: Epoch = NO_EPOCH,
+    cloned: ClonedVoice | None = None,
 ) -> AsyncGenerator[list[Audio], None]:
-    """Yield the items of one sentence with times and positions of the whole text."""
-    async with aclosing(batches):
+    """Speak one of `sentences`; `outcome` has the totals of those before it.
+
+    The items' times and positions are of the whole text. `request.text` is not used; `deadline`:
+    seconds for this sentence.
+    """
+    part = msgspec.structs.replace(request, text=chunk.text, sentence=number)
+    base = round(outcome.samples / RATE * 1000)
+    spoken = speak(
+        bus, part, outcome, deadline=deadline, patience=patience, epoch=epoch, cloned=cloned
+    )
+    async with aclosing(spoken) as batches:
         async for batch in batches:
             for item in batch:
                 item.words = [(word, start + base, end + base) for word, start, end in item.words]

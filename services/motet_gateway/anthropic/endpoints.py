@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import aclosing
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import MAX_ENTRIES
+from motet_gateway.kept import draws
 from motet_gateway.openai.chat_images import leased_images
 from motet_gateway.openai.chat_reply import ChatReply
 from motet_gateway.openai.prepared_chat import PreparedChat, prepare_chat
@@ -32,7 +32,7 @@ async def create_message(service: GatewayContext, http: Exchange) -> None:
     body = parse_messages(data, http.hints("messages"))
     asked = await _prepared(service, http, body)
     with http.tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
-        reply = ChatReply(service, ticket)
+        reply = ChatReply(service, ticket, http.journaled)
         if body.stream:
             await _stream(http, asked, reply)
         else:
@@ -114,7 +114,7 @@ def _opening(model: str, prompt_tokens: int) -> bytes:
 
 def _message(model: str) -> dict[str, Any]:
     return {
-        "id": "msg_" + secrets.token_hex(12),
+        "id": "msg_" + draws.token_hex(12),
         "type": "message",
         "role": "assistant",
         "model": model,

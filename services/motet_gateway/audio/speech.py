@@ -23,7 +23,7 @@ from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import SpeechMeter, speech_length
 from motet_pipelines.voice.speak import ClonedVoice, Outcome, speak
-from motet_shared.errors import Draining, MotetError, UnsupportedParameter
+from motet_shared.errors import Draining, MotetError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Audio, Speak
 from motet_shared.wire.instances import served
 
@@ -35,17 +35,47 @@ class VoiceId(Strict):
     id: str
 
 
-class SpeechBody(Strict):
-    """OpenAI's fields, and as extensions `seed` and the formats of telephony: G.711 at 8 kHz."""
+Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "pcmu", "pcma"]
+MOST_TEXT = 65_536  # characters of one text
+MOST_SOUND = 16 << 20  # bytes of the sound that a JSON object holds
 
-    model: str
-    input: Annotated[str, Meta(min_length=1, max_length=65_536)]
+
+class SpeechFields(Strict):
+    """Fields of whatever is spoken: OpenAI's, and `seed` as an extension."""
+
     voice: str | VoiceId | None = None
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "pcmu", "pcma"] = "mp3"
     speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
-    stream_format: Literal["audio", "sse"] = "audio"
     instructions: Annotated[str, Meta(max_length=4096)] | None = None
     seed: Int64 | None = None
+
+    @property
+    def voice_name(self) -> str:
+        """Return the name or id of the voice; "" for the model's first one."""
+        return (self.voice.id if isinstance(self.voice, VoiceId) else self.voice) or ""
+
+    def as_request(
+        self, model: str, text: str, request_id: str, *, cloned: bool, priority: int = 0
+    ) -> Speak:
+        """Return the request for a text; with `cloned`, a recording replaces the voice."""
+        return Speak(
+            model=model,
+            text=text,
+            voice="" if cloned else self.voice_name,
+            instructions=self.instructions or "",
+            speed=self.speed,
+            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            request_id=request_id,
+            priority=priority,
+        )
+
+
+class SpeechBody(SpeechFields, kw_only=True):
+    """OpenAI's fields, and as an extension the formats of telephony: G.711 at 8 kHz."""
+
+    model: str
+    input: Annotated[str, Meta(min_length=1, max_length=MOST_TEXT)]
+    response_format: Format = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
 
 
 _decoder = Decoder(SpeechBody)
@@ -53,33 +83,78 @@ _decoder = Decoder(SpeechBody)
 
 async def speech(service: GatewayContext, http: Exchange) -> None:
     """Answer with speech, as raw bytes or as events."""
-    data = await http.body(service.config.max_body)
-    check_json(data, http.tenant, "input")
-    body = _decoder.decode(data, http.hints("speech"))
-    if service.limits.draining:
-        raise Draining("this server is stopping; try again in a moment")
-    body = msgspec.structs.replace(body, model=model_of(service.bus.directory, "tts", body.model))
-    card = served(service.bus.directory, "tts").get(body.model)
-    if body.instructions and card is not None and not card.instructions:
-        raise UnsupportedParameter(
-            f"`instructions` are not followed by {body.model!r}; choose another `voice` instead",
-            param="instructions",
-        )
+    body, cloned = await _asked(service, http)
     encoder = make_encoder(body.response_format)
-    cloned = await cloned_voice(service, http.tenant.owner, body.model, _voice(body))
     with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
         async with http.while_connected():
+            spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
             if body.stream_format == "sse":
-                spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
                 await _events(http, spoken)
             else:
                 http.content = [
                     (b"content-type", encoder.content_type.encode()),
                     (b"x-accel-buffering", b"no"),
                 ]
-                spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
                 await spoken.run(lambda data: http.write(data))
                 await http.finish(await spoken.rest())
+
+
+async def speech_in_json(service: GatewayContext, http: Exchange) -> None:
+    """Answer with a JSON object that has the whole sound in base64: a line of a batch."""
+    body, cloned = await _asked(service, http)
+    if body.stream_format != "audio":
+        message = "`stream_format` is not supported in a batch; leave it out"
+        raise UnsupportedParameter(message, param="stream_format")
+    encoder = make_encoder(body.response_format)
+    sound = bytearray()
+
+    async def keep(data: bytes) -> None:
+        sound.extend(data)
+        if len(sound) > MOST_SOUND:
+            raise PayloadTooLarge(
+                f"`input` makes more than {MOST_SOUND} bytes of {body.response_format}; shorten it,"
+                " or choose a `response_format` that takes less, such as 'opus'",
+                param="input",
+            )
+
+    with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
+        spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
+        await spoken.run(keep)
+        await keep(await spoken.rest())
+    answer = {
+        "object": "audio.speech",
+        "media_type": encoder.content_type,
+        "audio_data": base64.b64encode(sound).decode(),
+        **spoken.summary(),
+    }
+    await http.reply(200, msgspec.json.encode(answer))
+
+
+async def _asked(service: GatewayContext, http: Exchange) -> tuple[SpeechBody, ClonedVoice | None]:
+    """Return the checked body, with the served model, and the recording of its voice, if any."""
+    data = await http.body(service.config.max_body)
+    check_json(data, http.tenant, "input")
+    body = _decoder.decode(data, http.hints("speech"))
+    if service.limits.draining:
+        raise Draining("this server is stopping; try again in a moment")
+    body = msgspec.structs.replace(body, model=speech_model(service, body.model, body))
+    return body, await cloned_voice(service, http.tenant.owner, body.model, body.voice_name)
+
+
+def speech_model(service: GatewayContext, name: str, fields: SpeechFields) -> str:
+    """Return the served model that `name` refers to; "" refers to any.
+
+    Raises UnknownModel, WrongModelKind or Unavailable as `model_of`, UnsupportedParameter for
+    instructions that the model does not follow.
+    """
+    model = model_of(service.bus.directory, "tts", name)
+    card = served(service.bus.directory, "tts").get(model)
+    if fields.instructions and card is not None and not card.instructions:
+        raise UnsupportedParameter(
+            f"`instructions` are not followed by {model!r}; choose another `voice` instead",
+            param="instructions",
+        )
+    return model
 
 
 async def _events(http: Exchange, spoken: _SpeechStream) -> None:
@@ -87,7 +162,8 @@ async def _events(http: Exchange, spoken: _SpeechStream) -> None:
     try:
         await spoken.run(lambda data: http.write(_delta(data)))
         rest = await spoken.rest()
-        await http.finish((_delta(rest) if rest else b"") + _event(spoken.done()))
+        done = {"type": "speech.audio.done", **spoken.summary()}
+        await http.finish((_delta(rest) if rest else b"") + _event(done))
     except MotetError as error:
         if not http.started:
             raise
@@ -107,17 +183,15 @@ class _SpeechStream:
         cloned: ClonedVoice | None,
     ):
         self._service, self._encoder, self._cloned = service, encoder, cloned
-        self._meter = SpeechMeter(ticket.audio)
+        self._meter, self._ticket = SpeechMeter(ticket.audio), ticket
         self._outcome = Outcome()
         self._words: dict[int, list[tuple[str, int, int]]] = {}
-        self._request = Speak(
-            model=body.model,
-            text=body.input,
-            voice="" if cloned else _voice(body),
-            instructions=body.instructions or "",
-            speed=body.speed,
-            seed=secrets.randbits(63) if body.seed is None else body.seed,
-            request_id=http.request_id,
+        self._request = body.as_request(
+            body.model,
+            body.input,
+            http.request_id,
+            cloned=cloned is not None,
+            priority=http.tenant.rights.priority(None),
         )
 
     async def run(self, write: Callable[[bytes], Any]) -> None:
@@ -134,35 +208,33 @@ class _SpeechStream:
             patience=config.patience,
             cloned=self._cloned,
         )
-        async with aclosing(batches):
-            async for batch in batches:
-                self._note(batch)
-                pcm = b"".join([item.data for item in batch])
-                self._meter.got(len(pcm))
-                if pcm and (data := await self._encoded(lambda pcm=pcm: self._encoder.push(pcm))):  # type: ignore[misc]
-                    await write(data)
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    self._note(batch)
+                    pcm = b"".join([item.data for item in batch])
+                    self._meter.got(len(pcm))
+                    if pcm and (data := await encoded(self._encoder, pcm)):
+                        await write(data)
+        finally:
+            # What a batch waits for would be taken for the latency that clients notice.
+            if not self._ticket.is_background:
+                self._service.metrics.speech.observe(self._request.model, self._outcome.playout)
 
     async def rest(self) -> bytes:
-        return await self._encoded(self._encoder.finish)
-
-    async def _encoded(self, work: Callable[[], bytes]) -> bytes:
-        return await asyncio.to_thread(work) if self._encoder.heavy else work()
+        """Return the last bytes of the encoder."""
+        return await encoded(self._encoder)
 
     def _note(self, batch: list[Audio]) -> None:
         for item in batch:
             if item.words:
                 self._words[item.sentence] = item.words
 
-    def done(self) -> dict[str, Any]:
-        usage = self._outcome.usage
+    def summary(self) -> dict[str, Any]:
+        """Return the usage, and the times of all words in seconds."""
         words = [word for sentence in sorted(self._words) for word in self._words[sentence]]
         return {
-            "type": "speech.audio.done",
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "output_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
+            "usage": usage_of(self._outcome),
             "words": [
                 {"word": word, "start": start / 1000, "end": end / 1000}
                 for word, start, end in words
@@ -170,8 +242,23 @@ class _SpeechStream:
         }
 
 
-def _voice(body: SpeechBody) -> str:
-    return (body.voice.id if isinstance(body.voice, VoiceId) else body.voice) or ""
+def usage_of(outcome: Outcome) -> dict[str, int]:
+    """Return the tokens of a speech: of its text and of its frames."""
+    usage = outcome.usage
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+async def encoded(encoder: Encoder, pcm: bytes | None = None) -> bytes:
+    """Return what these samples complete; without samples, the encoder's last bytes."""
+
+    def work() -> bytes:
+        return encoder.finish() if pcm is None else encoder.push(pcm)
+
+    return await asyncio.to_thread(work) if encoder.heavy else work()
 
 
 def _delta(data: bytes) -> bytes:

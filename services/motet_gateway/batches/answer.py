@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from motet_gateway.audio.speech import speech_in_json
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Problem
@@ -30,6 +31,7 @@ HANDLERS: dict[Endpoint, Handler] = {
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
     "/v1/responses": create_response,
+    "/v1/audio/speech": speech_in_json,
 }
 
 

@@ -10,7 +10,13 @@ from msgspec import Meta
 from motet_gateway.files.schema import ExpiresAfter
 from motet_gateway.http.fields import Metadata, Strict
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+Endpoint = Literal[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/audio/speech",
+]
 MOST_LISTED = 100
 _WINDOW = "[1-9][0-9]{0,3}[smhd]"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

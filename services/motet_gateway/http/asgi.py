@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
+
+from motet_gateway.kept import draws
 
 from .problems import Problem
 
@@ -30,7 +31,7 @@ def header(scope: Scope, name: bytes) -> bytes:
 def request_id(scope: Scope) -> str:
     """Return the client's `x-request-id` if it is safe for a log line, else a new one."""
     given = header(scope, b"x-request-id")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else "req_" + secrets.token_hex(12)
+    return given.decode() if _REQUEST_ID.fullmatch(given) else "req_" + draws.token_hex(12)
 
 
 async def refuse_upgrade(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,6 +6,7 @@ through that `Chunks` object. The end of the response is still an ASGI message.
 
 from __future__ import annotations
 
+import asyncio
 import select
 from collections.abc import MutableMapping
 from typing import Any
@@ -15,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from motet_gateway.http.connections.bounds import BoundedState, Bounds
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.connections.protocol import BoundedProtocol
+from motet_gateway.kept.response import KEPT, KeptResponse, kept_app
+from motet_gateway.kept.transport import KeptTransport
 
 from .readers import SlowReaders
 
@@ -32,7 +35,12 @@ class State(BoundedState):
 
 
 class ChunkProtocol(BoundedProtocol):
-    """Extend the bounded protocol by the ASGI extension `CHUNKS`."""
+    """Extend the bounded protocol by the ASGI extensions `CHUNKS`, and `KEPT` behind a descriptor store."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if isinstance(transport, KeptTransport):
+            self.app = kept_app(self.app)
+        super().connection_made(transport)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -43,7 +51,36 @@ class ChunkProtocol(BoundedProtocol):
                 cycle.keep_alive = False
             readers = state.readers if isinstance(state, State) else SlowReaders()
             # The task that reads the scope has been created but has not run yet.
-            self.scope["extensions"] = {CHUNKS: Chunks(cycle, readers)}  # type: ignore[dict-item]
+            extensions: dict[str, Any] = {CHUNKS: Chunks(cycle, readers)}
+            if isinstance(self.transport, KeptTransport):
+                if self.pipeline:
+                    self.transport.forget()  # whose bytes are whose is known for one request only
+                extensions[KEPT] = cycle.transport = KeptResponse(self.transport)  # type: ignore[assignment]
+            self.scope["extensions"] = extensions
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if self.cycle is not None and isinstance(self.cycle.transport, KeptResponse):
+            self.cycle.transport.received()
+        self._forget_answered()
+
+    def on_response_complete(self) -> None:
+        cycle = self.cycle
+        if cycle is not None and isinstance(cycle.transport, KeptResponse):
+            cycle.transport.flush()
+        super().on_response_complete()
+        self._forget_answered()
+
+    def _forget_answered(self) -> None:
+        """Have the memory of the connection forget a request that was read and answered."""
+        transport = self.transport
+        if (
+            isinstance(transport, KeptTransport)
+            and self.is_between_requests
+            and self.cycle is not None
+            and self.cycle.response_complete
+        ):
+            transport.next_request()
 
     @property
     def has_unread(self) -> bool:
@@ -72,7 +109,7 @@ class Chunks:
         `head` is an `http.response.start` message without content-length.
         """
         cycle = self._cycle
-        await self._writable()
+        await self.writable()
         transport, gathered = cycle.transport, _Gathered()
         cycle.transport = gathered  # type: ignore[assignment]
         try:
@@ -80,18 +117,21 @@ class Chunks:
         finally:
             cycle.transport = transport
         if not cycle.disconnected:
+            if isinstance(transport, KeptResponse):
+                transport.stream()
             transport.write(gathered.data + (_chunk(data) if data else b""))
 
     async def write(self, data: bytes) -> None:
         """Send `data` as the next part of the body; empty data sends nothing."""
         cycle = self._cycle
         if cycle.flow.write_paused:
-            await self._writable()
+            await self.writable()
         if data and not cycle.disconnected:
             cycle.transport.write(_chunk(data))
 
-    async def _writable(self) -> None:
-        if self._cycle.flow.write_paused and not self._cycle.disconnected:
+    async def writable(self) -> None:
+        """Wait while the client does not read."""
+        while self._cycle.flow.write_paused and not self._cycle.disconnected:
             with self._readers.waiting():
                 await self._cycle.flow.drain()
 

@@ -11,8 +11,11 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+from motet_gateway.kept.journal import Source
+from motet_gateway.kept.response import KEPT, KeptResponse
 from motet_gateway.openai.hints import HEADER, Ignored, Surface
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.auth import Caller
@@ -58,7 +61,10 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._held = b""
-        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
+        extensions = scope.get("extensions", {})
+        chunks: Chunks | None = extensions.get(CHUNKS)
+        self._chunks = chunks
+        self._kept: KeptResponse | None = extensions.get(KEPT)
         self._write_chunk = chunks.write if chunks is not None else self._write_message
         self._start = chunks.start if chunks is not None else self._start_message
 
@@ -68,6 +74,11 @@ class Exchange:
         if self.caller is None:
             raise RuntimeError("the request is not authenticated yet: `tenant` is not set")
         return self.caller.tenant
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return True if a gateway that died had the whole request, and may have carried it out."""
+        return self._kept is not None and self._kept.is_repeated
 
     @property
     def sends_events(self) -> bool:
@@ -174,6 +185,16 @@ class Exchange:
             watcher.cancel()
 
     # --------------------------------------------------------------------------------------------------- response
+    def journaled(self, source: Source) -> Source:
+        """Return a source whose replies go on in another gateway if this one dies.
+
+        A batch that it yields must be written, as far as it is, before the next is asked for.
+        """
+        kept, chunks = self._kept, self._chunks
+        if kept is None or chunks is None:
+            return source
+        return partial(kept.journal.batches, source, chunks.writable)
+
     async def reply(
         self,
         status: int,

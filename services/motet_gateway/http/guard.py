@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.tenancy.tenant import Tenant
-from motet_shared.errors import BadRequest
+from motet_shared.errors import BadRequest, WorkerLost
 from motet_shared.process import telemetry
 
 from .asgi import App, ClientGone, Headers, Receive, Scope, Send, header
@@ -70,6 +70,10 @@ class Guard:
             if isinstance(call, Socket):
                 await call.open()
             self._admit(call)
+            if self._route.once and isinstance(call, Exchange) and call.is_repeated:
+                raise WorkerLost(
+                    "the gateway that had this request ended; whether it was carried out is not known"
+                )
             await self._run(call, receive)
         except ClientGone:
             raise

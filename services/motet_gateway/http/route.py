@@ -43,7 +43,8 @@ class Route:
     body, `others` are answers of other statuses that are not errors. Parameters of a path, and
     those of endpoints, are documented without being listed in `parameters`. Errors have OpenAI's
     format unless `error_format` is another, or `choose_error_format` returns another for a request.
-    `client_secrets`: they open it, as keys do.
+    `client_secrets`: they open it, as keys do. `once`: a second execution has another effect or
+    answer, so a request is refused whose first one may have run in a gateway that died.
 
     Raises TypeError if `access` is not a member of Access.
     """
@@ -64,6 +65,7 @@ class Route:
     error_format: ErrorFormat | None = None
     choose_error_format: Callable[[Scope], ErrorFormat | None] | None = None
     client_secrets: bool = False
+    once: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.access, Access):

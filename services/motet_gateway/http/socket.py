@@ -55,20 +55,24 @@ class Socket:
         code = _CLOSE_CODES.get(problem.status, _BAD_REQUEST)
         await self.close(_DRAINING if problem.code == "draining" else code, problem.message)
 
-    async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
-        """Send each text of `take` as a message; `take` is called once the client reads."""
+    async def write(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
+        """Send each text of `take` as a message; `take` is called once the client reads.
+
+        binary: they are bytes, not text.
+        """
         try:
             if self._burst is not None:
-                await self._burst.send(take)
+                await self._burst.send(take, binary=binary)
             else:
-                await self._one_by_one(take)
+                await self._one_by_one(take, binary)
         except OSError:  # ASGI servers raise it when the peer has left
             raise ClientGone from None
 
-    async def _one_by_one(self, take: Callable[[], Iterable[bytes]]) -> None:
+    async def _one_by_one(self, take: Callable[[], Iterable[bytes]], binary: bool) -> None:
         async with self._turn:
-            for text in take():
-                await self._send({"type": "websocket.send", "text": text.decode()})
+            for data in take():
+                content = {"bytes": data} if binary else {"text": data.decode()}
+                await self._send({"type": "websocket.send", **content})
 
     def ask(self, mark: int) -> None:
         """Call `on_arrived` with `mark` once all sent data has arrived, if the server can tell."""

@@ -26,10 +26,7 @@ from .readers import SlowReaders
 
 BURST = "motet.websocket.burst"
 
-_TEXT = 0x80 | Opcode.TEXT  # one whole message
-_SHORT = [bytes((_TEXT, size)) for size in range(126)]
-_MEDIUM = bytes((_TEXT, 126))
-_LONG = bytes((_TEXT, 127))
+_WHOLE = 0x80  # of a frame that is one whole message
 _MARK_BYTES = 8  # uvicorn's own pings carry four
 _CLOSE_FRAME_TIMEOUT = 2.0  # seconds for the close frame of a peer that answers no pings
 
@@ -112,11 +109,11 @@ class Burst:
         """Return True if the peer does not read, so that `send` would wait."""
         return not self._protocol.writable.is_set()
 
-    async def send(self, take: Callable[[], Iterable[bytes]]) -> None:
+    async def send(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
         """Send each text returned by `take` as one message, all in a single write.
 
-        `take` is called once the peer reads. Raises OSError, without calling `take`, if the
-        connection is closing.
+        binary: they are bytes, not text. `take` is called once the peer reads. Raises OSError,
+        without calling `take`, if the connection is closing.
         """
         peer = self._protocol
         if not peer.writable.is_set():
@@ -125,7 +122,7 @@ class Burst:
         if peer.disconnected or peer.close_sent or peer.conn.state is not State.OPEN:
             raise ClientDisconnected
         peer.transport.write(
-            b"".join([part for text in take() for part in (frame_head(len(text)), text)])
+            b"".join([part for data in take() for part in (frame_head(len(data), binary), data)])
         )
 
     def ask(self, mark: int) -> None:
@@ -155,10 +152,19 @@ def _accept_early_close(conn: ServerProtocol) -> None:
     conn.recv_frame = receive  # type: ignore[method-assign]
 
 
-def frame_head(size: int) -> bytes:
-    """Return the head of an unmasked, unfragmented text frame (RFC 6455, section 5.2)."""
+def frame_head(size: int, binary: bool = False) -> bytes:
+    """Return the head of an unmasked, unfragmented frame (RFC 6455, section 5.2)."""
+    short, medium, long = _HEADS[binary]
     if size < 126:
-        return _SHORT[size]
+        return short[size]
     if size < 65536:
-        return _MEDIUM + size.to_bytes(2, "big")
-    return _LONG + size.to_bytes(8, "big")
+        return medium + size.to_bytes(2, "big")
+    return long + size.to_bytes(8, "big")
+
+
+def _heads(opcode: int) -> tuple[list[bytes], bytes, bytes]:
+    first = _WHOLE | opcode
+    return [bytes((first, size)) for size in range(126)], bytes((first, 126)), bytes((first, 127))
+
+
+_HEADS = (_heads(Opcode.TEXT), _heads(Opcode.BINARY))

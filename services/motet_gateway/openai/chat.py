@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -20,6 +18,8 @@ from motet_gateway.images.chat_generation import (
     chat_with_images,
     collector_with_images,
 )
+from motet_gateway.kept import draws
+from motet_gateway.kept.journal import Source
 from motet_gateway.operations.loading import check_wait
 from motet_gateway.operations.targets import pinned
 from motet_gateway.tenancy.tenant import Ticket
@@ -31,7 +31,7 @@ from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Chat, Complete, PromptPiece, Text
 
 from .chat_images import leased_images, read_images
-from .generate import ChoiceStreams, Source
+from .generate import ChoiceStreams
 from .prompt_scores import bounded_scores
 from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
@@ -57,7 +57,7 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     requests = chat_requests(body, http.request_id, http.tenant.rights, accepts_images=is_seeing)
     size.check_chat(requests[0])
     requests = pinned(http, service.bus.directory, requests)
-    head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
+    head = ("chatcmpl-" + draws.token_hex(12), draws.now(), body.model)
     images = len(requests) if generation is not None else 0
     if images and (named := _detail_named(body)):
         message = f"`{named}` is not supported in chats that generate images; omit it"
@@ -98,7 +98,7 @@ async def _plain(
     async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
         details = reply_details(body)
-        source = bounded_scores(_reasoning(body, _pipeline(service)), details)
+        source = bounded_scores(_reasoning(body, http.journaled(_pipeline(service))), details)
         choices = ChoiceStreams(service, http, requests, source, ticket)
         if body.stream:
             await choices.stream(ChatChunks(*head, **_usage(body), details=details))
@@ -119,9 +119,9 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     prompts = len(requests) // (body.n or 1)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
         details = reply_details(body)
-        source = bounded_scores(_pipeline(service), details)
+        source = bounded_scores(http.journaled(_pipeline(service)), details)
         choices = ChoiceStreams(service, http, requests, source, ticket, prompts)
-        head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
+        head = ("cmpl-" + draws.token_hex(12), draws.now(), body.model)
         if body.stream:
             await choices.stream(CompletionChunks(*head, **_usage(body), details=details))
         else:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from motet_gateway.kept import draws
 from motet_gateway.tenancy.rights import UNRESTRICTED, Rights
 from motet_pipelines.images.chat_drawing import remembered
 from motet_shared.errors import BadRequest, UnsupportedParameter
@@ -213,7 +213,7 @@ def wire_tools(tools: list[Tool]) -> list[dict[str, Any]]:
 
 
 def random_seed() -> int:
-    return secrets.randbits(63)
+    return draws.randbits(63)
 
 
 def _check_assistant(message: AssistantMessage, index: int) -> None:

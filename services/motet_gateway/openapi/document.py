@@ -28,9 +28,9 @@ _TEXT: Schema = {"type": "string"}
 _ABOUT = """\
 OpenAI's API, with extensions that are named as such. Each parameter is implemented, accepted where it asks for
 nothing, or refused by name; the header `motet-ignored` names those that were ignored because they cannot change the
-answer (`--strict` refuses them). Conversations have a WebSocket at `/v1/realtime`, which this document cannot
-describe. A stream is server-sent events; one that breaks after its start ends with `data: {"error": …}`, without
-`[DONE]`.\
+answer (`--strict` refuses them). Conversations have a WebSocket at `/v1/realtime`, texts that are spoken while they
+are written one at `/v1/audio/speech/stream`; this document cannot describe them. A stream is server-sent events; one
+that breaks after its start ends with `data: {"error": …}`, without `[DONE]`.\
 """
 
 ERRORS = {

@@ -13,6 +13,7 @@ from motet_shared.messages import Usage
 from motet_shared.process.telemetry import Metrics, Stopwatch, request_id
 
 from .recent_replies import Recent, Reply
+from .speech_metrics import SpeechMetrics
 
 
 class Track:
@@ -94,6 +95,7 @@ class GatewayMetrics:
             "stage", "seconds", "time of a reply by <role>.<stage>", ("stage",)
         )
         self.tenants = TenantCounters(metrics)
+        self.speech = SpeechMetrics(metrics)
         self.recent = Recent()
         self._refusals = metrics.counter(
             "connection",

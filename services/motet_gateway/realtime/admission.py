@@ -24,6 +24,7 @@ from motet_gateway.tenancy.usage import (
 )
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.voice.conversation.settings import ReplySettings
+from motet_pipelines.voice.speak import Outcome as SpeechOutcome
 from motet_shared.messages import Audio, Chat, Text
 
 from .pictures import shown, with_placeholders
@@ -89,6 +90,10 @@ class TenantReplyAccount:
             self._speech = SpeechMeter(self._ticket.audio)
             with self._service.metrics.begin(request.model, outcome, meter) as self._track:
                 yield request
+
+    def spoke(self, model: str, speech: SpeechOutcome) -> None:
+        """Count the speech of the reply."""
+        self._service.metrics.speech.observe(model, speech.playout)
 
     def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None:
         """Charge what has arrived."""

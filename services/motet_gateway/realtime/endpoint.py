@@ -16,7 +16,7 @@ from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.tenancy.auth import Caller
 from motet_gateway.tenancy.client_secrets import ClientSecret
 from motet_pipelines.voice.services import SpeechServices
-from motet_shared.errors import BadRequest, Overloaded, UnsupportedParameter
+from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from .event_log import EventNotFound
 from .prepared_session import PreparedSession
@@ -122,7 +122,7 @@ def admit_secret(service: GatewayContext, secret: ClientSecret, given: str) -> P
     if given not in ("", model) and role_of_alias(given) != CHAT:
         message = f"`model` is {given!r}, but the client secret is for {model!r}; leave it out"
         raise BadRequest(message, param="model")
-    check_room(service)
+    service.check_room()
     if model:
         service.admit(model)
     service.check_open()
@@ -135,7 +135,7 @@ def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:
         return _admit_transcription(service, query.intent)
     if not query.model:
         raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
-    check_room(service)
+    service.check_room()
     return service.admit(query.model), "realtime"
 
 
@@ -146,18 +146,9 @@ def _admit_transcription(service: GatewayContext, intent: str) -> tuple[str, Kin
             f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent"
         )
     SpeechServices.find(service.bus.directory, coming=True).need("intent", transcription=True)
-    check_room(service)
+    service.check_room()
     service.check_open()
     return "", "transcription"
-
-
-def check_room(service: GatewayContext) -> None:
-    """Raise Overloaded if as many sessions are open as may be."""
-    connected = service.sessions.connected
-    if connected >= service.config.max_sockets:
-        raise Overloaded(
-            f"{connected} sockets are open, the most allowed here; try again in a moment"
-        )
 
 
 # -------------------------------------------------------------------------------- resumed session
@@ -180,7 +171,7 @@ async def _resume(
     session.channel.check(query.after)
     async with session.moving:
         if service.sessions.is_kept(session):
-            check_room(service)
+            service.check_room()
         await session.release()
         service.sessions.find(query.session_id, caller)  # it may have ended in the meantime
         try:

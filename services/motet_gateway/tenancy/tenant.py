@@ -166,6 +166,14 @@ class Tenant:
             self.audio.hold(audio),
         )
 
+    def hold_audio(self, amount: int) -> Hold:
+        """Hold microseconds of audio for a part of a running reply.
+
+        Raises RateLimited if they are not available. The caller settles the hold.
+        """
+        self._check(self.audio, amount)
+        return self.audio.hold(amount)
+
     @property
     def sockets_full(self) -> bool:
         most = self.limits.concurrent_sockets

@@ -118,10 +118,14 @@ class Engine:
         return outputs
 
     def _admit(self) -> list[StepOutput]:
-        """Admit waiting sentences in order; return the model's refusals as outputs with an error."""
+        """Admit waiting sentences, those of the highest priority first, in order.
+
+        Returns the model's refusals as outputs with an error.
+        """
         outputs = []
         while self._waiting and self._has_room:
-            key, utterance = self._waiting.popitem(last=False)
+            key = max(self._waiting, key=lambda waiting: self._waiting[waiting].priority)
+            utterance = self._waiting.pop(key)
             try:
                 self.model.add(key, utterance)
             except MotetError as error:

@@ -127,6 +127,7 @@ class _Sentence:
             speed=self._model_speed,
             sample=speech._sample,
             instructions=speech._request.instructions,
+            priority=speech._request.priority,
         )
         self._sessions.thread.submit(key, utterance)
         done = False

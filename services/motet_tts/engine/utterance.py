@@ -39,6 +39,7 @@ class Utterance:
         instance and in any batch.
     speed: within the `rates` of the model.
     max_frames: most frames of the model; 0: as many as such a text may need.
+    priority: while it waits, those of a higher one come first.
     """
 
     words: tuple[str, ...]
@@ -49,6 +50,7 @@ class Utterance:
     max_frames: int = 0
     sample: VoiceSample | None = field(default=None, compare=False)
     instructions: str = ""
+    priority: int = 0
 
     @property
     def text(self) -> str:

@@ -232,10 +232,13 @@ def _backbone(model: Any, hidden_BQE: Tensor, batch: DecoderBatch) -> Tensor:
 def _voice_prompts(folder: Path, dim: int, tokenizer: Any) -> dict[str, Tensor]:
     """Return voice latents `[frames, dim]` by name; without any, an empty prompt as the default.
 
+    They are those of `default-voice.safetensors`, and of the files in `voices`.
+
     tokenizer: encodes recordings; None if there is none for them.
     """
     prompts: dict[str, Tensor] = {}
-    for path in sorted((folder / "voices").glob("*")):
+    files = sorted((folder / "voices").glob("*"))
+    for path in (*sorted(folder.glob("default-voice.safetensors")), *files):
         found = None
         if path.suffix == ".safetensors":
             found = voices.latents(path, dim)
@@ -243,7 +246,7 @@ def _voice_prompts(folder: Path, dim: int, tokenizer: Any) -> dict[str, Tensor]:
             samples = voices.waveform(path, tokenizer.config.sampling_rate)
             found = None if samples is None else _encoded(samples, tokenizer)
         if found is not None:
-            prompts.setdefault(path.stem, found)
+            prompts.setdefault(_DEFAULT_VOICE if path.parent == folder else path.stem, found)
     return prompts or {_DEFAULT_VOICE: torch.zeros(0, dim)}
 
 

@@ -161,11 +161,13 @@ class Socket:
 
     app: App
     query: dict[str, str] = field(default_factory=lambda: {"model": MODEL})
+    path: str = "/v1/realtime"
     headers: dict[str, str] = field(default_factory=dict)
     subprotocols: list[str] = field(default_factory=list)
     closed: int | None = None
     accepted: dict[str, Any] | None = None
     texts: list[str] = field(default_factory=list)  # of all events, as they came
+    sound: bytes = b""  # of all binary messages
     broken: bool = False
 
     def __post_init__(self) -> None:
@@ -176,7 +178,7 @@ class Socket:
         given = {"host": "here.localhost", **self.headers}
         scope = {
             "type": "websocket",
-            "path": "/v1/realtime",
+            "path": self.path,
             "query_string": urlencode(self.query).encode(),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "subprotocols": self.subprotocols,
@@ -193,6 +195,8 @@ class Socket:
         elif message["type"] == "websocket.close":
             self.closed = message["code"]
             self._incoming.put_nowait({"type": "websocket.disconnect", "code": message["code"]})
+        elif "bytes" in message:
+            self.sound += message["bytes"]
         else:
             self.texts.append(message["text"])
             self._events.put_nowait(json.loads(message["text"]))

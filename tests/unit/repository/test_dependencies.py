@@ -21,11 +21,12 @@ RULES = {
     "shared/motet_models": ("", {"motet_shared"}),
     "shared/motet_media": ("", {"motet_shared"}),
     "shared/motet_doctor": ("", {"motet_shared", "motet_models"}),
+    "shared/motet_fdstore": ("", set()),
     "kernels/motet_kernels": ("llm", set()),
     "pipelines/motet_pipelines": ("", {"motet_shared", "motet_media"}),
     "services/motet_gateway": (
         "gateway",
-        {"motet_shared", "motet_media", "motet_doctor", "motet_pipelines"},
+        {"motet_shared", "motet_media", "motet_doctor", "motet_fdstore", "motet_pipelines"},
     ),
     "services/motet_tokenizer": ("tokenizer", {"motet_shared", "motet_models"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_models", "motet_kernels"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import list_senses
 import model_columns
 from list_models import PAGE, ranks_of, ranks_section, rows_on
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
@@ -64,3 +65,10 @@ def test_types_that_rank_are_those_compared_with_sentence_transformers() -> None
     assert ranking == {row: ranks_of(row) for row in ROWS if ranks_of(row)}
     assert {"bert", "qwen3"} <= ranking.keys()
     assert "\n".join(ranks_section()) in PAGE.read_text(), "run scripts/list_models.py"
+
+
+def test_what_hears_speaks_and_draws_is_that_of_the_other_pages() -> None:
+    text = PAGE.read_text()
+    assert list_senses.written(text) == text, "run scripts/list_senses.py"
+    columns = text.split(list_senses.BEGIN)[1].split("|---")[0]
+    assert "| hears | speaks | draws |" in columns

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from motet_cli.bench.speech import Heard
+
 _STAGES = ("queue", "transfer", "prefill", "decode")  # of the engine, in this order
 
 
@@ -17,6 +19,7 @@ class Record:
         times, events: times at which data with tokens was read, and the number of events in each read.
     tokens: completion tokens by the server's usage; None: not reported, so events count as tokens.
     timing: seconds by `<role>.<stage>`, if the server reports them.
+        speech: what a listener has of a spoken reply.
         error: kind of failure; empty for a complete reply.
         message: the server's or the system's message.
     """
@@ -32,6 +35,7 @@ class Record:
     cached_tokens: int = 0
     tokens: int | None = None
     timing: dict[str, float] = field(default_factory=dict)
+    speech: Heard | None = None
     error: str = ""
     message: str = ""
 

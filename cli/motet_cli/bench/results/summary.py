@@ -18,11 +18,13 @@ class Limits:
     """Hold the limits of a request that counts for goodput, in seconds; None: no limit.
 
     ttft: time to first token.
+    ttfa: time to first audio, of spoken replies.
     itl: the 95th percentile of the gaps between arrivals within the request.
     e2e: the whole reply.
     """
 
     ttft: float | None = None
+    ttfa: float | None = None
     itl: float | None = None
     e2e: float | None = None
 
@@ -33,6 +35,7 @@ class Limits:
         gaps = sorted(record.gaps)
         return (
             _within(record.e2e if record.ttft is None else record.ttft, self.ttft)
+            and _within(record.e2e if record.speech is None else record.speech.ttfa, self.ttfa)
             and _within(percentile(gaps, 95) if gaps else 0.0, self.itl)
             and _within(record.e2e, self.e2e)
         )
@@ -74,6 +77,24 @@ class Cost:
     price_per_hour: float
     per_million_output: float | None
     per_million_total: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechSummary:
+    """Summarize spoken replies, as a listener has them.
+
+    ttfa: seconds to the first audio. rtf: seconds of a reply per second of its audio.
+    underruns: times that a player had nothing to play; stalled: seconds of them.
+    continuity: share of the listening time in which audio was heard.
+    """
+
+    audio_seconds: float
+    audio_seconds_per_second: float
+    ttfa: Spread
+    rtf: Spread
+    underruns: int
+    stalled: float
+    continuity: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +144,7 @@ class Summary:
     tpot: Spread
     e2e: Spread
     stages: dict[str, Spread]
+    speech: SpeechSummary | None
     goodput: Goodput
     cost: Cost | None
     client: ClientLoad
@@ -161,6 +183,7 @@ def summarize(
         tpot=_spread(done, lambda r: r.tpot),
         e2e=_spread(done, lambda r: r.e2e),
         stages=_stages(done),
+        speech=_speech(done, seconds),
         goodput=_goodput(records, limits, seconds),
         cost=None if price_per_hour is None else _cost(price_per_hour, seconds, inputs, outputs),
         client=_client(measured, seconds, paced),
@@ -195,6 +218,22 @@ def _stages(done: list[Record]) -> dict[str, Spread]:
     stages["plumbing"] = _spread(known, lambda r: r.plumbing)
     stages["model"] = Spread.of(r.timing.get("decode.model", 0.0) for r in known)
     return stages
+
+
+def _speech(done: list[Record], seconds: float) -> SpeechSummary | None:
+    heard = [record.speech for record in done if record.speech is not None]
+    if not heard:
+        return None
+    audio, stalled = sum(one.audio for one in heard), sum(one.stalled for one in heard)
+    return SpeechSummary(
+        audio_seconds=audio,
+        audio_seconds_per_second=audio / seconds,
+        ttfa=Spread.of(one.ttfa for one in heard),
+        rtf=Spread.of(one.rtf for one in heard),
+        underruns=sum(one.underruns for one in heard),
+        stalled=stalled,
+        continuity=audio / (audio + stalled),
+    )
 
 
 def _goodput(records: list[Record], limits: Limits, seconds: float) -> Goodput:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from motet_cli.bench.results.statistics import SHARES, Spread
-from motet_cli.bench.results.summary import Goodput, Limits, Summary
+from motet_cli.bench.results.summary import Goodput, Limits, SpeechSummary, Summary
 
 _WIDTH = 100  # without a terminal
 _STAGES = {
@@ -28,7 +28,9 @@ def show(summary: Summary, title: str) -> None:
         console = Console(highlight=False, width=_WIDTH)
     console.print(f"[bold]{escape(title)}[/bold]")
     console.print(_totals(summary))
-    if summary.completed:
+    if summary.speech is not None:
+        console.print(_speech_figures(summary, summary.speech))
+    elif summary.completed:
         console.print(_latencies(summary))
     if summary.failures:
         console.print(_failures(summary))
@@ -47,6 +49,9 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     outcome = f"{summary.completed} of {summary.sent} completed in {summary.seconds:.1f} s"
     outcome += f", {summary.failed} failed" if summary.failed else ""
     yield "requests", outcome + (f", {summary.unfinished} unfinished" if summary.unfinished else "")
+    if (speech := summary.speech) is not None:
+        yield from _speech_rows(summary, speech)
+        return
     yield (
         "throughput",
         f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.1f} tokens/s",
@@ -64,6 +69,21 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "client", f"{client.cpu_share:.0%} of a core, {client.cpu_us_per_event:.0f} µs per event"
 
 
+def _speech_rows(summary: Summary, speech: SpeechSummary) -> Iterator[tuple[str, str]]:
+    yield (
+        "throughput",
+        f"{summary.requests_per_second:.2f} requests/s,"
+        f" {speech.audio_seconds_per_second:.2f} s of audio per second",
+    )
+    yield "audio", f"{speech.audio_seconds:,.1f} s"
+    yield (
+        "underruns",
+        f"{speech.underruns}, {speech.stalled:.2f} s; continuity {speech.continuity:.2%}",
+    )
+    yield "goodput", _goodput_text(summary.goodput)
+    yield "client", f"{summary.client.cpu_share:.0%} of a core"
+
+
 def _goodput_text(goodput: Goodput) -> str:
     found = f"{goodput.requests_per_second:.2f} requests/s, {goodput.share:.1%} within {_limits_text(goodput.limits)}"
     return (
@@ -74,17 +94,37 @@ def _goodput_text(goodput: Goodput) -> str:
 
 
 def _limits_text(limits: Limits) -> str:
-    parts = {"TTFT": limits.ttft, "p95 ITL": limits.itl, "E2E": limits.e2e}
+    parts = {
+        "TTFT": limits.ttft,
+        "TTFA": limits.ttfa,
+        "p95 ITL": limits.itl,
+        "E2E": limits.e2e,
+    }
     return ", ".join(
         f"{name} ≤ {duration(limit)}" for name, limit in parts.items() if limit is not None
     )
 
 
-def _latencies(summary: Summary) -> Table:
+def _spreads(title: str) -> Table:
+    """Return an empty table of distributions."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("milliseconds")
+    table.add_column(title)
     for name in ("mean", *(f"p{share}" for share in SHARES), "max"):
         table.add_column(name, justify="right")
+    return table
+
+
+def _speech_figures(summary: Summary, speech: SpeechSummary) -> Table:
+    table = _spreads("milliseconds")
+    table.add_row("TTFA", *_milliseconds(speech.ttfa))
+    table.add_row("E2E", *_milliseconds(summary.e2e))
+    rtf = [speech.rtf.mean, *(getattr(speech.rtf, f"p{share}") for share in SHARES), speech.rtf.max]
+    table.add_row("RTF, seconds per second", *(f"{value:.3f}" for value in rtf))
+    return table
+
+
+def _latencies(summary: Summary) -> Table:
+    table = _spreads("milliseconds")
     rows = {
         "TTFT": summary.ttft,
         "ITL, between arrivals": summary.itl,
@@ -125,7 +165,7 @@ def warnings(summary: Summary) -> list[str]:
             f" lagged {client.lag.p99 * 1000:.0f} ms and requests were sent"
             f" {client.late.p99 * 1000:.0f} ms late (p99); give it a core of its own, or less load"
         )
-    if summary.counted == "events" and summary.completed:
+    if summary.counted == "events" and summary.completed and summary.speech is None:
         found.append(
             "note: the server reported no usage for some replies; their events are counted as tokens"
         )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.chat.vision import lent_pictures
+from motet_pipelines.voice.speak import Outcome as SpeechOutcome
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Audio, Chat, Text
@@ -30,6 +31,9 @@ class ReplyAccount(Protocol):
 
     def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None:
         """Account for text or audio that has arrived."""
+
+    def spoke(self, model: str, speech: SpeechOutcome) -> None:
+        """Note the speech of the reply, which has ended; `model` made it."""
 
     def settle(self) -> None:
         """Give back reserved amounts that were not used: nothing more will arrive."""
@@ -85,6 +89,8 @@ class _NoAccount:
             yield replace(request, messages=plain, images=lent)
 
     def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None: ...
+
+    def spoke(self, model: str, speech: SpeechOutcome) -> None: ...
 
     def settle(self) -> None: ...
 

@@ -103,6 +103,7 @@ class Reply:
         self._running = True  # from here on `cancel` interrupts; before, it sets a flag
         end = await self._run()
         self._running, self._cancelling = False, True
+        self._account.spoke(self._voice_model, self._speech)
         self._account.settle()
         events: list[Event] = []
         self._items.finish("completed" if end.status == "completed" else "incomplete", events)

@@ -143,6 +143,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since, self._body = self.loop.time(), 0
         super().on_response_complete()
 
+    @property
+    def is_between_requests(self) -> bool:
+        """Return True if no part of a request has come that is not parsed to its end."""
+        return self._at is _At.BETWEEN
+
     # ------------------------------------------------------------------------------------------------------------ time
     def check_time(self, now: float) -> None:
         """Close the connection of a client that is too slow; `now` is on the loop's clock."""

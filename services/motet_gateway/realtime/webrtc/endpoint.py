@@ -17,7 +17,7 @@ from motet_gateway.http.json_size import check_json
 from motet_gateway.http.multipart import read_form
 from motet_gateway.http.problems import NotFound
 from motet_gateway.http.query import query_of
-from motet_gateway.realtime.endpoint import admit_secret, check_room
+from motet_gateway.realtime.endpoint import admit_secret
 from motet_gateway.realtime.events import SessionPatch
 from motet_gateway.realtime.prepared_session import PreparedSession, prepare_session
 from motet_gateway.realtime.refusals import as_refusal
@@ -114,7 +114,7 @@ async def _prepared(
             message = "`session` is that of the client secret; leave it out"
             raise BadRequest(message, param="session")
         return admit_secret(service, caller.secret, model)
-    check_room(service)
+    service.check_room()
     patch = SessionPatch()
     if session is not None:
         check_json(session, http.tenant)

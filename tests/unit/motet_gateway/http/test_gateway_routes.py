@@ -73,6 +73,7 @@ EXPECTED = {
     ("DELETE", "/v1/images/jobs/{job}"): TENANT,
     ("GET", "/v1/models"): TENANT,
     ("GET", "/v1/models/{name:path}"): TENANT,
+    (SOCKET, "/v1/audio/speech/stream"): TENANT,
     (SOCKET, "/v1/realtime"): TENANT,
     ("POST", "/v1/realtime/client_secrets"): TENANT,
     ("POST", "/v1/realtime/calls"): TENANT,

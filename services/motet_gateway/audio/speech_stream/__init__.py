@@ -1,0 +1,1 @@
+"""Serve WS /v1/audio/speech/stream: speak texts that are still being written."""

@@ -1,0 +1,1 @@
+"""Keep connections and replies beyond the death of this gateway (docs/front.md)."""

@@ -1,0 +1,237 @@
+"""Put the memory of a connection between its socket and its protocol.
+
+`KeptConnection` is the protocol that the event loop sees: it reads into the memory. `KeptTransport`
+is the transport that the connection's own protocol sees: it writes into the memory first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from .draws import Draws
+from .journal import Journal
+from .memory import READ, BadMemory, ConnectionMemory
+
+log = logging.getLogger(__name__)
+
+
+class KeptConnection(asyncio.BufferedProtocol):
+    """A connection that the descriptor store gave to this gateway.
+
+    `make` creates its protocol. `adopted`: another gateway has served it before. `ended` is called
+    once when it is to be kept no longer: it was closed, or something cannot be kept.
+    """
+
+    def __init__(
+        self,
+        memory: ConnectionMemory,
+        make: Callable[[], asyncio.Protocol],
+        ended: Callable[[], None],
+        *,
+        adopted: bool,
+    ):
+        """Begin to serve it. Raises BadMemory if what the other gateway has left cannot be used."""
+        self.memory, self.adopted = memory, adopted
+        self._make, self._ended = make, ended
+        self.is_kept = True
+        self.journal = Journal(memory, self.forget)
+        self.protocol: asyncio.Protocol | None = None
+        self._private: bytearray | None = None  # received bytes of a connection that is not kept
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop does not end a transport that its protocol closes in `connection_made`.
+        outer = KeptTransport(transport, self)  # type: ignore[arg-type]
+        asyncio.get_running_loop().call_soon(self._begin, outer)
+
+    def _begin(self, outer: KeptTransport) -> None:
+        if outer.is_closing():
+            return
+        self.protocol = protocol = self._make()
+        protocol.connection_made(outer)
+        if self.adopted:
+            if self.memory.is_open and not self.memory.is_journaled:
+                outer.abort()  # its rest cannot be rendered again
+                return
+            if rest := self.memory.unsent():
+                outer.resend(rest)
+        if (data := self.memory.received()) and not outer.is_closing():
+            outer.is_adopting = self.adopted
+            protocol.data_received(data)
+            outer.is_adopting = False
+
+    def get_buffer(self, sizehint: int) -> memoryview | bytearray:
+        if self.is_kept:
+            try:
+                return self.memory.buffer()
+            except BadMemory as error:
+                log.warning("a connection is kept no longer: %s", error)
+                self.forget()
+        if self._private is None:
+            self._private = bytearray(READ)
+        return self._private
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._private is None:
+            data = self.memory.took(nbytes)
+            if self.protocol is not None:  # else it gets what is in memory when it begins
+                self.protocol.data_received(data)
+        elif self.protocol is not None:
+            self.protocol.data_received(bytes(self._private[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self.protocol.eof_received() if self.protocol is not None else None
+
+    def pause_writing(self) -> None:
+        if self.protocol is not None:
+            self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.protocol is not None:
+            self.protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
+        if self.protocol is not None:
+            self.protocol.connection_lost(exc)
+        self.memory.close()
+
+    def forget(self) -> None:
+        """Keep the connection no longer: it ends with this process."""
+        if self.is_kept:
+            self.is_kept = False
+            self.journal.forgotten = True
+            self._ended()
+
+
+class KeptTransport(asyncio.Transport):
+    """The transport of a kept connection's protocol."""
+
+    def __init__(self, inner: asyncio.Transport, connection: KeptConnection):
+        super().__init__()
+        self._inner, self._connection = inner, connection
+        self._memory = connection.memory
+        self._journal = connection.journal
+        self._requests = 0  # since all requests were answered
+        state = self._memory.state
+        # The last write of the gateway before: those up to it are rendered again, and dropped.
+        self._rendered = (state.cursor, state.writes)
+        self._was_open = connection.adopted and self._memory.is_open
+        self._is_rendering = connection.adopted and state.writes > 0
+        self.was_answered = connection.adopted and self._memory.is_answered
+        self._at = (0, 0)
+        self.is_adopting = False  # True: the protocol gets what another gateway has received
+
+    # ------------------------------------------------------------------------------------------------------- requests
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
+    def draws(self) -> Draws:
+        """Return the draws of the current request."""
+        return Draws(self._memory.secret, self._memory.state.generation, self._journal.time)
+
+    def next_request(self) -> None:
+        """Forget the request so far: it is answered, and nothing else has come."""
+        if self._connection.is_kept:
+            self._is_rendering = self._was_open = self.was_answered = False
+            self._at = (0, 0)
+            self._journal.reset()
+            self._memory.next_request()
+
+    def forget(self) -> None:
+        """Keep the connection no longer."""
+        self._connection.forget()
+
+    def write(self, data: Any) -> None:
+        """Write a whole response."""
+        self.render(data)
+
+    def render(self, data: Any, *, begins: bool = False, goes_on: bool | None = False) -> None:
+        """Write bytes of a response, unless the gateway before has rendered them.
+
+        begins: they contain the head of the response. goes_on: the response ends with a later
+        write; None: it has not begun. If what is rendered now cannot be what was rendered then, the
+        connection is aborted.
+        """
+        if self.was_answered:
+            return
+        cursor = self._journal.cursor
+        writes = self._at[1] + 1 if cursor == self._at[0] else 1
+        self._at = (cursor, writes)
+        if self._is_rendering:
+            is_known = self._at <= self._rendered
+            if self._was_open and (begins > is_known or (is_known and goes_on is False)):
+                log.warning("a reply cannot go on: it was rendered differently")
+                self.abort()
+                return
+            if is_known:
+                return
+            self._is_rendering = self._was_open = False
+        if self._connection.is_kept and not self._inner.is_closing():
+            state = self._memory.state
+            state.cursor, state.writes = cursor, writes
+            if goes_on is not None:
+                self._memory.set_open(goes_on)
+            try:
+                self._memory.render(data, self._inner.get_write_buffer_size())
+            except BadMemory as error:
+                log.warning("a connection is kept no longer: %s", error)
+                self._connection.forget()
+        self._inner.write(data)
+
+    def resend(self, data: bytes) -> None:
+        """Write bytes that the gateway before has rendered."""
+        self._inner.write(data)
+
+    # ------------------------------------------------------------------------------------------------------ transport
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Have another protocol take over; what it exchanges is not kept."""
+        self._connection.protocol = protocol  # type: ignore[assignment]
+        self._connection.forget()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        if self._connection.protocol is None:
+            raise RuntimeError("the connection is not made yet")
+        return self._connection.protocol
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._inner.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._inner.is_closing()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+    def is_reading(self) -> bool:
+        return self._inner.is_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._inner.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._inner.get_write_buffer_limits()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._inner.set_write_buffer_limits(high, low)
+
+    def can_write_eof(self) -> bool:
+        return self._inner.can_write_eof()
+
+    def write_eof(self) -> None:
+        self._inner.write_eof()
