@@ -2,11 +2,14 @@
 
 Each step of the Qwen that asks for audio has the head draw a latent, with guidance by a second
 branch that never saw the text; the latent is decoded at once, because what is heard is encoded
-again as an input of the next step. Source: transformers' `VibeVoiceForConditionalGeneration`,
-whose `generate` is the reference.
+again as an input of the next step. The next token is guided too, as the `guidance_scale` of a
+checkpoint makes transformers do it: by a third branch that sees neither text nor audio, but the
+tokens alone. Source: transformers' `VibeVoiceForConditionalGeneration`, whose `generate` is the
+reference.
 
-Shapes: B sentences, W branches (with the text, without), P positions of a prompt, Q new positions,
-T positions, E hidden size, D latent size, M sentences that ask for audio, N samples of a frame.
+Shapes: B sentences, W branches (with the text, without, tokens alone), I inputs of a position (what
+was heard, its token), P positions of a prompt, Q new positions, T positions, E hidden size, K kinds
+of tokens, D latent size, M sentences that ask for audio, N samples of a frame.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer, VibeVoiceForConditionalGeneration
 from transformers import VibeVoiceAcousticTokenizerFeatureExtractor as _Extractor
@@ -110,6 +114,7 @@ class VibeVoice(CodecLm):
             config.eos_token_id,
         ]
         self._kinds = torch.tensor(sorted(set(kinds)), device=device)
+        self._kinds_KE = self._model.lm_head.weight.detach()[self._kinds]
         self._samples = voices.EncodedSamples(self._latents)
         self.voices = tuple(str(speaker) for speaker in range(_SPEAKERS))
         if self._ids(Utterance(words=("a",), voice=self.voices[0]), 0)[-1] != kinds[0]:
@@ -124,12 +129,13 @@ class VibeVoice(CodecLm):
         budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
         limit = min(utterance.max_frames or budget, room_for(len(ids), self._context))
         ids_P = upload(torch.tensor(ids), self.device)
-        prompt = self._model.get_input_embeddings()(ids_P)
+        tokens_PE = prompt_PE = self._model.get_input_embeddings()(ids_P)
         if heard_NE is not None:
             is_heard_P = ids_P == self._config.audio_token_id
-            prompt = prompt.masked_scatter(is_heard_P[:, None], heard_NE)
+            prompt_PE = tokens_PE.masked_scatter(is_heard_P[:, None], heard_NE)
         guided = [False] * (len(ids) - 1) + [True]
-        sentence = CodecSentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
+        prompt_PIE = torch.stack([prompt_PE, tokens_PE], 1)
+        sentence = CodecSentence(key, utterance, prompt_PIE, limit, len(ids), self.codec.begin())
         model = self._model.model
         sentence.family_state = _Progress(
             self._empty(model.audio_tower.decoder),
@@ -171,55 +177,62 @@ class VibeVoice(CodecLm):
         text = text.replace(place, place * audio)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
-        """Return the hidden states `[B, W, E]` of both branches."""
-        mask, positions = self._both(batch)
+    def forward(self, inputs_BQIE: Tensor, batch: DecoderBatch) -> Tensor:
+        """Return the hidden states `[B, W, E]` of the branches."""
+        heard_BQE, tokens_BQE = inputs_BQIE.unbind(2)
+        mask, positions = self._branches(batch)
         hidden_BQE: Tensor = self._model.model.language_model(
-            inputs_embeds=inputs_BQE.repeat_interleave(2, 0),
+            inputs_embeds=torch.stack([heard_BQE, heard_BQE, tokens_BQE], 1).flatten(0, 1),
             attention_mask=mask,
             position_ids=positions,
             past_key_values=batch.cache,
         ).last_hidden_state
-        last_BWE: Tensor = hidden_BQE[:, -1].unflatten(0, (-1, 2))
+        last_BWE: Tensor = hidden_BQE[:, -1].unflatten(0, (-1, 3))
         return last_BWE
 
-    def _both(self, batch: DecoderBatch) -> tuple[Tensor, Tensor]:
-        """Return masks `[B * W, 1, Q, T]` and positions `[B * W, Q]` of both branches.
+    def _branches(self, batch: DecoderBatch) -> tuple[Tensor, Tensor]:
+        """Return masks `[B * W, 1, Q, T]` and positions `[B * W, Q]` of the branches.
 
-        The branch without the text attends to its own positions alone, and counts only those.
+        Each attends to its own positions alone, and counts only those: the branch without the text
+        to those that `_Progress` names, that of the tokens to the last of the prompt and all since.
         """
         total = batch.mask.shape[-1]
-        guided_BT = torch.zeros(len(batch.sentences), total, dtype=torch.bool)
+        own_BWT = torch.ones(len(batch.sentences), 3, total, dtype=torch.bool)
         for row, sentence in enumerate(batch.sentences):
-            own = sentence.family_state.guided
-            guided_BT[row, : len(own)] = torch.tensor(own)
-        guided_BT = upload(guided_BT, self.device)
-        before_BT = (guided_BT.cumsum(-1) - 1).clamp(min=0)
-        alone_BQ = before_BT.gather(1, batch.positions)
+            guided = sentence.family_state.guided
+            own_BWT[row, 1, : len(guided)] = torch.tensor(guided)
+            own_BWT[row, 2, : sentence.tokens - 1] = False
+        own_BWT = upload(own_BWT, self.device)
+        positions_BWQ = batch.positions[:, None].expand(-1, 3, -1)
+        own_BWQ = (own_BWT.cumsum(-1) - 1).clamp(min=0).gather(2, positions_BWQ)
         itself_BQT = torch.arange(total, device=self.device) == batch.positions[..., None]
-        alone_BQT = (batch.mask[:, 0] & guided_BT[:, None]) | itself_BQT
-        mask = torch.stack([batch.mask[:, 0], alone_BQT], 1).flatten(0, 1)[:, None]
-        return mask, torch.stack([batch.positions, alone_BQ], 1).flatten(0, 1)
+        mask_BWQT = (batch.mask & own_BWT[:, :, None]) | itself_BQT[:, None]
+        return mask_BWQT.flatten(0, 1)[:, None], own_BWQ.flatten(0, 1)
 
     def draw(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         config = self._config
-        logits_BV = self._model.lm_head(hidden_BWE[:, 0]).float()
-        kinds_B = self._kinds[logits_BV[:, self._kinds].argmax(-1)]
+        told_BK, _, untold_BK = F.linear(hidden_BWE, self._kinds_KE).float().unbind(1)
+        kinds_B = self._kinds[self._guided(told_BK, untold_BK).argmax(-1)]
         kinds = kinds_B.tolist()
-        inputs_BE = self._model.get_input_embeddings()(kinds_B)
+        tokens_BE = heard_BE = self._model.get_input_embeddings()(kinds_B)
         audio = [row for row, kind in enumerate(kinds) if kind == config.audio_token_id]
         heard: list[Tensor | None] = [None] * len(sentences)
         if audio:
             speaking = [sentences[row] for row in audio]
             latents_MD = self._latent(hidden_BWE[audio], speaking)
             samples_MN = self._decode(latents_MD, speaking)
-            inputs_BE = inputs_BE.clone()
-            inputs_BE[audio] = self._feedback(latents_MD, samples_MN, speaking)
+            heard_BE = tokens_BE.clone()
+            heard_BE[audio] = self._feedback(latents_MD, samples_MN, speaking)
             for row, samples_N in zip(audio, samples_MN, strict=True):
                 heard[row] = samples_N.float()
         for kind, sentence in zip(kinds, sentences, strict=True):
             self._follow(kind, sentence.family_state)
-        return Drawn(inputs_BE, heard, [kind == config.eos_token_id for kind in kinds])
+        inputs_BIE = torch.stack([heard_BE, tokens_BE], 1)
+        return Drawn(inputs_BIE, heard, [kind == config.eos_token_id for kind in kinds])
+
+    def _guided(self, told: Tensor, untold: Tensor) -> Tensor:
+        """Return what a branch with the text says, strengthened against one without it."""
+        return untold + self._guidance * (told - untold)
 
     def _follow(self, kind: int, progress: _Progress) -> None:
         """Note which positions the branch without the text keeps, and the next one."""
@@ -241,8 +254,8 @@ class VibeVoice(CodecLm):
             told, untold = self._model.model.diffusion_head(
                 both, step.repeat(len(both)).to(both), condition=condition
             ).chunk(2)
-            guided = untold + self._guidance * (told - untold)
-            latents_MD = self._scheduler.step(guided, step, latents_MD).prev_sample
+            guided_MD = self._guided(told, untold)
+            latents_MD = self._scheduler.step(guided_MD, step, latents_MD).prev_sample
         return latents_MD
 
     def _decode(self, latents_MD: Tensor, sentences: list[CodecSentence]) -> Tensor:
