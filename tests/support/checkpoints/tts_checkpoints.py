@@ -45,6 +45,7 @@ from transformers import (
 from support.checkpoints.language_checkpoints import VOCAB, write_tokenizer
 from support.checkpoints.sentencepieces import write_letters
 
+VIBEVOICE_END = VOCAB + 3  # the token that ends a sentence of VibeVoice
 _MIMI: dict[str, Any] = {
     "hidden_size": 16,
     "num_filters": 4,
@@ -472,13 +473,21 @@ def orpheus(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = Fal
     return path
 
 
-def vibevoice(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+def vibevoice(
+    path: Path,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    ends: bool = False,
+    guidance: float = 1.5,
+) -> Path:
     """Write a VibeVoice with frames of 24 samples; its noise is the diffusion's.
 
-    ends: now and then it begins audio anew, and its sentences end soon.
+    ends: it chooses its tokens, so that it may stop audio, begin it anew, and end; without, each
+        of its tokens asks for audio.
     """
     torch.manual_seed(seed)
-    audio, begin, stop, end = range(VOCAB, VOCAB + 4)
+    audio, begin, stop, end = range(VOCAB, VIBEVOICE_END + 1)
     sizes = {"num_filters": 4, "downsampling_ratios": [4, 6], "depths": [1, 1, 1], "kernel_size": 3}
     config = VibeVoiceConfig(
         text_config={
@@ -512,12 +521,14 @@ def vibevoice(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = F
                 tensor.fill_(0.5)
         if not ends:
             model.lm_head.weight[audio:] = 0  # of equal ones, the first is taken
-        # What is heard is an input again: differences must not grow from frame to frame.
+        # What is heard is an input again: rounding errors must not grow from frame to frame.
+        for connector in (model.model.multi_modal_projector, model.model.semantic_connector):
+            connector.linear_2.weight.mul_(0.1)
+            connector.linear_2.bias.normal_()
         model.model.audio_tower.decoder.head.conv.weight.mul_(0.1)
-        model.model.diffusion_head.final_layer.linear_2.weight.mul_(0.2)
         model.model.latent_scaling_factor.fill_(0.7)
         model.model.latent_bias_factor.fill_(0.1)
-    model.generation_config.update(guidance_scale=1.5, num_diffusion_steps=3)
+    model.generation_config.update(guidance_scale=guidance, num_diffusion_steps=3)
     model.save_pretrained(path)
     write_tokenizer(path)
     settings = json.loads((path / "tokenizer_config.json").read_text())

@@ -311,22 +311,33 @@ def orpheus_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -
     return audio
 
 
-class _Steps:
-    """Count the steps of `generate`, as its streamer: the prompt comes first."""
+class _Tokens:
+    """Keep the tokens of `generate`, as its streamer: the prompt comes first."""
 
     def __init__(self) -> None:
-        self.count = -2
+        self._pieces: list[list[int]] = []
 
     def put(self, tokens: Tensor) -> None:
-        self.count += 1
+        self._pieces.append(tokens.flatten().tolist())
 
     def end(self) -> None: ...
 
+    @property
+    def new(self) -> list[int]:
+        return [token for piece in self._pieces[1:] for token in piece]
 
-@torch.inference_mode()
+
 def vibevoice_reference(
     path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
 ) -> Tensor:
+    return vibevoice_generate(path, text, voice, frames, sample)[0]
+
+
+@torch.inference_mode()
+def vibevoice_generate(
+    path: Path, text: str, voice: str, frames: int, sample: VoiceSample | None = None
+) -> tuple[Tensor, list[int]]:
+    """Its samples and its tokens."""
     model = VibeVoiceForConditionalGeneration.from_pretrained(path).eval()
     tokenizer = AutoTokenizer.from_pretrained(path)
     content, heard = [{"type": "text", "text": text}], {}
@@ -337,13 +348,13 @@ def vibevoice_reference(
         heard = {"audio": [sample.samples.numpy()], "audio_kwargs": {"sampling_rate": 24_000}}
     script = tokenizer.apply_chat_template([{"role": voice, "content": content}], tokenize=False)
     inputs = processor(text=script, return_tensors="pt", **heard)
-    steps, size = _Steps(), model.config.audio_config.hidden_size
+    tokens, size = _Tokens(), model.config.audio_config.hidden_size
     noises = [Noise(0, 0, step).normal(size) for step in range(frames)]
-    with mock.patch("torch.randn", lambda rows, _: noises[steps.count].repeat(rows, 1)):
+    with mock.patch("torch.randn", lambda rows, _: noises[len(tokens.new) - 1].repeat(rows, 1)):
         audio = model.generate(
-            **inputs, max_new_tokens=frames, do_sample=False, sample=False, streamer=steps
+            **inputs, max_new_tokens=frames, do_sample=False, sample=False, streamer=tokens
         )
-    return torch.zeros(0) if audio[0] is None else audio[0].flatten()
+    return torch.zeros(0) if audio[0] is None else audio[0].flatten(), tokens.new
 
 
 @torch.inference_mode()
@@ -538,6 +549,46 @@ def test_codes_end_where_transformers_ends(
         near(joined(pieces), wanted)
         lengths.add(len(wanted))
     assert len(lengths) > 1, "none ended by itself"
+
+
+@pytest.mark.parametrize(
+    ("seed", "guidance", "limit", "ended"),
+    [(18, 1.5, 50, 5), (18, 1.5, 9, 1), (7, 1.5, 50, 1), (3, 1.5, 50, 0), (7, 1.0, 50, 2)],
+)
+def test_vibevoice_chooses_the_tokens_that_transformers_chooses(
+    folder: Callable[..., Path], seed: int, guidance: float, limit: int, ended: int
+) -> None:
+    """It stops audio, begins it anew and ends by itself; `ended` of the texts end before the limit."""
+    path = folder("vibevoice", seed=seed, guidance=guidance, ends=True)
+    speaker = engine(path, max_running=3)
+    tokens = _tokens_of(speaker)
+    for number, text in enumerate(TEXTS):
+        speaker.add(number, say(text, VOICES["vibevoice"][number % 2], max_frames=limit))
+    pieces = finish(speaker)
+    for number, text in enumerate(TEXTS):
+        voice = VOICES["vibevoice"][number % 2]
+        wanted, wanted_tokens = vibevoice_generate(path, text, voice, limit)
+        assert tokens[number] == wanted_tokens
+        near(joined(pieces[number]), wanted)
+    ends = [chosen[-1] == tts_checkpoints.VIBEVOICE_END for chosen in tokens.values()]
+    assert sum(ends) == ended
+
+
+def _tokens_of(speaker: Engine) -> dict[Any, list[int]]:
+    """The tokens that VibeVoice chooses for each sentence, filled in while it speaks."""
+    family: Any = speaker.model.family  # type: ignore[attr-defined]
+    drawn, table_VE = family.draw, family._model.get_input_embeddings().weight
+    tokens: dict[Any, list[int]] = {}
+
+    def draw(hidden: Tensor, rows: list[Any]) -> Drawn:
+        found: Drawn = drawn(hidden, rows)
+        for row, (_, token_E) in zip(rows, found.frames, strict=True):
+            (token,) = (table_VE == token_E).all(-1).nonzero().flatten().tolist()
+            tokens.setdefault(row.key, []).append(token)
+        return found
+
+    family.draw = draw
+    return tokens
 
 
 def test_csm_ends_at_its_end_code(folder: Callable[..., Path]) -> None:
