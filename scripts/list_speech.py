@@ -36,8 +36,7 @@ config.json. Every other class is refused when it is loaded, with the cause.
 On a tiny model of the class with random float32 weights, samples equal those of transformers' own `generate` and
 decoder within 1e-4 of the peak, alone and together with others, however the chunks fall
 (`tests/unit/motet_tts/test_tts_engine.py`). Sentences of all callers share each step (Bark's take turns in it). What
-a row says was found with that model when this page was written. VibeVoice's samples are compared up to a
-limit of frames, not yet where it ends or begins anew by itself:
+a row says was found with that model when this page was written:
 
 * *voices*: what `voice` can name besides OpenAI's names, which stand for them in turn; *files* are the checkpoint's
   `voices/NAME.safetensors` (and `.wav`, where the model encodes recordings);
@@ -48,6 +47,10 @@ limit of frames, not yet where it ends or begins anew by itself:
 * *speed*: every model speaks at 0.25 to 4 times its speed, at the same pitch: by *itself*, or *stretched*;
 * *instructions*: `instructions` are followed; other models refuse them by name;
 * *word times*: *exact*, or *estimated* from the length of a sentence and the letters of its words.
+
+VibeVoice's tokens are compared too, as it stops audio, begins it anew and ends. With a `guidance_scale` in
+`generation_config.json`, transformers guides its tokens as well as its latents, by a pass over the tokens alone; so
+does Motet. Its authors' code guides the latents only, and may end a sentence at another frame.
 
 | model | `model_type` | voices | clones | streams | speed | instructions | word times |
 |---|---|---|---|---|---|---|---|

@@ -523,7 +523,7 @@ def vibevoice(
             model.lm_head.weight[audio:] = 0  # of equal ones, the first is taken
         # What is heard is an input again: rounding errors must not grow from frame to frame.
         for connector in (model.model.multi_modal_projector, model.model.semantic_connector):
-            connector.linear_2.weight.mul_(0.1)
+            connector.linear_2.weight.mul_(0.05)
             connector.linear_2.bias.normal_()
         model.model.audio_tower.decoder.head.conv.weight.mul_(0.1)
         model.model.latent_scaling_factor.fill_(0.7)
