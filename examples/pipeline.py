@@ -22,12 +22,12 @@ from motet_pipelines.chat.models import servable
 from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_pipelines.connection import connected
 from motet_pipelines.images.draw import Drawn, draw
-from motet_pipelines.instances import served
 from motet_pipelines.voice.speak import RATE
 from motet_pipelines.voice.voice import reply
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Audio, Chat, DenoisingProgress, Draw, Sampling, Speak, Text
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.instances import served
 
 QUESTION = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
 

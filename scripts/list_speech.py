@@ -17,9 +17,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from motet_tts.checkpoint import FAMILIES, REFUSED  # noqa: E402
 from motet_tts.config import EngineConfig  # noqa: E402
-from motet_tts.engine.engine import Engine  # noqa: E402
 from motet_tts.engine.utterance import Utterance  # noqa: E402
 from support.checkpoints import tts_checkpoints  # noqa: E402
+from support.engine.token_speaker import engine_of  # noqa: E402
 
 PAGE = ROOT / "docs" / "speech.md"
 OWN = "motet_pocket_tts"  # comes along with the repository
@@ -35,14 +35,16 @@ config.json. Every other class is refused when it is loaded, with the cause.
 
 On a tiny model of the class with random float32 weights, samples equal those of transformers' own `generate` and
 decoder within 1e-4 of the peak, alone and together with others, however the chunks fall
-(`tests/unit/motet_tts/test_tts_engine.py`). Sentences of all callers share each step. What a row says was found with
-that model when this page was written:
+(`tests/unit/motet_tts/test_tts_engine.py`). Sentences of all callers share each step (Bark's take turns in it). What
+a row says was found with that model when this page was written. VibeVoice's samples are compared up to a
+limit of frames, not yet where it ends or begins anew by itself:
 
 * *voices*: what `voice` can name besides OpenAI's names, which stand for them in turn; *files* are the checkpoint's
   `voices/NAME.safetensors` (and `.wav`, where the model encodes recordings);
 * *clones*: a tenant's own voice, `POST /v1/audio/voices`, can be used; other models refuse it by name;
 * *streams*: samples of a sentence come before its last frame is computed. With *looks ahead* a decoder needs some
   frames behind a sample; with *in parts* the sentence is planned as a whole and only its samples come in parts;
+  *no*: its last network looks at the whole sentence;
 * *speed*: every model speaks at 0.25 to 4 times its speed, at the same pitch: by *itself*, or *stretched*;
 * *instructions*: `instructions` are followed; other models refuse them by name;
 * *word times*: *exact*, or *estimated* from the length of a sentence and the letters of its words.
@@ -51,6 +53,21 @@ that model when this page was written:
 |---|---|---|---|---|---|---|---|
 """
 REFUSED_HEAD = """
+## Voices that decode speaks
+
+A language model whose tokens are codes of SNAC (Orpheus's layout) is served twice from one folder: decode generates
+its tokens, with all that a decode engine has (batching, prefix cache, speculation, quantized weights), and the speech
+service asks it for those of each sentence, decodes them as they come, and continues at another decode instance if one
+is lost. A caller that leaves, a deadline and a missing credit reach decode by the speech service's own streams.
+
+    motet up --llm path/to/orpheus --tts path/to/orpheus
+
+The folder holds the language model with its tokenizer, and SNAC as its folder `audio_tokenizer` (`config.json`, and
+`model.safetensors` or `pytorch_model.bin`; the SNAC of 24 kHz has no attention and can be streamed). Its decoder is the
+package snac: `pip install "motet[snac]"`. `voices` in `processor_config.json` names other voices than Orpheus's own;
+`generation_config.json` sets temperature, top_p, top_k and repetition_penalty, which are Orpheus's own without it.
+SNAC adds noise to its samples; here it depends on seed, sentence and frame, as all noise does.
+
 ## Refused
 
 | `model_type` | cause: it … |
@@ -58,20 +75,23 @@ REFUSED_HEAD = """
 """
 # What the loaded model does not say of itself.
 _TITLES = {
+    "bark": ("Bark", "its `speaker_embeddings`"),
     "csm": ("CSM", "speaker numbers"),
     "dia": ("Dia", "`S1`, `S2`"),
     "gradium_phonon_tts": ("Phonon", "files"),
     "higgs_audio_v2": ("Higgs Audio v2", "`default`"),
     OWN: ("pocket-tts, the project's own", "four"),
+    "llama": ("Orpheus: Llama and SNAC (see below)", "eight, or those that the folder names"),
     "pocket_tts": ("PocketTTS", "files"),
     "speecht5": ("SpeechT5, with its HiFi-GAN in the folder `vocoder`", "files: speaker vectors"),
+    "vibevoice": ("VibeVoice", "speaker numbers"),
     "vits": ("VITS, MMS", "speaker numbers"),
 }
 
 
 def row(kind: str, folder: Path) -> str:
     """Return the row of a family, whose tiny model is loaded and speaks a sentence."""
-    engine = Engine(EngineConfig(model=str(folder), first_chunk=0.002, chunk=0.01))
+    engine = engine_of(EngineConfig(model=str(folder), first_chunk=0.002, chunk=0.01))
     model = engine.model
     engine.add(
         0, Utterance(words=_WORDS, voice=engine.voices[0], max_frames=0 if kind == OWN else _FRAMES)

@@ -19,8 +19,8 @@ import msgspec
 from motet_shared.errors import StreamBroken
 from motet_shared.messages import Embed, Vectors
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import Failover, StreamMoves
 
-from .failover import Failover, StreamMoves
 from .parts import part_end
 
 ROLE = "embedding"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +43,10 @@ class SpeechModel(Protocol):
     def __len__(self) -> int:
         """Return the number of sentences in the model."""
 
+    @property
+    def has_work(self) -> bool:
+        """Return True if `step` would do something."""
+
     def add(self, key: Key, utterance: Utterance) -> None:
         """Add a sentence to the next step. Raises BadRequest if it cannot be spoken."""
 
@@ -53,6 +58,14 @@ class SpeechModel(Protocol):
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if the model's records are inconsistent."""
+
+
+@runtime_checkable
+class TokenFed(Protocol):
+    """Define the interface of a model whose tokens decode generates."""
+
+    def feed(self, key: Key, ids: Iterable[int], last: bool) -> None:
+        """Give a sentence the tokens that its `StepOutput.generate` asked for."""
 
 
 def load(config: EngineConfig) -> SpeechModel:
@@ -116,21 +129,46 @@ def _vits(
     )
 
 
+def _bark(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.bark import Bark
+
+    return Bark(folder, device=device, dtype=dtype, greedy=config.greedy)
+
+
+def _orpheus(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.orpheus import Orpheus
+
+    return Orpheus(
+        folder,
+        device=device,
+        served_as=config.served_as,
+        greedy=config.greedy,
+        first_chunk=config.first_chunk,
+        chunk=config.chunk,
+    )
+
+
 FAMILIES: dict[str, _Loader] = {
     "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
+    "bark": _bark,
     "csm": _codec_lm("csm", "Csm"),
     "dia": _codec_lm("dia", "Dia"),
     "gradium_phonon_tts": _codec_lm("pocket_tts", "Phonon"),
     "higgs_audio_v2": _codec_lm("higgs_audio", "HiggsAudio"),
+    "llama": _orpheus,
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
     "speecht5": _codec_lm("speecht5", "SpeechT5"),
+    "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
 }
 # Families of transformers that speak, and why they are not run; the sentence goes on after the name.
 _ANSWERS = "speaks what its own language model answers, not a text that is given"
 _SENTENCES = "computes a sentence as a whole in several models; none of them is run here"
 REFUSED: dict[str, str] = {
-    "bark": _SENTENCES,
     "fastspeech2_conformer": "has a tokenizer that needs the package g2p_en, with data of its own",
     "fastspeech2_conformer_with_hifigan": "has a tokenizer that needs the package g2p_en, with data of its own",
     "moshi": _ANSWERS,
@@ -140,5 +178,4 @@ REFUSED: dict[str, str] = {
     "qwen3_omni_moe": _ANSWERS,
     "seamless_m4t": _SENTENCES,
     "seamless_m4t_v2": _SENTENCES,
-    "vibevoice": "has a diffusion head for its latents that is not run here",
 }

@@ -17,6 +17,8 @@ class EngineConfig:
 
     model: folder of a checkpoint (config.json and safetensors).
     name: model name for clients; empty: the folder's name.
+    language_model: name by which decode engines serve the language model of a checkpoint whose
+        tokens are codes (Orpheus's layout); empty: the folder's name.
     device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
     dtype: of weights and activations; "auto" is float32 on a CPU, the checkpoint's on a GPU.
         "float16" is for GPUs.
@@ -31,6 +33,7 @@ class EngineConfig:
 
     model: str
     name: str = ""
+    language_model: str = ""
     device: str = "cpu"
     dtype: str = "auto"
     threads: int = 0
@@ -53,6 +56,11 @@ class EngineConfig:
         """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
+    @property
+    def served_as(self) -> str:
+        """Return the name of the language model at decode."""
+        return self.language_model or Path(self.model).resolve().name
+
 
 @dataclass(frozen=True, kw_only=True)
 class TtsConfig(ProcessConfig):
@@ -63,6 +71,10 @@ class TtsConfig(ProcessConfig):
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
+    language_model: str = setting(
+        "decode's name of the language model whose tokens are spoken (default: the folder's name)",
+        default="",
+    )
     device: str = setting(
         "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
     )
@@ -85,6 +97,11 @@ class TtsConfig(ProcessConfig):
     )
     step_timeout: float = setting(
         "seconds after which a step counts as hung and the process exits", default=120.0, min=1
+    )
+    patience: float = setting(
+        "seconds without a decode instance after which a sentence that needs one is given up",
+        default=5.0,
+        min=0,
     )
     longest_text: int = setting("most characters of one request", default=100_000, min=1)
 

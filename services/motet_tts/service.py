@@ -26,6 +26,7 @@ from motet_tts.engine.thread import EngineThread
 from motet_tts.engine.utterance import VoiceSample
 
 from .config import TtsConfig
+from .decode_client import DecodeClient
 from .shaper import WIRE_RATE
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Tts(Actor):
         thread = EngineThread.on_loop(
             engine, lambda outputs: self.sessions.deliver(outputs), self.crash
         )
-        self._sessions = SpeechSessions(thread, engine.sample_rate, engine.model.rates)
+        decode = DecodeClient(self.bus, self.config.patience)
+        self._sessions = SpeechSessions(thread, decode, engine.sample_rate, engine.model.rates)
         self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
 

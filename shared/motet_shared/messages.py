@@ -281,7 +281,7 @@ class Detokenize(Request, tag="detokenize"):
 
 
 class Generate(Request, tag="generate"):
-    """Request token generation (tokenizer → decode): token ids in, `Tokens` items back.
+    """Request token generation (tokenizer, tts → decode): token ids in, `Tokens` items back.
 
     `output` holds tokens that were emitted before a failover. The placeholders in the prompt belong
     to `image_embeddings`, in order.

@@ -519,6 +519,9 @@ class Stack:
     def _tts(self) -> Iterator[ChildSpec]:
         if self.tts is not None:
             argv = ["--model", str(self.tts.path), "--name", self.tts.name]
+            own = [model.name for model in self.models if model.path == self.tts.path]
+            if own:  # decode generates what it speaks
+                argv += ["--language-model", own[0]]
             threads = compute_cores()
             yield self._spec("tts", "tts", "motet_tts", argv, threads=threads, model=self.tts.name)
 

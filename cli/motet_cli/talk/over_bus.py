@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack, aclosing
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config, stack_bus
 from motet_cli.talk.options import Options, TalkInput
-from motet_pipelines.instances import served
 from motet_pipelines.voice.conversation.converse import converse
 from motet_pipelines.voice.conversation.events import Event
 from motet_pipelines.voice.services import SpeechServices, model_of_conversation
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 _ROLE = "gateway"  # the user that may call every service of a conversation
 _FILES = 64 << 20  # bytes of audio for recognizers that read files

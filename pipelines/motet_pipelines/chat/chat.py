@@ -21,10 +21,10 @@ from typing import cast
 
 import msgspec
 
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, TargetText, Text
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
+from motet_shared.wire.failover import Failover, StreamMoves
 
 from .models import CHAT_ROLES, check_known
 

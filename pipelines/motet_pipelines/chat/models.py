@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from motet_pipelines.instances import served
 from motet_shared.errors import Unavailable, UnknownModel
 from motet_shared.messages import ModelCard
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 CHAT_ROLES = ("tokenizer", "decode")
 

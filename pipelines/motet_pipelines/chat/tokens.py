@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import cast
 
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_shared.messages import (
     Body,
     Chat,
@@ -23,6 +22,7 @@ from motet_shared.messages import (
     Tokenize,
 )
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import Failover, StreamMoves
 
 ROLE = "tokenizer"
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_pipelines.voice.sound_files import Bytes, lent
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BlobError, StreamBroken
 from motet_shared.messages import BlobRef, Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
 ROLE = "diffusion"

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_shared.errors import MotetError, as_motet_error
 from motet_shared.messages import Listen, Partial, Segment
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import Failover, StreamMoves
 
 from .audio_buffer import AudioBuffer
 from .retranscription import continued

@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from motet_pipelines.failover import Failover, StreamMoves
-from motet_pipelines.instances import served
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import EmbedSpeakers, FindSpeech, Segment, SpeakerEmbedding, Transcribe
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.failover import Failover, StreamMoves
+from motet_shared.wire.instances import served
 
 from .diarize import Known, Span, Turn, identify, speaker_at, turns, windows
 from .file_speech import find_speech

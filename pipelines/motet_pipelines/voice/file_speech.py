@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import Failover, StreamMoves
 
 from .sound_files import Bytes, lent
 from .speech_detection import MODEL, ROLE

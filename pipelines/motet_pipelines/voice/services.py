@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from motet_pipelines.chat.models import check_known, hears, servable
-from motet_pipelines.instances import served
 from motet_shared.errors import Unavailable, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 from .speech_detection import MODEL as VAD_MODEL
 

@@ -24,12 +24,12 @@ from typing import cast
 import msgspec
 
 from motet_media.audio import SAMPLE_BYTES
-from motet_pipelines.failover import Failover, StreamMoves
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Audio, Speak, SpeechResume, Usage, VoiceSample
 from motet_shared.text.sentences import Chunk, Cutter
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
+from motet_shared.wire.failover import Failover, StreamMoves
 
 from .playout import Playout
 from .sound_files import lent

@@ -20,9 +20,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Literal
 
-from motet_pipelines.failover import EndlessFailover
 from motet_shared.messages import Detect, SpeechEdge
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import EndlessFailover
 
 from .audio_buffer import AudioBuffer
 

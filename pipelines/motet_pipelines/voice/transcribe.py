@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motet_pipelines.failover import RETRYABLE, Failover, StreamMoves
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
     BlobRef,
@@ -33,6 +32,7 @@ from motet_shared.messages import (
     TranscriptionResume,
 )
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import RETRYABLE, Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
 from . import file_speech as find_speech

@@ -22,10 +22,10 @@ from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import SpeechMeter, speech_length
-from motet_pipelines.instances import served
 from motet_pipelines.voice.speak import ClonedVoice, Outcome, speak
 from motet_shared.errors import Draining, MotetError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Audio, Speak
+from motet_shared.wire.instances import served
 
 from .encoder import Encoder, make_encoder
 from .voices import cloned_voice

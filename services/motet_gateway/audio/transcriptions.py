@@ -19,7 +19,6 @@ from motet_gateway.tenancy.usage import settled
 from motet_media.pool import decoding
 from motet_media.sound_file import claimed_seconds
 from motet_pipelines.chat.models import servable
-from motet_pipelines.instances import check_served, served
 from motet_pipelines.voice.chat_transcription import transcribe_by_chat
 from motet_pipelines.voice.diarized_transcript import Part, speakers_model, transcribe_speakers
 from motet_pipelines.voice.speech_detection import MODEL as VAD_MODEL
@@ -28,6 +27,7 @@ from motet_pipelines.voice.transcribe import NO_AUDIO, ROLE, TranscriptionOutcom
 from motet_shared.errors import MotetError, UnsupportedParameter
 from motet_shared.messages import Chat, Sampling, Transcribe
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import check_served, served
 
 from .known_speakers import check_sounds
 from .transcript_formats import delta_events, done_event, render, render_speakers

@@ -17,9 +17,9 @@ from motet_gateway.tenancy.usage import settled
 from motet_media.audio import SAMPLE_BYTES
 from motet_media.pool import decoding
 from motet_media.sound_file import Samples, claimed_seconds, read_audio
-from motet_pipelines.instances import served
 from motet_pipelines.voice.speak import RATE, ClonedVoice
 from motet_shared.errors import BadRequest, Unavailable
+from motet_shared.wire.instances import served
 
 from .voice_store import StoredVoice, VoiceStore
 

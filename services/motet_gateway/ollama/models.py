@@ -18,11 +18,11 @@ from motet_gateway.openai.aliases import CHAT
 from motet_gateway.openai.models import capabilities
 from motet_pipelines.chat.models import servable
 from motet_pipelines.embed import ROLE as EMBEDDING
-from motet_pipelines.instances import served
 from motet_shared import __version__
 from motet_shared.errors import BadRequest, MotetError, UnknownModel
 from motet_shared.messages import ModelCard
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 from .names import chat_model, model_in
 from .schema import PullBody, ShowBody, parse_show

@@ -13,8 +13,8 @@ import msgspec
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Forbidden
-from motet_pipelines.instances import pick
 from motet_shared.errors import BadRequest
+from motet_shared.wire.instances import pick
 
 from .duration import seconds_of
 from .reply_lines import Kind, now

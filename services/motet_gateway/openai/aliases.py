@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from motet_gateway.http.problems import WrongModelKind
 from motet_pipelines.chat.models import CHAT_ROLES, check_known, servable
-from motet_pipelines.instances import check_served, served
 from motet_shared.errors import Unavailable, UnknownModel
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import check_served, served
 
 CHAT = "chat"  # the roles of CHAT_ROLES, which jointly serve chats, completions and sessions
 

@@ -18,10 +18,10 @@ from motet_gateway.http.query import query_of
 from motet_gateway.operations.loading import state_of
 from motet_gateway.operations.readiness import KINDS
 from motet_pipelines.chat.models import servable
-from motet_pipelines.instances import served
 from motet_shared.errors import UnknownModel
 from motet_shared.messages import ModelCard, Offer
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 _STATUS = {"ready": "ready", "loading": "loading", "clearing": "loading", "failed": "failed"}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from motet_pipelines.instances import served
 from motet_pipelines.voice.transcribe import ROLE
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 
 def check_prompt(directory: Directory, model: str, prompt: str | None, param: str) -> None:

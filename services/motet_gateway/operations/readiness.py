@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_pipelines.chat.models import missing, servable
-from motet_pipelines.instances import served
 from motet_shared.errors import UnknownModel
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import EXPIRES_AFTER
+from motet_shared.wire.instances import served
 
 # The kind of model that each role serves, in the order of `/v1/models`.
 KINDS = {

@@ -12,12 +12,12 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.fields import Strict
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.prompts import check_prompt
-from motet_pipelines.instances import served
 from motet_pipelines.voice.conversation.settings import TranscriptionSettings
 from motet_pipelines.voice.services import SpeechServices
 from motet_pipelines.voice.speak import ClonedVoice
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 from .settings_base import StrictSettings, wire
 from .turn_detection import TurnDetection

@@ -12,13 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from motet_kernels.runtime.device import describe, dtype_name
 from motet_shared.errors import BadRequest, MotetError, Overloaded
-from motet_tts.checkpoint import SpeechModel, load
+from motet_tts.checkpoint import SpeechModel, TokenFed, load
 from motet_tts.config import EngineConfig
 
 from .utterance import Key, StepOutput, Utterance
@@ -56,7 +57,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return True if `step` would do something."""
-        return bool(self._waiting or self._running)
+        return self.model.has_work or bool(self._waiting and self._has_room)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._running) < self.config.max_running
 
     def add(self, key: Key, utterance: Utterance) -> None:
         """Queue a sentence.
@@ -89,6 +94,14 @@ class Engine:
             self._running.discard(key)
             self.model.remove(key)
 
+    def feed(self, key: Key, ids: Sequence[int], *, last: bool) -> None:
+        """Give a sentence tokens of decode, for which `StepOutput.generate` asked.
+
+        Unknown keys are ignored.
+        """
+        if key in self._running and isinstance(self.model, TokenFed):
+            self.model.feed(key, ids, last)
+
     def step(self) -> list[StepOutput]:
         """Advance all running sentences by one step; return at most one output per sentence."""
         began = time.perf_counter()
@@ -110,7 +123,7 @@ class Engine:
         Returns the model's refusals as outputs with an error.
         """
         outputs = []
-        while self._waiting and len(self._running) < self.config.max_running:
+        while self._waiting and self._has_room:
             key = max(self._waiting, key=lambda waiting: self._waiting[waiting].priority)
             utterance = self._waiting.pop(key)
             try:

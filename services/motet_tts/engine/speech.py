@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 from torch import Tensor
 
-from motet_shared.messages import Audio, Speak, Usage
+from motet_shared.errors import InternalError, MotetError
+from motet_shared.messages import Audio, Generate, Speak, Usage
 from motet_shared.text.sentences import Chunk, cut
 from motet_shared.wire.call import Call
+from motet_tts.decode_client import DecodeClient
 from motet_tts.shaper import WIRE_RATE, Shaper
 from motet_tts.stretch import Samples
 from motet_tts.text_normalization import spoken_words
@@ -30,9 +35,15 @@ _MS = WIRE_RATE / 1000  # samples per millisecond
 
 @dataclass(slots=True)
 class SpeechSessions:
-    """Hold the state shared by all texts: the engine, the queues of its outputs, each voice's pace."""
+    """Hold the state shared by all texts.
+
+    decode: generates the tokens of models whose language model it serves.
+    queues: outputs of the engine by sentence.
+    pace: of each voice.
+    """
 
     thread: EngineThread
+    decode: DecodeClient
     sample_rate: int
     rates: tuple[float, float]
     queues: dict[Key, asyncio.Queue[StepOutput]] = field(default_factory=dict)
@@ -106,7 +117,7 @@ class _Sentence:
         """Speak the sentence and send its items. Raises the engine's errors."""
         key = (self._speech._call.id, self._index)
         queue = self._sessions.queues[key] = asyncio.Queue()
-        speech = self._speech
+        speech, generation = self._speech, None
         spoken = tuple(spoken for _, spoken in self._words if spoken)
         utterance = Utterance(
             words=spoken,
@@ -126,12 +137,28 @@ class _Sentence:
                 if output.error is not None:
                     done = True
                     raise output.error
+                if output.generate is not None:
+                    generation = asyncio.create_task(self._generate(key, output.generate))
+                    generation.add_done_callback(partial(_note_failure, key, queue))
+                    continue
                 done = output.done
                 await self._handle(output)
         finally:
+            if generation is not None:
+                generation.cancel()
+                await asyncio.gather(generation, return_exceptions=True)
             del self._sessions.queues[key]
             if not done:
                 self._sessions.thread.cancel(key)
+
+    async def _generate(self, key: Key, request: Generate) -> None:
+        """Pass the tokens of decode on to the engine. Raises what decode raises."""
+        sessions, call = self._sessions, self._speech._call
+        asked = replace(request, request_id=self._speech._request.request_id)
+        async with aclosing(sessions.decode.tokens(call, asked)) as batches:
+            async for ids in batches:
+                sessions.thread.feed(key, ids, last=False)
+        sessions.thread.feed(key, (), last=True)
 
     async def _handle(self, output: StepOutput) -> None:
         if output.starts is not None and len(output.starts) > len(self._starts):
@@ -178,6 +205,15 @@ class _Sentence:
         pace = self._sessions.pace.of(speech._voice) / speech._request.speed
         starts = [start / per_ms for start in self._starts]
         return words_from_starts(self._words, starts, self._begin, letter_ms=pace, length=length)
+
+
+def _note_failure(key: Key, queue: asyncio.Queue[StepOutput], task: asyncio.Task[None]) -> None:
+    """Queue the error of a generation that failed."""
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if not isinstance(error, MotetError):
+        error = InternalError(f"a sentence's tokens could not be generated: {error!r}")
+    queue.put_nowait(StepOutput(key, error=error))
 
 
 def _numpy(samples: Tensor | None) -> Samples:

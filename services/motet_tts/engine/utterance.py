@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from motet_shared.errors import MotetError
+from motet_shared.messages import Generate
 
 Key = Hashable
 
@@ -67,6 +68,7 @@ class StepOutput:
     done: the utterance is complete.
     tokens, frames: of the prompt and of the speech so far.
     error: why the utterance ends without being complete.
+    generate: the tokens that the sentence needs from decode; `Engine.feed` takes them.
     """
 
     key: Key
@@ -76,3 +78,4 @@ class StepOutput:
     tokens: int = 0
     frames: int = 0
     error: MotetError | None = None
+    generate: Generate | None = None

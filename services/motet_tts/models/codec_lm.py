@@ -11,7 +11,6 @@ for a sentence, E hidden size, N frames, … a frame's own (codebooks, a latent,
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ import torch
 from torch import Tensor
 
 from motet_shared.errors import BadRequest
-from motet_tts.codecs.codec import Codec, State, on_host
+from motet_tts.codecs.chunks import ChunkDecoder
+from motet_tts.codecs.codec import Codec, State
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .kv_slots import KvSlots, SlotBatch
@@ -85,11 +85,13 @@ class DecoderBatch:
     """Hold the slots of one forward pass.
 
     own: the slots of the sentences.
+    sentences: the rows in order.
     texts: those of their texts; None for a model without an encoder.
     joining: the sentence that joins with its prompt, alone in the batch; None for further frames.
     """
 
     own: SlotBatch
+    sentences: list[CodecSentence]
     texts: SlotBatch | None = None
     joining: CodecSentence | None = None
 
@@ -186,9 +188,7 @@ def room_for(prompt: int, context: int) -> int:
 class CodecBatch:
     """Run all sentences of one `CodecLm`.
 
-    first_chunk: seconds of speech in the first chunk of a sentence, at least one frame: less
-        reduces latency.
-    chunk: seconds of speech that the codec decodes at a time later on: more costs less.
+    first_chunk, chunk: seconds of speech as in `ChunkDecoder`.
     """
 
     def __init__(self, family: CodecLm, *, first_chunk: float = 0.06, chunk: float = 0.32):
@@ -201,11 +201,17 @@ class CodecBatch:
         self._rows: list[CodecSentence] = []  # indexed by slot
         self._new: list[CodecSentence] = []
         self._silent: list[CodecSentence] = []  # sentences that turned out to have no frames
-        self._first = max(1, math.ceil(first_chunk / family.frame_seconds - 1e-6))
-        self._chunk = max(self._first, round(chunk / family.frame_seconds))
+        self._chunks = ChunkDecoder(
+            family.codec, family.device, first_chunk=first_chunk, chunk=chunk
+        )
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._new)
+
+    @property
+    def has_work(self) -> bool:
+        """Return True while there are sentences."""
+        return len(self) > 0
 
     def add(self, key: Key, utterance: Utterance) -> None:
         """Add a sentence to the next step. Raises BadRequest if it cannot be spoken."""
@@ -244,7 +250,7 @@ class CodecBatch:
         )
         count = len(self._rows)
         texts = self._texts.first(count, 0) if self._texts.lengths else None
-        batch = DecoderBatch(self._slots.first(count), texts)
+        batch = DecoderBatch(self._slots.first(count), self._rows, texts)
         hidden_BE = self.family.forward(self.family.embed(frames_B, self._rows), batch)
         batch.close()
         for sentence, hidden in zip(self._rows, hidden_BE, strict=True):
@@ -260,7 +266,7 @@ class CodecBatch:
             own = self._slots.one(self._slots.add(), len(sentence.prompt))
             text = sentence.text
             texts = None if text is None else self._texts.one(self._texts.add(), text.shape[1])
-            batch = DecoderBatch(own, texts, sentence)
+            batch = DecoderBatch(own, [sentence], texts, sentence)
             sentence.hidden = self.family.forward(sentence.prompt[None], batch)[0]
             batch.close()
             sentence.text = None
@@ -281,34 +287,13 @@ class CodecBatch:
             sentence.done = drawn.last[row] or sentence.frames >= sentence.max_frames
 
     def _decode(self) -> list[StepOutput]:
-        """Decode the chunks that are due; those of equal length together."""
-        due_by_length: dict[int, list[CodecSentence]] = {}
-        for sentence in self._rows:
-            chunk_frames = min(self._chunk, max(self._first, sentence.decoded))
-            if sentence.done or len(sentence.waiting) >= chunk_frames:
-                due_by_length.setdefault(len(sentence.waiting), []).append(sentence)
-        rows = [sentence for sentences in due_by_length.values() for sentence in sentences]
-        chunks = on_host(
-            [
-                chunk
-                for count, sentences in due_by_length.items()
-                for chunk in self._chunks(count, sentences)
-            ]
-        )
-        return [self._output(sentence, chunk) for sentence, chunk in zip(rows, chunks, strict=True)]
-
-    def _chunks(self, count: int, sentences: list[CodecSentence]) -> list[Tensor]:
-        if not count:
-            return [torch.zeros(0, device=self.family.device) for _ in sentences]
-        frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
-        return self.family.codec.decode([sentence.codec for sentence in sentences], frames_BN)
+        """Decode the chunks that are due."""
+        return [
+            self._output(sentence, chunk) for sentence, chunk in self._chunks.decode(self._rows)
+        ]
 
     def _output(self, sentence: CodecSentence, chunk: Tensor) -> StepOutput:
-        samples = self.family.shape(sentence, chunk)
-        sentence.decoded += len(sentence.waiting)
-        sentence.waiting = []
-        if sentence.done and (tail := self.family.codec.finish(sentence.codec)) is not None:
-            samples = torch.cat([samples, *on_host([tail])])
+        samples = self._chunks.finish(sentence, self.family.shape(sentence, chunk))
         starts = self.family.starts(sentence)
         return StepOutput(
             sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames

@@ -18,9 +18,11 @@ from transformers import AutoTokenizer, CsmForConditionalGeneration
 
 from motet_kernels.spans import upload
 from motet_tts.codecs.mimi import MimiDecoder
-from motet_tts.engine.utterance import Key, Utterance
+from motet_tts.engine.utterance import Key, Utterance, VoiceSample
 
+from . import voices
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
+from .control_tokens import ControlTokens
 from .sampling import CodeSampling, choose
 
 _SPEAKERS = 4  # speaker numbers are unlimited in CSM; these are listed as voices
@@ -29,6 +31,8 @@ _SECONDS = (3.0, 0.25)  # limit of a sentence: a base and per character; far mor
 
 class Csm(CodecLm):
     """Run a checkpoint folder of CSM, whose voices are speaker numbers."""
+
+    clones = True
 
     def __init__(
         self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
@@ -48,25 +52,60 @@ class Csm(CodecLm):
         self.codec = MimiDecoder(
             mimi.decoder, lambda frames_BNK: mimi.quantizer.decode(frames_BNK.transpose(1, 2))
         )
+        self._control = ControlTokens(self._tokenizer)
+        self._samples = voices.EncodedSamples(self._codes)
         self.voices = tuple(str(speaker) for speaker in range(_SPEAKERS))
 
+    @torch.inference_mode()
     def begin(self, key: Key, utterance: Utterance) -> CodecSentence:
-        ids = self._ids(utterance.text, utterance.voice)
+        codes_NK = None if utterance.sample is None else self._samples(utterance.sample)
+        ids = self._ids(utterance, 0 if codes_NK is None else len(codes_NK))
         budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
         limit = min(
             utterance.max_frames or budget, room_for(len(ids), self._config.max_position_embeddings)
         )
-        with torch.inference_mode():
-            prompt = self._model.embed_text_tokens(upload(torch.tensor(ids), self.device))
+        ids_P = upload(torch.tensor(ids), self.device)
+        prompt = self._model.embed_text_tokens(ids_P)
+        if codes_NK is not None:
+            prompt = self._with_audio(prompt, ids_P, codes_NK)
         return CodecSentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
 
-    def _ids(self, text: str, voice: str) -> list[int]:
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template:
-            conversation = [{"role": voice, "content": [{"type": "text", "text": text}]}]
-            rendered = tokenizer.apply_chat_template(conversation, tokenize=False)
-            return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
-        return list(tokenizer(f"[{voice}]{text}")["input_ids"])
+    def _codes(self, sample: VoiceSample) -> Tensor:
+        """Return the codes `[N, K]` of a recording."""
+        samples_S = voices.resampled(sample, self.codec.sample_rate).to(self.device, self.dtype)
+        codes_NK: Tensor = self._model.codec_model.encode(samples_S[None, None]).audio_codes[0].mT
+        return codes_NK
+
+    def _with_audio(self, prompt_PE: Tensor, ids_P: Tensor, codes_NK: Tensor) -> Tensor:
+        """Put the frames of a recording, and the one that ends it, in their places."""
+        config, embed = self._config, self._model.backbone_model.embed_tokens
+        end_1K = torch.full_like(codes_NK[:1], self._eos)
+        for token, frames in (
+            (config.audio_token_id, codes_NK),
+            (config.audio_eos_token_id, end_1K),
+        ):
+            prompt_PE = prompt_PE.masked_scatter((ids_P == token)[:, None], embed(frames[None])[0])
+        return prompt_PE
+
+    def _ids(self, utterance: Utterance, audio: int) -> list[int]:
+        """Return the ids of the text, with `audio` places of a recording and its words before it."""
+        tokenizer, config, voice = self._tokenizer, self._config, utterance.voice
+        texts = [self._control.plain(utterance.text)]
+        if utterance.sample is not None:
+            texts.insert(0, self._control.plain(utterance.sample.words))
+        if not tokenizer.chat_template:
+            parts = [list(tokenizer(f"[{voice}]{text}")["input_ids"]) for text in texts]
+            heard = [config.audio_token_id] * audio + [config.audio_eos_token_id]
+            return parts[0] if len(parts) == 1 else [*parts[0], *heard, *parts[1]]
+        turns: list[Any] = [
+            {"role": voice, "content": [{"type": "text", "text": text}]} for text in texts
+        ]
+        if utterance.sample is not None:
+            turns[0]["content"].append({"type": "audio"})
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False)
+        place = tokenizer.convert_ids_to_tokens(config.audio_token_id)
+        rendered = rendered.replace(place, place * audio)
+        return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
     def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         hidden_BQE: Tensor = self._model.backbone_model(

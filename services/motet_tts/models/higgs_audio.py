@@ -34,6 +34,7 @@ from motet_tts.engine.utterance import Key, Utterance, VoiceSample
 
 from . import voices
 from .codec_lm import CodecLm, CodecSentence, DecoderBatch, Drawn, room_for
+from .control_tokens import ControlTokens
 from .delayed_codes import DelayedCodes
 from .sampling import CodeSampling, choose
 
@@ -84,7 +85,7 @@ class HiggsAudio(CodecLm):
             raise ConfigError(
                 f"model={str(folder)!r}: its tokenizer has no chat template; add chat_template.jinja"
             )
-        self._control_tokens = list(self._tokenizer.get_added_vocab())
+        self._control = ControlTokens(self._tokenizer)
         self._config = self._model.config
         self._delays = [book + 1 for book in range(self._config.num_codebooks)]
         generation = self._model.generation_config
@@ -154,21 +155,15 @@ class HiggsAudio(CodecLm):
         )
         turns = [_turn("system", _TASK)]
         if utterance.instructions:
-            turns.append(_turn("scene", self._plain(utterance.instructions)))
+            turns.append(_turn("scene", self._control.plain(utterance.instructions)))
         if utterance.sample is not None:
-            turns.append(_turn("user", self._plain(utterance.sample.words)))
+            turns.append(_turn("user", self._control.plain(utterance.sample.words)))
             turns.append({"role": "assistant", "content": [{"type": "audio"}]})
-        turns.append(_turn("user", self._plain(utterance.text)))
+        turns.append(_turn("user", self._control.plain(utterance.text)))
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         text = text.replace(place, place * (audio - delayed) + delay * delayed)
         ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         return ids if ids[-1] == begin else [*ids, begin]
-
-    def _plain(self, text: str) -> str:
-        """Return a client's text without what the tokenizer would read as control tokens."""
-        for token in self._control_tokens:
-            text = text.replace(token, " ")
-        return text
 
     def forward(self, inputs_BQE: Tensor, batch: DecoderBatch) -> Tensor:
         model = self._model.model

@@ -97,6 +97,11 @@ class Vits:
     def __len__(self) -> int:
         return len(self._sentences)
 
+    @property
+    def has_work(self) -> bool:
+        """Return True while there are sentences."""
+        return bool(self._sentences)
+
     def add(self, key: Key, utterance: Utterance) -> None:
         """Add a sentence to the next step."""
         speaker = None

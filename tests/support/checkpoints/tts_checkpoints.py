@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+from snac import SNAC
 from transformers import (
+    BarkConfig,
+    BarkModel,
     CsmConfig,
     CsmForConditionalGeneration,
     DacConfig,
@@ -22,6 +26,8 @@ from transformers import (
     HiggsAudioV2ForConditionalGeneration,
     HiggsAudioV2TokenizerConfig,
     HiggsAudioV2TokenizerModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     PocketTTSAudioTokenizerConfig,
     PocketTTSAudioTokenizerModel,
     PocketTTSConfig,
@@ -30,6 +36,8 @@ from transformers import (
     SpeechT5ForTextToSpeech,
     SpeechT5HifiGan,
     SpeechT5HifiGanConfig,
+    VibeVoiceConfig,
+    VibeVoiceForConditionalGeneration,
     VitsConfig,
     VitsModel,
 )
@@ -81,10 +89,29 @@ _DAC: dict[str, Any] = {
     "codebook_dim": 4,
     "codebook_size": 32,
 }
+_SNAC: dict[str, Any] = {
+    "sampling_rate": 24_000,
+    "encoder_dim": 4,
+    "encoder_rates": [2, 4],
+    "decoder_dim": 32,
+    "decoder_rates": [4, 2],
+    "attn_window_size": None,
+    "codebook_size": 32,
+    "codebook_dim": 4,
+    "vq_strides": [4, 2, 1],
+    "noise": True,
+    "depthwise": True,
+}
+_PLACES = 7  # codes of a frame
 _TURNS = (
     "{% for turn in messages %}[{{ turn.role }}]{% for part in turn.content %}"
     "{{ part.text if part.type == 'text' else '<|out_bos|><|out|>' }}"
     "{% endfor %}{% endfor %}[audio]<|out_bos|>"
+)
+_SCRIPT = (
+    "{% for turn in messages %}Speaker {{ turn.role }}:{% for part in turn.content %}"
+    "{{ part.text if part.type == 'text' else '<|vision_start|><|vision_pad|><|vision_end|>' }}"
+    "{% endfor %}\n{% endfor %}Speech:<|vision_start|>"
 )
 _AUDIO_TOKENS = ("<|out|>", "<|out_bos|>", "<|delay|>", "<|end|>")
 BOOKS, CODES = 4, 32
@@ -392,13 +419,209 @@ def higgs_audio_v2(path: Path, *, seed: int = 0, sample: bool = False, ends: boo
     return path
 
 
+def orpheus(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+    """Write a Llama whose tokens are codes, seven in a frame, and its SNAC.
+
+    Its weights prefer the codes of the place that is due. ends: its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    snac = SNAC(**_SNAC)
+    codes = CODES * _PLACES
+    first, last = VOCAB + 1, VOCAB + 1 + 10 + codes  # <custom_token_0>, behind <|eot_id|>
+    config = LlamaConfig(
+        **{**_DECODER, "hidden_size": 64, "num_attention_heads": 8},
+        vocab_size=last,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=VOCAB - 3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).float()
+    _spread(model)
+    due_SE = torch.linalg.qr(torch.randn(64, 64)).Q[:_PLACES]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[first + 1] += 30 * due_SE[0]  # the speech begins
+        for token in range(first + 10, last):
+            place = (token - first - 10) // CODES
+            model.model.embed_tokens.weight[token] += 30 * due_SE[(place + 1) % _PLACES]
+            model.lm_head.weight[token] += 5 * due_SE[place]
+        if ends:
+            model.lm_head.weight[first + 2] += 5 * due_SE[0]
+    model.generation_config.update(do_sample=sample, repetition_penalty=1.1)
+    if sample:
+        model.generation_config.update(temperature=0.9, top_k=20)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    _drop_template(path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    names = ["<|eot_id|>", *(f"<custom_token_{number}>" for number in range(last - first))]
+    tokenizer["added_tokens"] += [
+        like | {"id": VOCAB + number, "content": name} for number, name in enumerate(names)
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (path / "processor_config.json").write_text(json.dumps({"voices": VOICES}))
+    _spread_evenly(snac)
+    with torch.no_grad():
+        snac.decoder.model[-2].parametrizations.weight.original0.mul_(8)  # loud
+    codec = path / "audio_tokenizer"
+    codec.mkdir()
+    (codec / "config.json").write_text(json.dumps(_SNAC))
+    torch.save(snac.state_dict(), codec / "pytorch_model.bin")
+    return path
+
+
+def vibevoice(path: Path, *, seed: int = 0, sample: bool = False, ends: bool = False) -> Path:
+    """Write a VibeVoice with frames of 24 samples; its noise is the diffusion's.
+
+    ends: now and then it begins audio anew, and its sentences end soon.
+    """
+    torch.manual_seed(seed)
+    audio, begin, stop, end = range(VOCAB, VOCAB + 4)
+    sizes = {"num_filters": 4, "downsampling_ratios": [4, 6], "depths": [1, 1, 1], "kernel_size": 3}
+    config = VibeVoiceConfig(
+        text_config={
+            "model_type": "qwen2",
+            **_DECODER,
+            "vocab_size": end + 1,
+            "max_position_embeddings": 512,
+        },
+        audio_config={"model_type": "vibevoice_acoustic_tokenizer", "hidden_size": 6, **sizes},
+        semantic_model_config={
+            "model_type": "vibevoice_acoustic_tokenizer_encoder",
+            "hidden_size": 5,
+            **sizes,
+        },
+        diffusion_head_config={
+            "num_hidden_layers": 2,
+            "intermediate_size": 48,
+            "frequency_embedding_size": 16,
+        },
+        pad_token_id=end,
+        eos_token_id=end,
+        audio_bos_token_id=begin,
+        audio_eos_token_id=stop,
+        audio_token_id=audio,
+    )
+    model = VibeVoiceForConditionalGeneration(config).float()
+    _spread(model)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("gamma"):
+                tensor.fill_(0.5)
+        if not ends:
+            model.lm_head.weight[audio:] = 0  # of equal ones, the first is taken
+        # What is heard is an input again: differences must not grow from frame to frame.
+        model.model.audio_tower.decoder.head.conv.weight.mul_(0.1)
+        model.model.diffusion_head.final_layer.linear_2.weight.mul_(0.2)
+        model.model.latent_scaling_factor.fill_(0.7)
+        model.model.latent_bias_factor.fill_(0.1)
+    model.generation_config.update(guidance_scale=1.5, num_diffusion_steps=3)
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": _SCRIPT}))
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    like = tokenizer["added_tokens"][0]
+    names = ("<|vision_pad|>", "<|vision_start|>", "<|vision_end|>", "<|the_end|>")
+    tokenizer["added_tokens"] += [
+        like | {"id": VOCAB + number, "content": name} for number, name in enumerate(names)
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+def bark(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
+    """Write a Bark of few tokens and short windows, with a voice besides the default one."""
+    torch.manual_seed(seed)
+    semantic, codes = 40, 16  # 40: the end; text follows
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "block_size": 400}
+    vocab = semantic + 8 + VOCAB + 2
+    fine = {**sizes, "input_vocab_size": codes + 1, "output_vocab_size": codes + 1}
+    config = BarkConfig(
+        semantic_config={**sizes, "input_vocab_size": vocab, "output_vocab_size": semantic + 4},
+        coarse_acoustics_config={
+            **sizes,
+            "input_vocab_size": semantic + 2 * codes + 4,
+            "output_vocab_size": semantic + 2 * codes + 4,
+        },
+        fine_acoustics_config={**fine, "n_codes_total": 4},
+        codec_config={
+            "model_type": "encodec",
+            "sampling_rate": 24_000,
+            "num_filters": 4,
+            "hidden_size": 16,
+            "codebook_size": codes,
+            "codebook_dim": 16,
+            "upsampling_ratios": [4, 3],
+            "target_bandwidths": [32.0],
+        },
+    )
+    model = BarkModel(config).float()
+    _spread(model)
+    with torch.no_grad():
+        for name, tensor in model.codec_model.decoder.named_parameters():
+            if name.endswith("original0"):
+                tensor.fill_(1.1)
+            elif "bias" in name:
+                tensor.zero_()
+    drawn = {"do_sample": True, "temperature": 0.7} if sample else {"do_sample": False}
+    model.save_pretrained(path)
+    write_tokenizer(path)
+    _drop_template(path)
+    settings = dict(
+        semantic_config={
+            **drawn,
+            "eos_token_id": semantic,
+            "max_new_tokens": 30,
+            "text_encoding_offset": semantic + 8,
+            "text_pad_token": vocab - 2,
+            "semantic_pad_token": semantic,
+            "semantic_infer_token": vocab - 1,
+            "semantic_vocab_size": semantic,
+            "max_input_semantic_length": 300,
+        },
+        coarse_acoustics_config={
+            **drawn,
+            "coarse_semantic_pad_token": semantic + 2 * codes,
+            "coarse_infer_token": semantic + 2 * codes + 1,
+            "max_coarse_input_length": 16,
+            "max_coarse_history": 24,
+            "sliding_window_len": 10,
+        },
+        fine_acoustics_config={
+            "temperature": 0.5 if sample else 1.0,
+            "max_fine_history_length": 16,
+            "max_fine_input_length": 32,
+            "n_fine_codebooks": 4,
+        },
+        sample_rate=24_000,
+        codebook_size=codes,
+    )
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    prompts = {
+        "semantic_prompt": torch.randint(semantic, (20,)),
+        "coarse_prompt": torch.randint(codes, (2, 30)),
+        "fine_prompt": torch.randint(codes, (4, 30)),
+    }
+    for name, prompt in prompts.items():
+        np.save(path / f"anna_{name}.npy", prompt.numpy())
+    named = {"repo_or_path": "x", "anna": {name: f"anna_{name}.npy" for name in prompts}}
+    (path / "speaker_embeddings_path.json").write_text(json.dumps(named))
+    return path
+
+
 MAKERS: dict[str, Callable[..., Path]] = {
+    "bark": bark,
     "csm": csm,
     "dia": dia,
     "gradium_phonon_tts": phonon,
     "higgs_audio_v2": higgs_audio_v2,
+    "llama": orpheus,
     "pocket_tts": pocket_tts,
     "speecht5": speecht5,
+    "vibevoice": vibevoice,
     "vits": vits,
 }
 

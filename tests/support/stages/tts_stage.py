@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_pipelines.voice.speak import Outcome, speak
 from motet_shared.messages import Audio, Speak
-from motet_shared.testing import MemoryHub, memory_bus, settle
+from motet_shared.testing import MemoryHub, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from motet_tts.config import TtsConfig
 from motet_tts.service import Tts
@@ -76,3 +78,13 @@ async def start(hub: MemoryHub, stack: AsyncExitStack, folder: Path, **settings:
     await actor.start()
     stack.push_async_callback(actor.close)
     return actor
+
+
+@asynccontextmanager
+async def decoding(hub: MemoryHub, folder: Path, **settings: Any) -> AsyncIterator[Decode]:
+    """Run a decode instance that serves the language model of a speech checkpoint."""
+    small: dict[str, Any] = {"num_blocks": 100, "dtype": "float32", "context": 192}
+    config = DecodeConfig(model=str(folder), threads=1, metrics_port=-1, **{**small, **settings})
+    async with running(Decode(config, await memory_bus(hub, "decode"))) as actor:
+        await settle()
+        yield actor

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from motet_pipelines.chat.chat import Outcome, chat, chat_with_prompt
-from motet_pipelines.failover import MOVES
 from motet_shared.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -23,6 +22,7 @@ from motet_shared.errors import (
 from motet_shared.messages import Chat, PromptLogprob, PromptPiece, Sampling, Text, ToolCallDelta
 from motet_shared.testing import MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import MOVES
 from support.running.refusals import refuses
 from support.services.fake_services import MODEL, FakeDecode, FakeTokenizer, words
 

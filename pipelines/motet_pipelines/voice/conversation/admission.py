@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.chat.vision import lent_pictures
-from motet_pipelines.instances import served
 from motet_pipelines.voice.speak import Outcome as SpeechOutcome
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Audio, Chat, Text
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 from .settings import ReplySettings
 from .user_sound import without_sounds

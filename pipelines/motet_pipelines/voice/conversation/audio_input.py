@@ -13,12 +13,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from motet_media.audio import duration_ms
-from motet_pipelines.instances import served
 from motet_pipelines.voice.audio_buffer import AudioBuffer
 from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.turns import Ended, Started, Turn, turns
 from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge
 from motet_shared.messages import Listen
+from motet_shared.wire.instances import served
 
 from .events import AudioCleared, EventSink, Failed, IdleTimeout, SpeechStarted, SpeechStopped
 from .floor import Floor

@@ -11,8 +11,8 @@ from typing import Any
 from motet_media.audio import SAMPLE_BYTES, duration_ms, pcm_bytes, samples, wav_header
 from motet_pipelines.chat.models import hears
 from motet_pipelines.chat.vision import InputMedia
-from motet_pipelines.instances import served
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import served
 
 from .settings import ReplySettings
 

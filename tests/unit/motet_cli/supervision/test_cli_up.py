@@ -28,6 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+POCKET_TTS = Path(__file__).resolve().parents[4] / "models" / "pocket-tts"
+
+
 def options(*argv: str) -> up.UpOptions:
     return up.parse_options(parser().parse_args(["up", *argv]))
 
@@ -101,6 +104,17 @@ def test_a_certificate_needs_its_key(folder: Path, tmp_path: Path) -> None:
     key.write_text("")
     stack = options(*common, "--tls-cert", str(cert), "--tls-key", str(key)).stack
     assert stack.services()[0].argv.count(str(key)) == 1
+
+
+def test_a_voice_finds_the_language_model_of_its_folder(folder: Path) -> None:
+    """A folder that is given as both is one whose tokens are codes."""
+    common = ("--port", "0", "--llm", f"speaker={folder}")
+    for voice, named in ((f"voice={folder}", ["speaker"]), (str(POCKET_TTS), [])):
+        argv = next(
+            s for s in options(*common, "--tts", voice).stack.services() if s.role == "tts"
+        ).argv
+        found = [argv[at + 1] for at, flag in enumerate(argv) if flag == "--language-model"]
+        assert found == named
 
 
 def test_a_foreign_host_is_rejected(folder: Path) -> None:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from motet_pipelines.instances import pick
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire import subjects
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.instances import pick
 from motet_shared.wire.transport import Message
 from support.services.fake_services import FakeTokenizer
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 import pytest
 
-from motet_pipelines.failover import MOVES, EndlessFailover, Failover, StreamMoves
 from motet_shared.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -24,6 +23,7 @@ from motet_shared.messages import ModelCard
 from motet_shared.process.actor import Actor
 from motet_shared.testing import FakeClock, memory_buses, running, settle
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.failover import MOVES, EndlessFailover, Failover, StreamMoves
 
 MODEL = "quiet"
 PATIENCE = 2.0

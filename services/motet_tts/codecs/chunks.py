@@ -1,0 +1,83 @@
+"""Decode the frames of sentences in chunks that begin small; chunks of equal length together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .codec import Codec, State, on_host
+
+
+class Framed(Protocol):
+    """Define what a sentence tells of its frames.
+
+    codec: the decoder's state.
+    waiting: frames that are not decoded yet.
+    decoded: number of frames that are.
+    done: whether no frame follows.
+    """
+
+    codec: State
+    waiting: list[Tensor]
+    decoded: int
+    done: bool
+
+
+Sentence = TypeVar("Sentence", bound=Framed)
+
+
+class ChunkDecoder:
+    """Decode the frames of sentences when enough of them wait.
+
+    first_chunk: seconds of speech in the first chunk of a sentence, at least one frame: less
+        reduces latency.
+    chunk: seconds of speech that the codec decodes at a time later on: more costs less.
+    """
+
+    def __init__(self, codec: Codec, device: torch.device, *, first_chunk: float, chunk: float):
+        frame_seconds = codec.frame_samples / codec.sample_rate
+        self._codec, self._device = codec, device
+        self._first = max(1, math.ceil(first_chunk / frame_seconds - 1e-6))
+        self._chunk = max(self._first, round(chunk / frame_seconds))
+
+    def is_due(self, sentence: Framed) -> bool:
+        """Return True if the chunk of a sentence is full, or its last one."""
+        chunk_frames = min(self._chunk, max(self._first, sentence.decoded))
+        return sentence.done or len(sentence.waiting) >= chunk_frames
+
+    def decode(self, sentences: Iterable[Sentence]) -> list[tuple[Sentence, Tensor]]:
+        """Return the samples of each sentence whose chunk is due, on the CPU.
+
+        The caller passes each to `finish`.
+        """
+        due_by_length: dict[int, list[Sentence]] = {}
+        for sentence in sentences:
+            if self.is_due(sentence):
+                due_by_length.setdefault(len(sentence.waiting), []).append(sentence)
+        rows = [sentence for group in due_by_length.values() for sentence in group]
+        chunks = on_host(
+            [
+                chunk
+                for count, group in due_by_length.items()
+                for chunk in self._chunks(count, group)
+            ]
+        )
+        return list(zip(rows, chunks, strict=True))
+
+    def _chunks(self, count: int, sentences: Sequence[Framed]) -> list[Tensor]:
+        if not count:
+            return [torch.zeros(0, device=self._device) for _ in sentences]
+        frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
+        return self._codec.decode([sentence.codec for sentence in sentences], frames_BN)
+
+    def finish(self, sentence: Framed, samples: Tensor) -> Tensor:
+        """Record that the waiting frames are decoded; return the samples with those due at the end."""
+        sentence.decoded += len(sentence.waiting)
+        sentence.waiting = []
+        if sentence.done and (tail := self._codec.finish(sentence.codec)) is not None:
+            return torch.cat([samples, *on_host([tail])])
+        return samples

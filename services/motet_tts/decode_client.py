@@ -1,0 +1,80 @@
+"""Ask decode for the tokens of a sentence, and continue at another instance when one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import cast
+
+from msgspec.structs import replace
+
+from motet_shared.messages import Generate, Tokens
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
+from motet_shared.wire.failover import Failover, StreamMoves
+
+_ROLE = "decode"
+
+
+class DecodeClient:
+    """Open streams at decode instances, on the event loop.
+
+    patience: seconds without progress in which an instance may appear or restart.
+    """
+
+    def __init__(self, bus: Bus, patience: float):
+        self._bus, self._patience = bus, patience
+
+    async def tokens(self, call: Call, request: Generate) -> AsyncGenerator[list[int], None]:
+        """Yield the tokens of a request in batches of whatever has arrived, on behalf of a call.
+
+        After a move the other instance continues behind the tokens that have arrived: its noise
+        depends on seed and position alone. Leaving early cancels the stream. Raises what decode
+        raises, and DeadlineExceeded at the call's deadline.
+        """
+        output: list[int] = []
+        moves = Failover(
+            self._bus,
+            _ROLE,
+            request.model,
+            StreamMoves(),
+            lambda: len(output),
+            patience=self._patience,
+            deadline=call.remaining(),
+            what="speech",
+        )
+        while True:
+            async with moves as instance:
+                async with aclosing(self._follow(call, request, instance, moves.left())) as batches:
+                    async for ids in batches:
+                        output += ids
+                        yield ids
+                return
+            request = replace(request, output=output)
+            if len(output) >= request.sampling.max_tokens:
+                return
+
+    async def _follow(
+        self, call: Call, request: Generate, instance: str, deadline: float | None
+    ) -> AsyncGenerator[list[int], None]:
+        room = self._room(instance, request)
+        limit = min(request.sampling.max_tokens, room) if room > 0 else request.sampling.max_tokens
+        asked = replace(request, sampling=replace(request.sampling, max_tokens=limit))
+        stream = self._bus.open(
+            _ROLE, asked, instance=instance, deadline=deadline, epoch=call.epoch
+        )
+        async with stream:
+            async for batch in cast(AsyncIterator[list[Tokens]], stream.batches()):
+                yield [token for item in batch for token in item.ids]
+
+    def _room(self, instance: str, request: Generate) -> int:
+        """Return the tokens that an instance has room for behind the prompt; 0: no limit is known."""
+        beats = self._bus.directory.ready(_ROLE, model=request.model, suspects=True)
+        contexts = [
+            card.context
+            for beat in beats
+            if beat.instance == instance
+            for card in beat.models
+            if card.name == request.model
+        ]
+        return max(0, contexts[0] - len(request.prompt)) if contexts else 0
