@@ -270,7 +270,7 @@ class Kyutai(DelayedStreams):
 class VoxtralRealtime(DelayedStreams):
     """Transcribe with a `VoxtralRealtimeForConditionalGeneration`, its extractor and its tokenizer.
 
-    The delay of the text is told to the model: recordings have the one of tekken.json, live streams
+    The model gets the delay of its text as an input: recordings have the one of tekken.json, live streams
     the longest whose text waits for at most `DELAY` of audio.
     """
 
