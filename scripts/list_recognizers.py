@@ -26,8 +26,8 @@ the class with random float32 weights, tokens (and the frames of those that have
 code for one window alone, whatever is transcribed beside it (`tests/unit/motet_asr/test_asr_engine.py`,
 `test_asr_frames.py`, `test_asr_decoders.py`, `test_asr_causal.py`). Longer recordings are cut at pauses.
 
-* **Word times**: *frames* that tokens belong to (CTC, transducers, Kyutai STT), or *attention* of the heads that a Whisper's
-  generation_config.json names. Where nothing times words, `timestamp_granularities: ["word"]` is refused.
+* **Word times**: *frames* that tokens belong to (CTC, transducers, Kyutai STT), or *attention* of the heads that a
+  Whisper's generation_config.json names. Where nothing times words, `timestamp_granularities: ["word"]` is refused.
 * **Language**: *detected* where none is given; *named*: a request without `language` is refused. Without either, the
   model knows what it was trained for only, and `language` is ignored.
 * **Translates**: `/v1/audio/translations`, into English; others refuse `task`.

@@ -218,10 +218,13 @@ async def send_away(world: World, sense: Sense, instance: str) -> None:
     """Have an instance hand over what it has, as a restart does: SIGTERM, and again."""
     pid = world.beat(sense, instance).pid
     os.kill(pid, signal.SIGTERM)
-    async with asyncio.timeout(20):
-        while any(beat.instance == instance for beat in world.directory.ready(sense.role)):
-            await asyncio.sleep(0.001)
+    ends = functools.partial(_takes_no_more, sense.role, instance)
+    await world.directory.wait_for(ends, 20.0)
     os.kill(pid, signal.SIGTERM)
+
+
+def _takes_no_more(role: str, instance: str, directory: Directory) -> bool:
+    return all(beat.instance != instance for beat in directory.ready(role))
 
 
 async def kill(world: World, sense: Sense, instance: str) -> None:
