@@ -11,7 +11,7 @@ B windows · P positions of a prompt · N frames · E model size · V vocabulary
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,9 @@ from motet_asr.config import EngineConfig
 from motet_kernels.runtime.device import Download
 from motet_kernels.spans import upload
 from motet_shared.errors import InternalError
+from motet_shared.process.batch_isolation import computed
 
+from .audio_stream import StreamChunk
 from .engine import Engine, RecognizerFamily, WaitingWindow
 from .key_values import KeyValues
 from .request import Key, Pass, WindowResult
@@ -131,13 +133,25 @@ class CausalEngine(Engine):
         taken = self._take(self.config.max_rows - len(self.runs))
         if not taken:
             return
-        runs = self.family.begin(taken)
+        runs = list(self._begin(taken))
         self.runs += runs
         self.counts.encoded += len(runs)
         self.counts.audio_seconds += sum(run.waiting.seconds for run in runs)
         for run in runs:
             if len(run.prompt_PE):
                 self._append([run], self.family.forward(run.prompt_PE[None], [run.state]))
+
+    def _begin(self, taken: list[WaitingWindow]) -> Iterator[RunningSequence]:
+        """Yield the sequences of windows that can be encoded; a chunk changes its stream's state, once."""
+        whole = [window for window in taken if not isinstance(window.features, StreamChunk)]
+        chunks = [[window] for window in taken if isinstance(window.features, StreamChunk)]
+        for batch in (whole, *chunks):
+            for window, run in zip(batch, computed(self.family.begin, batch), strict=True):
+                if isinstance(run, Exception):
+                    problem = f"the audio cannot be encoded: {type(run).__name__}: {run}"
+                    self._end(window.key, error=InternalError(problem))
+                else:
+                    yield run
 
     def _decode(self, runs: list[RunningSequence]) -> None:
         ids_B = upload(torch.tensor([run.state.last for run in runs]), self.family.device)

@@ -239,7 +239,7 @@ class Kyutai(DelayedStreams):
         """Return the first position [1, E]: the token before the text, and the code before audio."""
         config = self._model.config
         text_E = self.embed_ids([config.bos_token_id])[0]
-        audio_E = self._table(self._offsets_C + config.audio_bos_token_id).sum(0)
+        audio_E: Tensor = self._table(self._offsets_C + config.audio_bos_token_id).sum(0)
         return (text_E + audio_E)[None]
 
     def _frames(self, samples: Tensor, carried: _Carried) -> Tensor:

@@ -100,7 +100,9 @@ class Qwen3Asr(SpokenPrompt):
                 f"marks of audio: {error}; give the tokenizer that the model was trained with"
             ) from error
         self._text_mark = self.token_id("<asr_text>")
-        self._codes = {name.lower(): code for code, name in LANGUAGE_CODE_TO_NAME.items()}
+        self._codes: dict[str, str] = {
+            name.lower(): code for code, name in LANGUAGE_CODE_TO_NAME.items()
+        }
         self._marks = frozenset(tokenizer.get_added_vocab())
 
     def check(self, options: TranscriptionOptions) -> None:
@@ -190,7 +192,9 @@ class VoxtralTranscriber(SpokenPrompt):
                 f"model={config.model!r}: audio_token_id={self.audio_token} is not the tokenizer's [AUDIO], "
                 f"{named}; one of the two files is of another model"
             )
-        self._codes = {name: code for code, name in LANGUAGES.items() if len(code) == 2}
+        self._codes: dict[str, str] = {
+            name: code for code, name in LANGUAGES.items() if len(code) == 2
+        }
 
     def code(self, language: str) -> str:
         language = super().code(language)
@@ -213,7 +217,8 @@ class VoxtralTranscriber(SpokenPrompt):
         )
         [features_MT] = batch.input_features
         frames = size // self._extractor.hop_length
-        return features_MT.unflatten(1, (-1, frames)).transpose(0, 1)
+        features_SMT: Tensor = features_MT.unflatten(1, (-1, frames)).transpose(0, 1)
+        return features_SMT
 
     def encode(self, batch: list[Tensor]) -> Sequence[Tensor]:
         stretches = upload(torch.cat(batch).to(self.dtype), self.device)
