@@ -384,3 +384,17 @@ def test_a_tokenizer_of_another_model_is_refused(folders: Checkpoints, tmp_path:
         (folder / name).write_text(changed)
         with refuses(ConfigError, "model"):
             engine_of(folder)
+
+
+def test_a_window_that_cannot_be_encoded_fails_alone(folders: Checkpoints) -> None:
+    engine = engine_of(folders["qwen3_asr"])
+    add(engine, 0, noise(1.0, 1))
+    good = run(engine)[0].tokens
+    for key in (1, 2):
+        add(engine, key, noise(1.0, 1))
+    engine._waiting[1].features = torch.zeros(3, 100)  # bands that the encoder does not have
+    ended = {output.key: output for _ in range(600) for output in engine.step()}
+    assert isinstance(ended[2].error, InternalError)
+    assert ended[1].result is not None
+    assert ended[1].result.tokens == good
+    engine.check_integrity()
