@@ -71,7 +71,7 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "storm": [
-        marked("storm", 500),
+        marked("storm", 1500),
         *(storm(f"storm of seed {seed}", 900, "--seed", str(seed)) for seed in (1, 2, 3)),
     ],
     "soak": [

@@ -1,7 +1,7 @@
 """Cancel, death and move of every family of every sense, in processes of its own.
 
-`SENSES` has a row for each sense, and a sense a checkpoint for each family. Of a sense, one family
-for each engine is in `make test-long`; all others are in `make extended PART=storm`.
+`SENSES` has a row for each sense, and a sense a checkpoint for each family. A few of each sense
+(`covering`) are in `make test-long`; all others are in `make extended PART=storm`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Sense:
 
     argv: of a process, without its checkpoint and name.
     families: what writes a tiny checkpoint of each.
-    covering: one family for each engine.
+    covering: families of `make test-long`, of different engines.
     ask: begins what takes several items, and yields each in a form that can be compared; it
         reports instances and moves in the outcome that it is given.
     outcome: makes that outcome.
@@ -85,7 +85,7 @@ HEARS = Sense(
         *("--max-files", "4"),
     ),
     families=TINY,
-    covering=("canary", "hubert", "parakeet_tdt", "voxtral_realtime"),
+    covering=("hubert", "voxtral_realtime"),
     ask=hear,
     outcome=TranscriptionOutcome,
 )
