@@ -71,7 +71,7 @@ async def hear(client: Client, model: str, outcome: Any) -> AsyncGenerator[objec
     """Yield the segments of a recording of many windows."""
     request = Transcribe(model=model, audio=NO_AUDIO, language="de")
     segments = transcribe(
-        client.bus, client.store, wav(noise(12.0, 5)), request, outcome, patience=60.0
+        client.bus, client.store, wav(noise(30.0, 5)), request, outcome, patience=60.0
     )
     async with aclosing(segments):
         async for segment in segments:
