@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from motet_pipelines.failover import StreamMoves
 from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Heartbeat, Transcribe
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.failover import StreamMoves
 from support.checkpoints.asr_checkpoints import noise, wav
 from support.checkpoints.recognizers import TINY
 from support.running.fork_server import ForkServer
