@@ -29,7 +29,8 @@ class EngineConfig:
     packed: keep a second copy of the weights of convolutions, laid out for the first size drawn
     (CPU, float32). loras: adapters that pictures may name, "name=path" each: a safetensors file, or
     a folder with one. step_cache: largest relative change of the first block's output at which the
-    other blocks are skipped and their last effect is reused; 0: never. Transformers only.
+    other blocks are skipped and their last effect is reused; 0: never. Transformers only. controlnets,
+    ip_adapters: what pictures may name, "name=path" each.
     """
 
     model: str
@@ -48,6 +49,8 @@ class EngineConfig:
     packed: bool = True
     loras: tuple[str, ...] = ()
     step_cache: float = 0.0
+    controlnets: tuple[str, ...] = ()
+    ip_adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "model_index.json").is_file():
@@ -56,11 +59,6 @@ class EngineConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
-        if self.loras and self.step_cache:
-            message = "skipped blocks get fewer rows than adapters expect; set one of them only"
-            raise ConfigError(
-                f"step_cache={self.step_cache}: cannot be combined with loras: {message}"
-            )
         if self.max_rows < 2:
             raise ConfigError(
                 f"max_rows={self.max_rows}: a picture with guidance takes two rows; give at least 2"
@@ -117,6 +115,12 @@ class DiffusionConfig(ProcessConfig):
     )
     loras: tuple[str, ...] = setting(
         "LoRA adapters that requests may name, as name=path each", default=()
+    )
+    controlnets: tuple[str, ...] = setting(
+        "ControlNets that requests may name, as name=path each", default=()
+    )
+    ip_adapters: tuple[str, ...] = setting(
+        "IP-Adapters that requests may name, as name=path each", default=()
     )
     step_cache: float = setting(
         "relative change of the first block below which the others are skipped; 0: never",

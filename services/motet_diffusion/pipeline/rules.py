@@ -93,6 +93,7 @@ class Rules:
         self._parameters = {
             kind: inspect.signature(p.__call__).parameters for kind, p in pipelines.items()
         }
+        self.schedulers: dict[str, list[str]] = {}  # names that requests may give, by kind
         self._sdedit_kinds = (
             {"change", "fill"} - self._parameters.keys()
             if "draw" in self._parameters and supports_sdedit(self._pipeline)
@@ -145,6 +146,7 @@ class Rules:
         """
         kind = kind or kind_of(drawing)
         self._check_kind(kind)
+        self._check_scheduler(drawing.scheduler, kind)
         width, height = self._size(drawing)
         steps = self._steps(drawing, kind)
         if drawing.negative_prompt and not self._takes_negative_prompt(kind):
@@ -220,6 +222,13 @@ class Rules:
         return {"intermediate_timesteps": None} if is_changed else {}
 
     # --------------------------------------------------------------------------------------- checks
+    def _check_scheduler(self, name: str, kind: str) -> None:
+        known = self.schedulers.get("draw" if kind in self._sdedit_kinds else kind, [])
+        if name and name not in known:
+            found = f"give one of {', '.join(known)}" if known else "it has only its own"
+            message = f"scheduler: {name[:40]!r} is not for this model; {found}"
+            raise BadRequest(message, param="scheduler")
+
     def _check_kind(self, kind: str) -> None:
         if kind not in self._parameters:
             family = type(self._pipeline).__name__
