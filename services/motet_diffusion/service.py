@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,10 @@ class Diffusion(Actor):
             raise BadRequest(f"{param}: is missing; send the image that is followed", param=param)
         return await self._picture(ref, open_picture, param=param)
 
-    async def _picture(self, ref: BlobRef, read: Callable[..., Image], **fields: str) -> Image:
+    async def _picture(self, ref: BlobRef, read: Callable[..., Image], param: str = "") -> Image:
         data = bytes(await self._store.get(ref))
-        return await decoding(read, data, max_pixels=self.config.max_pixels, **fields)
+        fields = {"param": param} if param else {}
+        return await decoding(partial(read, **fields), data, max_pixels=self.config.max_pixels)
 
     async def _resumed(self, request: Draw) -> dict[str, Any]:
         """Return the fields of the checkpoint that the picture resumes from."""

@@ -86,6 +86,7 @@ class DenoiseLoop:
             self._batcher.end(self.key)
 
     def _draw(self) -> Image.Image:
+        self._factory.check_scheduler(self.drawing)
         pipeline = self._factory.open(self.drawing, self._denoise)
         self._wrap_scheduler(pipeline.scheduler)
         arguments = self._factory.rules.arguments(self.drawing, self._generator)

@@ -15,7 +15,8 @@ from motet_models.checkpoints import check_checkpoint
 from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
 
-from .support import pipeline_class, refusal
+from .quantized import load_gguf
+from .support import DENOISERS, pipeline_class, refusal
 
 
 def load(config: EngineConfig) -> Any:
@@ -35,6 +36,9 @@ def load(config: EngineConfig) -> Any:
     for part in (Path(config.model), *sorted(Path(config.model).iterdir())):
         if part.is_dir():
             check_checkpoint(part)
+    parts = missing_parts(Path(config.model)) | processors(Path(config.model))
+    if config.denoiser:
+        parts |= denoiser_of_file(config)
     try:
         pipeline = DiffusionPipeline.from_pretrained(
             Path(config.model),
@@ -42,8 +46,7 @@ def load(config: EngineConfig) -> Any:
             local_files_only=True,
             use_safetensors=True,
             low_cpu_mem_usage=False,
-            **missing_parts(Path(config.model)),
-            **processors(Path(config.model)),
+            **parts,
         )
     except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
         cause = f"{type(error).__name__}: {error}"
@@ -52,7 +55,21 @@ def load(config: EngineConfig) -> Any:
     return pipeline.to(find_device(config.device, ConfigError))
 
 
-def missing_parts(folder: Path) -> dict[str, None]:
+def denoiser_of_file(config: EngineConfig) -> dict[str, Any]:
+    """Return the denoiser with the weights of the GGUF file, by the name of its part."""
+    import diffusers
+
+    index = json.loads((Path(config.model) / "model_index.json").read_text())
+    for name in DENOISERS:
+        library, kind = index.get(name) or (None, None)
+        if library == "diffusers" and inspect.isclass(found := getattr(diffusers, str(kind), None)):
+            dtype = getattr(torch, config.dtype)
+            folder = Path(config.model) / name
+            return {name: load_gguf(found, Path(config.denoiser), folder, dtype)}
+    raise ConfigError(f"denoiser={config.denoiser!r}: {config.model!r} has no denoiser to replace")
+
+
+def missing_parts(folder: Path) -> dict[str, Any]:
     """Return the parts that a folder declares missing, such as the largest text encoder of SD3.
 
     diffusers requires them as explicit arguments.

@@ -31,18 +31,19 @@ from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
 from motet_kernels import gpu
-from motet_shared.errors import ConfigError, InternalError
+from motet_shared.errors import BadRequest, ConfigError, InternalError
 
 from .adapters import Adapters
 from .conditions import Conditions
 from .controlnets import ControlNets
 from .image_prompts import ImagePrompts
 from .loading import load, refused
+from .quantized import pack_gguf, quantize
 from .rules import Rules, folder_defaults, kind_of, vae_scale_of
-from .schedulers import make_scheduler, names_for
+from .schedulers import make_scheduler
 from .shared_modules import LockedModule, SharedDenoiser, locked
 from .support import DENOISERS, DRAW, kinds_of, relatives
-from .trial import Open, Trial, attempt, completes, trial_request
+from .trial import Trial, attempt, scheduler_cause, trial_request
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class PipelineFactory:
         self.controlnets = ControlNets(self.pipeline, config)
         self.image_prompts = ImagePrompts(self.pipeline, config.ip_adapters)
         self.adapters = Adapters(self.pipeline, config.loras)
+        self._quantize(getattr(self.pipeline, self.denoiser_name))
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
         self.vae = self.pipeline.vae
@@ -71,11 +73,11 @@ class PipelineFactory:
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
         self._try_conditions()
-        self._try_schedulers()
         self.merges = self.trial.merges(self.denoiser)
         if config.packed:
             pack(self.denoiser)
         self._linear: dict[str, bool] = {}
+        self._scheduler_causes: dict[tuple[str, str], str] = {}
         self._fuse()
 
     # ---------------------------------------------------------------------------------------- trial
@@ -104,6 +106,12 @@ class PipelineFactory:
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
 
+    def _quantize(self, denoiser: torch.nn.Module) -> None:
+        if self.config.denoiser:
+            pack_gguf(denoiser, getattr(torch, self.config.dtype))
+        elif self.config.quantization:
+            quantize(denoiser, self.config.quantization)
+
     def _try_conditions(self) -> None:
         """Draw a small picture with each ControlNet and IP-Adapter. Raises ConfigError if one fails."""
         kind = DRAW if DRAW in self._pipelines else next(iter(self._pipelines))
@@ -121,35 +129,6 @@ class PipelineFactory:
             if cause:
                 raise ConfigError(f"{where}: does not work with this model: {cause}")
 
-    def _try_schedulers(self) -> None:
-        """Find which schedulers each kind of picture may have, with a denoiser that answers zeros."""
-        for kind, pipeline in self._pipelines.items():
-            opened = self._opened_with_one_text()
-            request = trial_request(self.rules, kind)
-            self.rules.schedulers[kind] = [
-                name
-                for name in names_for(pipeline.scheduler)
-                if completes(self.rules, opened, self.trial.zeros, replace(request, scheduler=name))
-            ]
-
-    def _opened_with_one_text(self) -> Open:
-        """Return `open` for pictures of the same text, which is encoded once."""
-        encoded: list[Any] = []
-
-        def opened(drawing: PictureRequest, denoise: Denoise) -> Any:
-            pipeline = self.open(drawing, denoise)
-            read = vars(pipeline)["encode_prompt"]
-
-            def read_once(*args: Any, **kwargs: Any) -> Any:
-                if not encoded:
-                    encoded.append(read(*args, **kwargs))
-                return encoded[0]
-
-            vars(pipeline)["encode_prompt"] = read_once
-            return pipeline
-
-        return opened
-
     def _compute_one(self, call: ModelCall) -> Any:
         return self.compute(call.call, [call], [rows_of(call.call)])
 
@@ -162,6 +141,23 @@ class PipelineFactory:
         self.adapters.check(drawing.loras)
         self.controlnets.check(drawing.controls)
         self.image_prompts.check(drawing.image_prompts)
+
+    def check_scheduler(self, drawing: PictureRequest) -> None:
+        """Raise BadRequest if the pipeline's loop does not run with the scheduler that is asked for.
+
+        That is tried once for each, with a denoiser that answers zeros; call it on a loop's thread.
+        """
+        if not drawing.scheduler:
+            return
+        kind = kind_of(drawing)
+        if (kind, drawing.scheduler) not in self._scheduler_causes:
+            self._scheduler_causes[kind, drawing.scheduler] = scheduler_cause(
+                self.rules, self.open, self.trial.zeros, drawing
+            )
+        if cause := self._scheduler_causes[kind, drawing.scheduler]:
+            family = type(self.pipeline_of(kind)).__name__
+            message = f"scheduler: a {family} does not run with {drawing.scheduler} ({cause})"
+            raise BadRequest(f"{message}; give another, or none", param="scheduler")
 
     def compute(self, merged: Call, calls: Sequence[ModelCall], rows: Sequence[int]) -> Any:
         """Return the output of `merged`, which is made of `calls` of one model with these rows."""

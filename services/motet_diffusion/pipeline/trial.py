@@ -21,7 +21,7 @@ from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, 
 from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
 from motet_diffusion.engine.request import PictureRequest
 
-from .rules import Rules
+from .rules import Rules, kind_of
 from .support import DRAW, FILL
 
 log = logging.getLogger(__name__)
@@ -127,21 +127,25 @@ def attempt(
         return _described(error), calls
 
 
-def completes(
+def scheduler_cause(
     rules: Rules, open_pipeline: Open, answer: Callable[[Call], Any], drawing: PictureRequest
-) -> bool:
-    """Return True if a pipeline's loop comes to an end with these answers; pixels are not decoded."""
+) -> str:
+    """Return why a pipeline's loop does not run with a picture's scheduler; "" if it does.
+
+    A small picture of the same kind is drawn with these answers, without its pixels.
+    """
+    kind = kind_of(drawing)
     try:
         with torch.no_grad():
-            known = rules.completed(replace(drawing, scheduler=""))
-            drawing = replace(known, scheduler=drawing.scheduler)
-            pipeline = open_pipeline(drawing, lambda call: answer(call.call))
-            arguments = rules.arguments(drawing, torch.Generator().manual_seed(0))
+            small = rules.completed(
+                replace(trial_request(rules, kind), scheduler=drawing.scheduler)
+            )
+            pipeline = open_pipeline(small, lambda call: answer(call.call))
+            arguments = rules.arguments(small, torch.Generator().manual_seed(0))
             latents = pipeline(**arguments | {"output_type": "latent"}).images
-        return bool(latents.isfinite().all())
-    except Exception as error:  # such a scheduler is not offered
-        log.debug("scheduler %s: %s", drawing.scheduler, _described(error))
-        return False
+        return "" if bool(latents.isfinite().all()) else "its steps are not finite"
+    except Exception as error:  # whatever a pipeline raises is the cause of the refusal
+        return _described(error)
 
 
 def trial_request(rules: Rules, kind: str) -> PictureRequest:
