@@ -32,9 +32,9 @@ class QuantizedLinear(nn.Module):
     ):
         super().__init__()
         self.out_features, self.in_features = weights.codes_NK.shape
-        self._linear = pack_groups(
-            weights, None if bias is None else bias.detach().float(), device, precise=True
-        ).to(device)
+        bias = None if bias is None else bias.detach().float()
+        # Not a submodule, as packed matrices stay where and as they are when a model is moved.
+        self._packed = (pack_groups(weights, bias, device, precise=True),)
         self.register_buffer("_like", torch.empty((), dtype=dtype, device=device))
 
     @property
@@ -44,7 +44,7 @@ class QuantizedLinear(nn.Module):
         return like.expand(self.out_features, self.in_features)
 
     def forward(self, x: Tensor, *_: Any) -> Tensor:
-        out: Tensor = self._linear(x.contiguous())
+        out: Tensor = self._packed[0](x.contiguous())
         return out
 
 
