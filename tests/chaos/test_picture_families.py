@@ -156,7 +156,9 @@ async def send_away(world: World, instance: str) -> None:
     pid = world.beat(instance).pid
     os.kill(pid, signal.SIGTERM)
     async with asyncio.timeout(20):
-        while any(beat.instance == instance for beat in world.bus.directory.ready(ROLE)):
+        while any(  # noqa: ASYNC110
+            beat.instance == instance for beat in world.bus.directory.ready(ROLE)
+        ):
             await asyncio.sleep(0.001)
     os.kill(pid, signal.SIGTERM)
 

@@ -243,32 +243,6 @@ def ovis() -> Any:
     )
 
 
-def prx() -> Any:
-    from transformers import T5GemmaConfig
-    from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
-
-    module = {**sizes(2), "sliding_window": 64}
-    config = T5GemmaConfig(encoder=module, decoder=module)
-    encoder = T5GemmaEncoder(config.encoder)
-    model = diffusers.PRXTransformer2DModel(
-        in_channels=4,
-        patch_size=2,
-        context_in_dim=HIDDEN,
-        hidden_size=32,
-        num_heads=2,
-        depth=2,
-        axes_dim=[8, 8],
-    )
-    return diffusers.PRXPipeline(
-        transformer=parts._lively(model),
-        scheduler=flow(),
-        vae=deep_vae(),
-        text_encoder=encoder,
-        tokenizer=chat_tokenizer(64),
-        default_sample_size=None,
-    )
-
-
 def longcat() -> Any:
     model = diffusers.LongCatImageTransformer2DModel(
         patch_size=1,
@@ -327,7 +301,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LongCatImagePipeline": longcat,
     "LuminaPipeline": lumina,
     "OvisImagePipeline": ovis,
-    "PRXPipeline": prx,
     "StableDiffusionInstructPix2PixPipeline": instruct_pix2pix,
     "StableDiffusionLatentUpscalePipeline": latent_upscale,
     "StableDiffusionUpscalePipeline": upscale,
