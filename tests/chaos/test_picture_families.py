@@ -44,7 +44,8 @@ EXACT = exact_rows(PAGE.read_text())
 COVERING = ("StableDiffusionPipeline", "ZImagePipeline")  # tensors with rows; lists of rows
 ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
-STEPS = 60
+STEPS = 300
+_FEWER = {"LatentConsistency": (50, 256)}  # steps that a kind can have at most, and pixels per side
 Strike = Callable[["World", str], Awaitable[None]]
 
 
@@ -59,7 +60,7 @@ class World:
 
     async def begin(self, family: str, folder: Path, count: int) -> None:
         """Start processes, and wait until two of the family are ready."""
-        flags = ("--model", str(folder), "--name", family, "--threads", "1")
+        flags = ("--model", str(folder), "--name", family, "--threads", "1", "--max-steps", "2000")
         for _ in range(count):
             await self.forks.start(self.nats, "motet_diffusion", *flags)
         await self.bus.directory.wait_for(
@@ -120,8 +121,16 @@ async def drawn(
         files["image"] = _file("RGB")
         if "change" not in kinds:
             files["mask"] = _file("L")
+    steps, side = next((few for name, few in _FEWER.items() if family.startswith(name)), (STEPS, 0))
     request = Draw(
-        model=family, prompt="a red circle", seed=5, steps=STEPS, strength=1.0, checkpoint_every=2
+        model=family,
+        prompt="a red circle",
+        seed=5,
+        width=side,
+        height=side,
+        steps=steps,
+        strength=1.0,
+        checkpoint_every=2,
     )
     strokes = draw(world.bus, world.store, request, outcome, patience=60.0, **files)  # type: ignore[arg-type]
     async with asyncio.timeout(120), aclosing(strokes):

@@ -23,6 +23,8 @@ from motet_kernels.runtime.errors import KernelError
 from motet_models.gguf_tensors import read_tensors
 from motet_shared.errors import ConfigError
 
+from .adapters import LoraLayer
+
 
 class QuantizedLinear(nn.Module):
     """Replace an `nn.Linear`: `y = x · Wᵀ + b`, with W in codes."""
@@ -54,15 +56,22 @@ def quantize(denoiser: nn.Module, form: str) -> int:
     int8: a scale for each output; fp8: e4m3 with a scale for each. Raises ConfigError if there are
     none, or a weight is not finite.
     """
-    found = [
+    adapters = {
+        part
+        for layer in denoiser.modules()
+        if isinstance(layer, LoraLayer)
+        for factors in (layer.down, layer.up)
+        for part in factors.modules()
+    }
+    found = dict.fromkeys(
         (parent, name, child)
         for chain in denoiser.modules()
-        if isinstance(chain, nn.ModuleList)
+        if isinstance(chain, nn.ModuleList) and chain not in adapters
         for parent in chain.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child.in_features >= GROUP
-    ]
-    for parent, name, child in dict.fromkeys(found):
+        if type(child) is nn.Linear and child.in_features >= GROUP and child not in adapters
+    )
+    for parent, name, child in found:
         try:
             weights = _codes(child.weight, form)
         except KernelError as error:
@@ -77,7 +86,7 @@ def quantize(denoiser: nn.Module, form: str) -> int:
         raise ConfigError(
             f"quantization={form!r}: a {kind} has no matrices in blocks; leave it out"
         )
-    return len(dict.fromkeys(found))
+    return len(found)
 
 
 def _codes(weight: Tensor, form: str) -> GroupWeights:
@@ -151,8 +160,11 @@ def pack_gguf(denoiser: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _coded(rows: Tensor, form: str, bias: Tensor | None, dtype: torch.dtype) -> QuantizedLinear:
-    codes, scale, shift, group, levels = read_blocks(form, rows.cpu())
-    weights = GroupWeights(codes, scale, shift, group, levels=levels)
+    read = read_blocks(form, rows.cpu())
+    try:
+        weights = GroupWeights(*read[:4], levels=read.levels, narrow=read.narrow)
+    except KernelError as error:
+        raise ConfigError(f"denoiser: {error}; give another file") from None
     return QuantizedLinear(weights, bias, rows.device, dtype)
 
 

@@ -310,6 +310,5 @@ MAKERS: dict[str, Callable[[], Any]] = {
 SAME_MODULES = {
     "Flux2KleinKVPipeline": "Flux2KleinPipeline",
     "Kandinsky5I2IPipeline": "Kandinsky5T2IPipeline",
-    "LongCatImageEditPipeline": "LongCatImagePipeline",
     "QwenImageLayeredPipeline": "QwenImageEditPipeline",
 }
