@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +41,31 @@ def load(config: EngineConfig) -> Any:
     parts = missing_parts(Path(config.model)) | processors(Path(config.model))
     if config.denoiser:
         parts |= denoiser_of_file(config)
+    read = functools.partial(
+        DiffusionPipeline.from_pretrained,
+        Path(config.model),
+        dtype=getattr(torch, config.dtype),
+        local_files_only=True,
+        use_safetensors=True,
+        **parts,
+    )
     try:
-        pipeline = DiffusionPipeline.from_pretrained(
-            Path(config.model),
-            dtype=getattr(torch, config.dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            low_cpu_mem_usage=False,
-            **parts,
-        )
+        pipeline = _read(read)
     except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
         cause = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {cause}") from None
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(find_device(config.device, ConfigError))
+
+
+def _read(read: Callable[..., Any]) -> Any:
+    try:
+        return read(low_cpu_mem_usage=False)
+    except ValueError as error:
+        # Models that keep parts in float32, as Kandinsky 5, are read in the other way only.
+        if "low_cpu_mem_usage" not in str(error):
+            raise
+        return read(low_cpu_mem_usage=True)
 
 
 def denoiser_of_file(config: EngineConfig) -> dict[str, Any]:

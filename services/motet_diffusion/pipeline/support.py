@@ -69,6 +69,8 @@ def refusal(kind: Any) -> str | None:
     for name in _FOREIGN_INPUTS:
         if name in parameters:
             return f"it needs `{name}` with every request"
+    if "layers" in parameters:
+        return "it gives several pictures, one for each layer"
     if not any(name in components for name in DENOISERS):
         return f"it chains several models (none of its components is `{'` or `'.join(DENOISERS)}`)"
     if "vae" not in components:

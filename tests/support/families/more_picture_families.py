@@ -310,5 +310,4 @@ MAKERS: dict[str, Callable[[], Any]] = {
 SAME_MODULES = {
     "Flux2KleinKVPipeline": "Flux2KleinPipeline",
     "Kandinsky5I2IPipeline": "Kandinsky5T2IPipeline",
-    "QwenImageLayeredPipeline": "QwenImageEditPipeline",
 }
