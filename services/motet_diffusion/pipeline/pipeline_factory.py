@@ -102,7 +102,7 @@ class PipelineFactory:
             else:
                 log.info("%s: no %s: %s", type(pipeline).__name__, kind, trial.causes[kind])
         if not kept:
-            raise self._refused(trial.causes[next(iter(own))])
+            raise self._refused(trial.causes[list(own)[-1]])
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
 

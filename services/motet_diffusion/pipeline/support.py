@@ -83,7 +83,9 @@ def kinds_of(kind: Any) -> tuple[str, ...]:
     parameters = call_parameters(kind)
     if "mask_image" in parameters:
         return (FILL,)
-    return (DRAW, CHANGE) if "image" in parameters else (DRAW,)
+    if (image := parameters.get("image")) is None:
+        return (DRAW,)
+    return (CHANGE,) if image.default is inspect.Parameter.empty else (DRAW, CHANGE)
 
 
 def relatives(pipeline: Any) -> dict[str, Any]:

@@ -62,7 +62,10 @@ def _file(text: str, param: str, most: int) -> bytes:
         message = f"`{param}`: the file has more than {most} bytes (--max-image)"
         raise PayloadTooLarge(message, param=param)
     try:
-        return base64.b64decode(text.encode("ascii"), validate=True)
+        data = base64.b64decode(text.encode("ascii"), validate=True)
     except ValueError:  # of base64 and of characters beyond ASCII
         message = f"`{param}` is no base64; send an image file as base64, or its data URL"
         raise BadRequest(message, param=param) from None
+    if not data:
+        raise BadRequest(f"`{param}`: the file is empty; send an image", param=param)
+    return data

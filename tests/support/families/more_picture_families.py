@@ -286,7 +286,7 @@ def kandinsky_5() -> Any:
         vae=deep_vae(16),
         text_encoder=qwen_vl(),
         tokenizer=qwen_vl_processor(),
-        text_encoder_2=parts._clip(CLIPTextModel),
+        text_encoder_2=parts._clip(CLIPTextModel, 77),
         tokenizer_2=parts._clip_tokenizer(),
     )
 
