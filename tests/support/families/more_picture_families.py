@@ -107,19 +107,6 @@ def upscale() -> Any:
     )
 
 
-def latent_upscale() -> Any:
-    unet = _wider(
-        parts._unet(cross_attention_dim=HIDDEN), 8, time_cond_proj_dim=2 * HIDDEN, out_channels=5
-    )
-    return diffusers.StableDiffusionLatentUpscalePipeline(
-        vae=parts._vae(),
-        text_encoder=parts._clip(CLIPTextModel),
-        tokenizer=parts._clip_tokenizer(),
-        unet=unet,
-        scheduler=parts.SCHEDULERS["euler"](),
-    )
-
-
 def cogview_3() -> Any:
     model = diffusers.CogView3PlusTransformer2DModel(
         patch_size=2,
@@ -302,12 +289,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LuminaPipeline": lumina,
     "OvisImagePipeline": ovis,
     "StableDiffusionInstructPix2PixPipeline": instruct_pix2pix,
-    "StableDiffusionLatentUpscalePipeline": latent_upscale,
     "StableDiffusionUpscalePipeline": upscale,
     "StableDiffusionXLInstructPix2PixPipeline": instruct_pix2pix_xl,
 }
 # The same modules under another name.
 SAME_MODULES = {
     "Flux2KleinKVPipeline": "Flux2KleinPipeline",
-    "Kandinsky5I2IPipeline": "Kandinsky5T2IPipeline",
 }
