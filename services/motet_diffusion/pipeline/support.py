@@ -59,8 +59,6 @@ def refusal(kind: Any) -> str | None:
         return "diffusers has deprecated it"
     if "prompt" not in parameters:
         return "it does not draw from text (no `prompt`)"
-    if not hasattr(kind, "encode_prompt"):
-        return "it reads its text outside of `encode_prompt`, where pictures take turns"
     if hasattr(kind, "_set_pag_attn_processor"):
         return "it exchanges the denoiser's attention during a picture (PAG), as pictures share it"
     for name in _CONTROLS:
@@ -75,6 +73,8 @@ def refusal(kind: Any) -> str | None:
         return f"it chains several models (none of its components is `{'` or `'.join(DENOISERS)}`)"
     if "vae" not in components:
         return "it has no VAE: its pictures are drawn in stages, or in pixels"
+    if not hasattr(kind, "encode_prompt"):
+        return "it reads its text outside of `encode_prompt`, where pictures take turns"
     return None
 
 
