@@ -44,7 +44,7 @@ EXACT = exact_rows(PAGE.read_text())
 COVERING = ("StableDiffusionPipeline", "ZImagePipeline")  # tensors with rows; lists of rows
 ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
-STEPS = 300
+STEPS, SIDE = 150, 128  # enough for a picture to be struck while it is drawn
 _BETWEEN_SIGNALS = 0.05  # seconds, in which the first one is handled
 _FEWER = {"LatentConsistency": (50, 256)}  # steps that a kind can have at most, and pixels per side
 Strike = Callable[["World", str], Awaitable[None]]
@@ -122,7 +122,9 @@ async def drawn(
         files["image"] = _file("RGB")
         if "change" not in kinds:
             files["mask"] = _file("L")
-    steps, side = next((few for name, few in _FEWER.items() if family.startswith(name)), (STEPS, 0))
+    steps, side = next(
+        (few for name, few in _FEWER.items() if family.startswith(name)), (STEPS, SIDE)
+    )
     request = Draw(
         model=family,
         prompt="a red circle",
