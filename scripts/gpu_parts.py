@@ -59,15 +59,33 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
     tier = "--tier=all" if dry else "--tier=extended-gpu"
     chosen = ("-k", "LlamaForCausalLM and settings0") if dry else ()
     families = ("-k", "LlamaForCausalLM") if dry else ()
+    graphs = ("-k", "no_graph_holds") if dry else ()
     common = {"MOTET_GPU_DEVICE": device, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
     return [
-        _pytest("kernels against their twins", 360, kernels, tier, needs=KERNEL, env=common),
+        _pytest("kernels against their twins", 330, kernels, tier, needs=KERNEL, env=common),
         _bench("configurations chosen by timing", 180, "gpu_tune", *quick, *kept, needs=KERNEL[:2]),
-        _bench("kernels beside the device's limits", 240, "gpu_kernels", *quick, needs=KERNEL[:2]),
-        _pytest("services on a GPU", 240, engines, tier, *chosen, needs=ENGINE, env=common),
+        _bench("kernels beside the device's limits", 200, "gpu_kernels", *quick, needs=KERNEL[:2]),
+        _pytest("services on a GPU", 200, engines, tier, *chosen, needs=ENGINE, env=common),
+        _pytest(
+            "decode as CUDA graphs, beside launched steps",
+            120,
+            ("test_gpu_graphs.py",),
+            tier,
+            *graphs,
+            needs=ENGINE,
+            env=common,
+        ),
+        _bench(
+            "what CUDA graphs gain",
+            90,
+            "switches",
+            *(("--quick", "--only", "overlap") if dry else ("--only", "cuda_graphs")),
+            *("--device", device, "--pairs", "3", *(() if dry else ("--shape", "qwen3-0.6b"))),
+            needs=ENGINE,
+        ),
         _pytest(
             "smoke of all families",
-            240,
+            200,
             ("test_gpu_families.py",),
             "--tier=extended-gpu",
             *families,
@@ -76,10 +94,11 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
         ),
         _bench(
             "engine beside transformers, and KV in 8 bits",
-            240,
+            180,
             "llm",
             *(quick or ("--device", device, "--shape", "qwen3-8b", "--concurrency", "1", "32")),
-            *("--rounds", "1", "--engines", "motet", "transformers"),
+            *("--rounds", "1", "--engines"),
+            *(("motet bf16", "transformers generate") if dry else ("motet", "transformers")),
             needs=ENGINE,
         ),
     ]
@@ -87,9 +106,9 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
 
 def _files(*, engine: bool) -> tuple[str, ...]:
     """Return the tests of kernels, or those of services, which need more than torch and Triton."""
-    services = {"asr", "embedding", "engine", "tts", "vision"}
+    services = {"asr", "embedding", "encoder", "engine", "tts"}
     # Steps of their own; compiling, and comparing all configurations, need no GPU.
-    alone = {"benchmark", "compile", "families", "tuning"}
+    alone = {"benchmark", "compile", "families", "graphs", "tuning"}
     found = {path.name: path.stem.removeprefix("test_gpu_") for path in TESTS.glob("test_gpu_*.py")}
     return tuple(
         sorted(
@@ -109,7 +128,7 @@ def _pytest(
     env: Mapping[str, str],
 ) -> Step:
     paths = [str((TESTS / file).relative_to(ROOT)) for file in files]
-    options = ("-m", "pytest", "-q", *paths, *argv)
+    options = ("-m", "pytest", "-q", "-rs", *paths, *argv)
     return Step(name=name, argv=options, seconds=seconds, needs=("pytest", *needs), env=env)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from benchmarks.engine.checkpoint import CHECKPOINT, SHAPES, add_checkpoint
 from benchmarks.engine.replay import Job, Replay, blocks_for, rate
-from benchmarks.serving.serving import QUICK, Bench, Plan
+from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.cache import made
 from benchmarks.support.document import conditions, load_line, write

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
 from benchmarks.engine.replay import blocks_for
-from benchmarks.serving.serving import QUICK, Bench, Plan
+from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import table

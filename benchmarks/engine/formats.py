@@ -22,7 +22,7 @@ import torch
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
 from benchmarks.engine.gguf_checkpoint import convert
 from benchmarks.engine.replay import Job, Replay, blocks_for, rate
-from benchmarks.serving.serving import QUICK, Bench, Plan
+from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import median_interval, table

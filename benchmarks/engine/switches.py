@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
 from benchmarks.engine.replay import Job, Replay, Served, rate
-from benchmarks.serving.serving import QUICK, Bench, Plan
+from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import median_interval, table
@@ -87,8 +87,13 @@ def switches(plan: Plan) -> list[Switch]:
         for w in ("bfloat16", "int8", "int4")
         for jobs in (one, eight)
     ]
+    graphs = [
+        Switch("cuda_graphs", {"cuda_graphs": True}, {"cuda_graphs": False}, jobs)
+        for jobs in (one, eight)
+    ]
     return [
         *formats,
+        *(graphs if plan.device != "cpu" else []),  # a CPU replays tapes
         Switch(
             "kv_dtype=bfloat16 against float32",
             {"kv_dtype": "bfloat16"},
@@ -225,9 +230,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--pairs", type=int, default=8, help="interleaved pairs of runs per switch (default: 8)"
     )
+    parser.add_argument("--device", help="cpu, or cuda, with a row for cuda_graphs (default: cpu)")
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
-    plan = planned(args, Plan(), QUICK, CHECKPOINT)
+    plan = planned(args, Plan(), QUICK, (*CHECKPOINT, "device"))
     run(plan, 1 if args.quick else args.pairs, args.only, args.cache, args.file)
 
 

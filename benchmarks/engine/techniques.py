@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
 from benchmarks.engine.replay import Job, Replay, blocks_for, decode_rate
-from benchmarks.serving.serving import QUICK, Bench, Plan
+from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import Target, median_interval, table, targets_table

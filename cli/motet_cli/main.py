@@ -947,6 +947,11 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="omit memory for snapshots of recurrent states",
     )
     plan.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="add memory for decode steps as CUDA graphs, on a GPU",
+    )
+    plan.add_argument(
         "--overhead",
         metavar="BYTES",
         help="memory of the process besides the model (default: measured)",

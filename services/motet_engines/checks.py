@@ -55,21 +55,24 @@ def _check_sampling(request: Generate, features: Features, engine: str) -> None:
         raise UnsupportedParameter(
             f"`{name}` {value}: {engine} has no such parameter; leave it out", param=name
         )
-    if sampling.prompt_logprobs >= 0:
+    if sampling.prompt_logprobs >= 0 and not features.prompt_logprobs:
         raise UnsupportedParameter(
             f"`prompt_logprobs` {sampling.prompt_logprobs}: {engine} is not asked for those of a"
             " prompt here; leave it out",
             param="prompt_logprobs",
         )
-    if sampling.logprobs > features.logprobs:
+    for name in ("logprobs", "prompt_logprobs"):
+        _check_alternatives(name, getattr(sampling, name), features, engine)
+
+
+def _check_alternatives(name: str, wanted: int, features: Features, engine: str) -> None:
+    if wanted > features.logprobs:
         able = (
             f"returns at most {features.logprobs}"
             if features.logprobs >= 0
             else "returns none here"
         )
-        raise UnsupportedParameter(
-            f"`logprobs` {sampling.logprobs}: {engine} {able}; ask for fewer", param="logprobs"
-        )
+        raise UnsupportedParameter(f"`{name}` {wanted}: {engine} {able}; ask for fewer", param=name)
 
 
 def _check_grammar(request: Generate, features: Features, engine: str) -> None:

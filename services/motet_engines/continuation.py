@@ -10,6 +10,12 @@ def remaining(request: Generate) -> int:
     return request.sampling.max_tokens - len(request.output)
 
 
+def scores_prompt(request: Generate) -> bool:
+    """Return True if the prompt's tokens are to be scored; a reply that goes on has had its scores."""
+    wanted = request.sampling.prompt_logprobs >= 0 and len(request.prompt) > 1
+    return wanted and not request.output
+
+
 def seed_of(request: Generate) -> int:
     """Return the seed of the rest of a reply.
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motet_shared.messages import Generate, TokenLogprob
+from motet_shared.messages import Generate, ScoredToken, TokenLogprob
 
 ALL_GRAMMARS = frozenset({"json_schema", "regex", "choice", "grammar"})
 ALL_SAMPLING = frozenset(
@@ -36,6 +36,7 @@ class Features:
     continues: a reply may begin with tokens of another instance.
     continues_grammars: the same for replies that a grammar constrains.
     logprobs: maximum number of alternatives per token; -1: no log-probabilities.
+    prompt_logprobs: log-probabilities of prompts are returned, with as many alternatives.
     raw_prompts: prompts may be other than chats.
     """
 
@@ -45,6 +46,7 @@ class Features:
     continues: bool = True
     continues_grammars: bool = False
     logprobs: int = 20
+    prompt_logprobs: bool = False
     raw_prompts: bool = True
 
 
@@ -52,13 +54,15 @@ class Features:
 class StepOutput:
     """Hold the tokens that a request has got at once; the last output has `finish`.
 
-    cached_tokens: of the prompt, from the engine's prefix cache; -1: not reported.
+    cached_tokens: of the prompt, from the engine's prefix cache; -1: not reported. scores: of all
+        prompt tokens but the first, with the first output of a request that asks for them.
     """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish: str = ""  # "stop" or "length"
     cached_tokens: int = -1
+    scores: list[ScoredToken] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

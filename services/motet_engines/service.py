@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from motet_shared.errors import Unavailable
-from motet_shared.messages import Generate, ModelCard, Tokens, Usage
+from motet_shared.messages import Generate, ModelCard, PromptScores, Tokens, Usage
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.vitals import count_gpus
 from motet_shared.wire.bus import Bus
@@ -18,12 +18,15 @@ from .breaker import Breaker
 from .card import model_cards
 from .checks import check_request
 from .config import EnginesConfig
+from .continuation import remaining, scores_prompt
 from .engine import Engine, StepOutput
 from .engines import create_engine
 from .pace import Measured, Pace
 from .trials import Trials
 
 log = logging.getLogger(__name__)
+
+SCORES = 256  # of prompt tokens in a message
 
 
 class EngineHost(Actor):
@@ -77,7 +80,7 @@ class EngineHost(Actor):
         """Stream the tokens of one request until it ends."""
         self.check_served(request.model)
         check_request(request, self._engine.features, self.config.engine)
-        if request.sampling.max_tokens <= len(request.output):
+        if remaining(request) <= 0 and not scores_prompt(request):
             call.finish("length", Usage(len(request.prompt)))
             return
         with Measured(self._pace, call.id, len(request.prompt), request.priority) as measured:
@@ -99,6 +102,8 @@ class EngineHost(Actor):
     async def _send(
         self, call: Call, request: Generate, output: StepOutput, measured: Measured
     ) -> None:
+        for at in range(0, len(output.scores or ()), SCORES):
+            await call.send(PromptScores(1 + at, (output.scores or [])[at : at + SCORES]))
         if output.ids:
             measured.note(len(output.ids), output.cached_tokens)
             waited = time.monotonic()

@@ -63,6 +63,9 @@ class EngineSettings:
         "compute on a thread of its own, and handle a step's tokens while the next is computed",
         default=True,
     )
+    cuda_graphs: bool = setting(
+        "replay decode steps on a GPU as CUDA graphs, captured at the start", default=False
+    )
     block_size: int = setting("tokens per KV block", default=16, min=1)
     num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
     kv_memory: Bytes = setting(
@@ -338,5 +341,5 @@ class DecodeConfig(EngineSettings, ProcessConfig):
         """Return the engine's settings, checked. Raises ConfigError."""
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(EngineSettings)}
         if self.role == "prefill":
-            given["speculate"] = "off"  # prefill workers draw no tokens
+            given |= {"speculate": "off", "cuda_graphs": False}  # prefill workers draw no tokens
         return EngineConfig(**given)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from motet_shared.errors import ConfigError
 
+from .graph_sizes import StepShape, graph_bytes, graph_sizes
 from .model_shape import LayerCache, ModelShape
 from .weight_formats import WEIGHT_FORMATS, CheckpointCodes, WeightFormat, weight_bytes
 
@@ -236,6 +237,7 @@ class Plan:
 
     kv: the pool, in whole blocks.
     num_blocks: blocks for sequences; the pool has one more, which pads block tables.
+    graphs: decode steps as CUDA graphs.
     states: recurrent state of `max_running` sequences and as many snapshots for the prefix cache.
     per_sequence: KV of one sequence of `context` tokens; per_token: bytes of a further token as
         long as no window evicts.
@@ -247,6 +249,7 @@ class Plan:
     memory: int
     weights: int
     activations: int
+    graphs: int
     overhead: int
     states: int
     kv: int
@@ -263,7 +266,8 @@ class Plan:
     @property
     def used(self) -> int:
         """Return the bytes of all uses together."""
-        return self.weights + self.activations + self.overhead + self.states + self.kv
+        own = self.weights + self.activations + self.graphs
+        return own + self.overhead + self.states + self.kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +276,7 @@ class Settings:
 
     codes: formats of a quantized checkpoint's own codes; None: it has none.
     activation_bytes: bytes of one activation.
+    cuda_graphs: decode steps are captured as CUDA graphs.
     overhead: bytes besides weights, activations, states and KV cache.
     """
 
@@ -283,6 +288,7 @@ class Settings:
     token_budget: int = 512
     max_running: int = 64
     prefix_cache: bool = True
+    cuda_graphs: bool = False
     overhead: int = 0
 
 
@@ -295,6 +301,22 @@ def activation_bytes(shape: ModelShape, settings: Settings) -> int:
     """
     rows = settings.token_budget * (4 * shape.hidden + 2 * shape.widest) * settings.activation_bytes
     return rows + 2 * settings.max_running * shape.vocab * 4
+
+
+def _graph_bytes(shape: ModelShape, settings: Settings, layout: KvLayout, context: int) -> int:
+    """Return the bytes of CUDA graphs; a model with recurrent state has none."""
+    if not settings.cuda_graphs or state_bytes(shape.layers):
+        return 0
+    step = StepShape(
+        hidden=shape.hidden,
+        widest=shape.widest,
+        vocab=shape.vocab,
+        elements=max(layer.elements for layer in shape.layers),
+        groups=len(layout.groups),
+        element_bytes=settings.activation_bytes,
+    )
+    sizes = graph_sizes(settings.max_running, context, settings.block_size)
+    return graph_bytes(sizes, step, settings.block_size)
 
 
 def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Plan:
@@ -314,15 +336,17 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         slots * state_bytes(shape.layers),
     )
     activations = activation_bytes(shape, settings)
-    taken = weights + activations + settings.overhead + states
+    graphs = _graph_bytes(shape, settings, layout, shape.context or context)
+    taken = weights + activations + graphs + settings.overhead + states
     per_sequence = layout.blocks_for(context, settings.token_budget)
     num_blocks = layout.blocks_in(memory - taken)
     if num_blocks < per_sequence:
         least = taken + (per_sequence + 1) * layout.block_bytes
         raise ConfigError(
-            f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
-            f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
-            "a shorter context, or smaller weights",
+            f"memory={format_bytes(memory)}: weights, activations, graphs, states and overhead take"
+            f" {format_bytes(taken)}, and a sequence of {context} tokens"
+            f" {format_bytes(least - taken)}; give at least {format_bytes(least)}, a shorter context,"
+            " or smaller weights",
             param="memory",
         )
     longest = layout.longest(num_blocks, settings.token_budget)
@@ -330,6 +354,7 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         memory=memory,
         weights=weights,
         activations=activations,
+        graphs=graphs,
         overhead=settings.overhead,
         states=states,
         kv=(num_blocks + 1) * layout.block_bytes,

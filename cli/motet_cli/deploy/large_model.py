@@ -20,7 +20,7 @@ from motet_cli.deploy.pods import (
 )
 
 HOSTS, GPUS = 2, 8  # pods of one engine, and GPUs of each
-IMAGE = "vllm/vllm-openai:v0.13.0"
+IMAGE = "vllm/vllm-openai:v0.32.0"
 HTTP, RENDEZVOUS, METRICS = 8000, 29501, 9100
 NAME = "vllm"
 

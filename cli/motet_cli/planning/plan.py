@@ -247,6 +247,7 @@ def _settings(args: Namespace, checkpoint: Checkpoint, on_gpu: bool) -> Settings
         token_budget=args.token_budget,
         max_running=args.max_running,
         prefix_cache=not args.no_prefix_cache,
+        cuda_graphs=args.cuda_graphs and on_gpu,
         overhead=overhead,
     )
 
@@ -350,6 +351,7 @@ def _memory_table(shape: ModelShape, settings: Settings, memory_plan: Plan) -> T
     rows = [
         ("weights", memory_plan.weights, _formats(settings)),
         ("activations", memory_plan.activations, f"{settings.token_budget} tokens per step"),
+        ("CUDA graphs", memory_plan.graphs, "decode steps of all sizes"),
         (
             "recurrent states",
             memory_plan.states,

@@ -1,8 +1,9 @@
-"""Correct Triton's interpreter for bfloat16.
+"""Correct Triton's interpreter for bfloat16, and for numpy 2.4.
 
 It stores bfloat16 as plain 16-bit integers and computes with these, silently (seen with Triton
 3.9). Here matrix products widen them, conversions round to nearest, and other arithmetic is an
-error: a kernel must widen first.
+error: a kernel must widen first. Before Triton 3.7 it converts arrays of one number to integers,
+which numpy deprecates and then refuses.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from motet_kernels.runtime.errors import KernelError
@@ -21,8 +23,12 @@ _cast, _dot, _binary, _unary = (
 )
 
 
+_patch_tensor = interpreter._patch_lang_tensor
+
+
 def patch() -> None:
-    """Replace the methods of Triton's interpreter that miscompute bfloat16; idempotent."""
+    """Replace the methods of Triton's interpreter that miscompute; idempotent."""
+    interpreter._patch_lang_tensor = patch_tensor
     for name, method in (
         ("cast_impl", cast),
         ("create_dot", dot),
@@ -34,6 +40,12 @@ def patch() -> None:
     for name, member in list(vars(InterpreterBuilder).items()):
         if member is _cast:
             setattr(InterpreterBuilder, name, cast)
+
+
+def patch_tensor(tensor: Any, scope: Any) -> None:
+    """Give Triton's tensors their methods for the interpreter, and an index that numpy takes."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
 
 def cast(self: Any, src: Any, dst_type: Any) -> Any:

@@ -32,7 +32,7 @@ _SHUTDOWN = 5.0  # seconds that vLLM's processes have to end
 class VllmEngine:
     """Drive one model in vLLM."""
 
-    features = Features(frames=True)
+    features = Features(frames=True, prompt_logprobs=True)
 
     def __init__(self, config: EnginesConfig):
         self._config = config
@@ -88,7 +88,7 @@ class VllmEngine:
             )
             async with aclosing(found) as outputs:
                 async for output in outputs:
-                    yield step_output(output, logprobs=request.sampling.logprobs)
+                    yield step_output(output, request)
         except library.dead as error:
             raise Unavailable(f"vllm has ended: {error}") from error
         except library.client_errors as error:

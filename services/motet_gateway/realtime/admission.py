@@ -26,7 +26,7 @@ from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.voice.conversation.settings import ReplySettings
 from motet_shared.messages import Audio, Chat, Text
 
-from .pictures import shown
+from .pictures import shown, with_placeholders
 
 
 class TenantAdmission:
@@ -55,7 +55,7 @@ class TenantAdmission:
         self._tenant.count_request()
         size = PromptSize.of(self._service.bus.directory, "tokenizer", settings.model, self._tenant)
         size.check_tools(list(settings.tools))
-        size.check_text(messages, "response")
+        size.check_text(with_placeholders(messages), "response")
         limit = REPLY_TOKENS if settings.max_tokens is None else settings.max_tokens
         ticket = self._tenant.take(
             tokens=messages_tokens(messages) + limit, audio=SECOND if settings.speaks else 0

@@ -77,13 +77,28 @@ async def shown(
     messages: list[dict[str, Any]], config: GatewayConfig
 ) -> tuple[list[dict[str, Any]], list[InputMedia]]:
     """Return chat messages with placeholders for images and recordings, and these in their order."""
-    plain, media = [], []
-    for message in messages:
-        if isinstance(content := message["content"], list):
-            media += [await _medium(part, config) for part in content if part["type"] != "text"]
-            content = [p if p["type"] == "text" else {"type": p["type"]} for p in content]
-        plain.append({**message, "content": content})
-    return plain, media
+    media = [
+        await _medium(part, config)
+        for message in messages
+        if isinstance(message["content"], list)
+        for part in message["content"]
+        if part["type"] != "text"
+    ]
+    return with_placeholders(messages), media
+
+
+def with_placeholders(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return chat messages whose images and recordings are replaced by their types."""
+    return [
+        {**message, "content": [_placeholder(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def _placeholder(part: dict[str, Any]) -> dict[str, Any]:
+    return part if part["type"] == "text" else {"type": part["type"]}
 
 
 async def _medium(part: dict[str, Any], config: GatewayConfig) -> InputMedia:

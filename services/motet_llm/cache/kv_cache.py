@@ -42,6 +42,11 @@ class LayerShape:
     window: int | None = None
     chunk: int | None = None
 
+    @property
+    def elements(self) -> int:
+        """Return the numbers per token, without scales."""
+        return self.heads * (self.key_dim + self.value_dim)
+
     def nbytes(self, dtype: torch.dtype) -> int:
         """Return the bytes per token, scales included."""
         elements = sum(row_size(dim, dtype) for dim in (self.key_dim, self.value_dim) if dim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from motet_models.capacity import (
     layout_of,
 )
 from motet_models.free_memory import available_memory
+from motet_models.graph_sizes import StepShape, graph_bytes, graph_sizes
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
 from motet_models.weight_formats import WEIGHT_FORMATS, weight_bytes
@@ -108,6 +109,18 @@ def step_bytes(config: EngineConfig, hidden: int, vocab: int, element_bytes: int
         return activation_bytes(shape, settings)
     rows = config.token_budget * (4 + 2 * _WIDEST) * hidden * element_bytes
     return rows + 2 * config.max_running * vocab * 4
+
+
+def graph_memory(config: EngineConfig, step: StepShape, context: int) -> int:
+    """Return the most bytes that decode steps take as CUDA graphs.
+
+    step: `widest` is not read: it is the model's if its shape is known, else a multiple of its
+        hidden size. context: longest sequence, tokens.
+    """
+    shape = _shape(Path(config.model))
+    widest = _WIDEST * step.hidden if shape is None else shape.widest
+    sizes = graph_sizes(config.max_running, context, config.block_size)
+    return graph_bytes(sizes, replace(step, widest=widest), config.block_size)
 
 
 @dataclass(frozen=True, slots=True)

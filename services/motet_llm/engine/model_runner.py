@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from motet_kernels import gpu
 from motet_kernels.attention.paged_batch import PagedBatch
@@ -29,6 +30,8 @@ from motet_kernels.runtime.device import (
     find_dtype,
     upload_all,
 )
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.graphs import graphs_on
 from motet_kernels.runtime.memory import return_freed
 from motet_kernels.runtime.replay import can_replay
 from motet_kernels.spans import upload
@@ -38,7 +41,7 @@ from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.attention.long_context import LongRows, Staging
 from motet_llm.attention.paged import GroupStep, Layout, ShapeProbe, StepLayout
 from motet_llm.attention.picture_spans import PictureSpan
-from motet_llm.attention.sink_window import rows_by_group
+from motet_llm.attention.sink_window import Rows, rows_by_group
 from motet_llm.cache.kv_cache import KvCache, layout_of
 from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
@@ -48,11 +51,33 @@ from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
 from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
+from motet_models.graph_sizes import StepShape, graph_sizes
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import START
 
-from .memory_budget import MemoryBudget, draft_memory, expected_weight_bytes, step_bytes
+from .decode_graphs import DecodeGraphs, is_plain_decode
+from .memory_budget import (
+    MemoryBudget,
+    draft_memory,
+    expected_weight_bytes,
+    graph_memory,
+    step_bytes,
+)
 from .step_memory import StepMemory, stays
+
+
+@dataclass(slots=True, frozen=True)
+class _PackedStep:
+    """Hold by group of layers where a step's tokens are stored, and what its rows attend to.
+
+    slots: `[N]`. long: rows longer than the pool, which are not in `rows`; None without them.
+    is_plain: every row attends to its blocks alone, and no query is watched.
+    """
+
+    slots: list[np.ndarray]
+    rows: list[Rows]
+    long: list[LongRows | None]
+    is_plain: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -140,6 +165,9 @@ class ModelRunner:
         staging = self._staging_bytes(config.block_size) if config.long_context else 0
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
+        self._captures = config.cuda_graphs
+        self._max_running = config.max_running
+        self.graphs = self._make_graphs()
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
         self.packing.finish()
@@ -220,10 +248,41 @@ class ModelRunner:
             self._sink_window,
         )
 
+    @property
+    def _graph_obstacle(self) -> str:
+        """Return which part of the model a graph cannot repeat on other sequences; empty: none."""
+        if self.states is not None:
+            return "recurrent layers"
+        return "" if self.rope is None else "rotary frequencies that depend on a sequence's length"
+
+    def _make_graphs(self) -> DecodeGraphs | None:
+        """Return graphs over the present cache, none of them captured yet; None: steps are launched."""
+        if not self._captures or self._graph_obstacle:
+            return None
+        try:
+            graphs = graphs_on(self.device)
+        except KernelError as error:
+            raise ConfigError(
+                f"cuda_graphs: {error}; or leave it off", param="cuda_graphs"
+            ) from error
+        sizes = graph_sizes(self._max_running, self.context, self.kv.block_size)
+        axes = 1 if self.image_shape is None else self.image_shape.axes
+        return DecodeGraphs(self._compute, self.kv, graphs, sizes, self.device, axes=axes)
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Capture decode steps of all sizes, if they are replayed as graphs."""
+        if self.graphs is not None:
+            self.graphs.capture()
+
+    def graph_stats(self) -> dict[str, float]:
+        """Return counts of graphs and of replayed steps; empty without graphs."""
+        return {} if self.graphs is None else self.graphs.stats()
+
     def resize(self, blocks_per_group: int) -> None:
         """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
-        self._memories = {}
+        self._memories, self.graphs = {}, self._make_graphs()
 
     def forget_recordings(self) -> None:
         """Forget the recordings of steps, after tensors that they read have moved."""
@@ -232,14 +291,15 @@ class ModelRunner:
     @contextmanager
     def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
         """Use empty caches for `num_sequences` sequences of `length` tokens within the context."""
-        own = self.kv, self.states, self._memories
+        own = self.kv, self.states, self._memories, self.graphs
         num_blocks = num_sequences * len(self.kv.groups) * -(-length // self.kv.block_size)
         try:
             self.kv = self._make_kv(num_blocks, self.kv.block_size)
             self.states, self._memories = self._make_states(num_sequences, 0), {}
+            self.graphs = self._make_graphs()
             yield
         finally:
-            self.kv, self.states, self._memories = own
+            self.kv, self.states, self._memories, self.graphs = own
 
     @property
     def model_type(self) -> str:
@@ -263,7 +323,14 @@ class ModelRunner:
         """Return the types, formats and device that were chosen when the model was loaded."""
         dtype, kv_dtype = dtype_name(self.dtype), dtype_name(self._kv_dtype)
         weights = ", ".join(filter(None, (quantized.formats(self.model), self._weights)))
-        return {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, **describe(self.device)}
+        graphs = f"off: {self._graph_obstacle}" if self.graphs is None else self.graphs.describe()
+        return {
+            "dtype": dtype,
+            "weights": weights,
+            "kv_dtype": kv_dtype,
+            **describe(self.device),
+            **({"cuda_graphs": graphs} if self._captures else {}),
+        }
 
     def _staging_bytes(self, block_size: int) -> int:
         """Return the bytes of one layer of the longest sequence, for the widest layer."""
@@ -301,6 +368,20 @@ class ModelRunner:
         assert self._budget is not None
         text = self.model.config.get_text_config()
         step = step_bytes(config, text.hidden_size, self.vocab, self.dtype.itemsize)
+        if config.cuda_graphs and not self._graph_obstacle:
+            elements = max(shape.elements for shape in self._shapes.layers.values())
+            step += graph_memory(
+                config,
+                StepShape(
+                    hidden=text.hidden_size,
+                    widest=0,
+                    vocab=self.vocab,
+                    elements=elements,
+                    groups=len(layout.groups),
+                    element_bytes=self.dtype.itemsize,
+                ),
+                self.context,
+            )
         draft = draft_memory(config, dtype_name(self._kv_dtype), len(layout.groups))
         bank = 0 if self.adapters is None else self.adapters.nbytes
         states = 0 if self.states is None else self.states.nbytes
@@ -349,18 +430,60 @@ class ModelRunner:
         if self.rope is not None:
             spans = [self.rope.rule.lengths(work.request, *work.span) for work in works]
             self.rope.lengths_N = np.concatenate(spans)
-        arrays = (ids_N, self._rotary_positions(positions_N, works), draws_R)
-        ids, positions, draws_at = upload_all(arrays, self.device)
-        layout = self._layout(works, positions_N, ends, watched)
-        layout.positions_N = positions if positions.ndim == 1 else None
-        layout.spans = _picture_spans(works)
-        with self._adapted(works, layout):
-            logits_RV = self._call(self._inputs_of(ids, works), positions, layout, draws_at)
+        positions = self._rotary_positions(positions_N, works)
+        step = self._packed(works, positions_N, watched)
+        arrays = ids_N, positions, draws_R
+        found = self._replayed(works, arrays, step)
+        if found is None:
+            found = self._launched(works, arrays, step, ends, watched)
+        logits_RV, draws_at = found
         hidden_ND = self._hidden_1ND[0]
         finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
         return Forward(
             logits_RV, [work.num_tokens for work in works], Download(finite_N), hidden_ND, draws_at
         )
+
+    def _replayed(
+        self, works: Sequence[Work], arrays: Sequence[np.ndarray], step: _PackedStep
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the logits of a graph, and the places that draw; None if none holds the step.
+
+        arrays: token ids, rotary positions, and places that draw.
+        """
+        if self.graphs is None or not step.is_plain or not is_plain_decode(works):
+            return None
+        ids_N, positions, _ = arrays
+        found = self.graphs.run(ids_N, positions, step.slots, step.rows)
+        if found is None:
+            return None
+        logits_RV, hidden_ND, draws_R = found
+        self._hidden_1ND = hidden_ND.unsqueeze(0)
+        self._backbone_output = BaseModelOutput(last_hidden_state=self._hidden_1ND)
+        return logits_RV, draws_R
+
+    def _launched(
+        self,
+        works: Sequence[Work],
+        arrays: Sequence[np.ndarray],
+        step: _PackedStep,
+        ends: np.ndarray,
+        watched: Sequence[tuple[Watch, slice]],
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of a step whose kernels are launched, and the places that draw."""
+        ids, positions, draws_at = upload_all(arrays, self.device)
+        layout = self._layout(works, step, ends, watched)
+        layout.positions_N = positions if positions.ndim == 1 else None
+        layout.spans = _picture_spans(works)
+        with self._adapted(works, layout):
+            inputs = self._inputs_of(ids, works)
+            return self._call(inputs, positions, layout, draws_at), draws_at
+
+    def _compute(
+        self, ids_N: Tensor, positions: Tensor, layout: StepLayout, draws_R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits `[R, V]` and hidden states `[N, D]` of tokens that are all text."""
+        logits_RV = self._call({"input_ids": ids_N.unsqueeze(0)}, positions, layout, draws_R)
+        return logits_RV, self._hidden_1ND[0]
 
     @torch.inference_mode()
     def logits_of(self, rows: Sequence[int]) -> Tensor:
@@ -447,21 +570,18 @@ class ModelRunner:
                 )
         return turned_3N
 
-    def _layout(
+    def _packed(
         self,
         works: Sequence[Work],
         positions_N: np.ndarray,
-        ends: np.ndarray,
         watched: Sequence[tuple[Watch, slice]],
-    ) -> StepLayout:
+    ) -> _PackedStep:
         spans = [work.span for work in works]
         tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
-        state_slots_B = np.array([work.request.blocks.state_slot for work in works])
         dropped_B = np.array([work.request.blocks.num_dropped for work in works], dtype=np.int32)
         places_N = positions_N - np.repeat(dropped_B, [work.num_tokens for work in works])
         places = [positions_N if group.is_local else places_N for group in self.kv.groups]
         slots_N = list(map(partial(self._slots, works), tables, places))
-        *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
         rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, dropped_B)
         long = self._long_rows(works, spans)
         rows = [
@@ -471,9 +591,20 @@ class ModelRunner:
         is_plain = (
             not watched and not any(long) and all(len(row.lengths_B) == len(works) for row in rows)
         )
-        memory = (
-            self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_plain else None
-        )
+        return _PackedStep(slots_N, rows, long, is_plain)
+
+    def _layout(
+        self,
+        works: Sequence[Work],
+        step: _PackedStep,
+        ends: np.ndarray,
+        watched: Sequence[tuple[Watch, slice]],
+    ) -> StepLayout:
+        rows = step.rows
+        state_slots_B = np.array([work.request.blocks.state_slot for work in works])
+        *slots, state_slots = upload_all([*step.slots, state_slots_B], self.device)
+        widest = max(row.tables_BM.shape[1] for row in rows)
+        memory = self._memory(works, widest) if step.is_plain else None
         if memory is not None:
             memory.write(rows, slots)
             layout = StepLayout(
@@ -484,7 +615,7 @@ class ModelRunner:
             if self.device.type != "cpu":
                 batches = [batch.to(self.device) for batch in batches]
             layout = StepLayout(
-                self.kv, list(map(GroupStep, slots, batches, long)), watched=list(watched)
+                self.kv, list(map(GroupStep, slots, batches, step.long)), watched=list(watched)
             )
         if self.states is not None:
             layout.states, layout.state_rows = (

@@ -230,6 +230,7 @@ def load(
             "disk_cache": 0,
             "adapters": (),
             "adapter_folder": "",
+            "cuda_graphs": False,
         }
         without["attention_budget"] = 0  # the draft model's own KV cache is small
         without["long_context"] = (

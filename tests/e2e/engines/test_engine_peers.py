@@ -21,6 +21,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from e2e.stack import MotetStack, until
+from motet_cli.deploy.large_model import GPUS, HOSTS, IMAGE, vllm_arguments
 from support.checkpoints.gguf_files import write_qwen3
 from support.checkpoints.lora_folders import make_adapter
 from support.checkpoints.pocket_text import pocket_text
@@ -37,6 +38,7 @@ QUESTION = "There is a red circle, a blue square and a green star. What do you s
 ANSWER = "A red circle, a blue square and a green star."
 ENGINES = ("motet", "vllm", "llama.cpp")  # in the order of the chain
 ADAPTED = ("motet", "vllm")  # serve the adapter
+SCORING = ("motet", "vllm")  # return log-probabilities of prompts
 LONG = 1900  # tokens of a reply that is moved
 START = 900.0  # seconds that vLLM may take on a busy machine
 TOOL = {
@@ -265,8 +267,17 @@ def test_grammars(stack: MotetStack, runs: EngineRuns, engine: str, kind: str) -
 def test_prompt_log_probabilities(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
     needs(engine)
     answer = ask(stack, engine, prompt_logprobs=1, max_tokens=1)
-    if engine == "motet":
+    if engine in SCORING:
         assert answer.status_code == 200
+        (found, due) = (
+            one.json()["prompt_logprobs"]
+            for one in (answer, ask(stack, "motet", prompt_logprobs=1, max_tokens=1))
+        )
+        assert len(found) == len(due)
+        assert found[0] is None
+        for one, other in zip(found[1:], due[1:], strict=True):
+            for token in one.keys() & other.keys():
+                assert one[token]["logprob"] == pytest.approx(other[token]["logprob"], abs=0.3)
         runs.note("`prompt_logprobs`", engine, "yes")
         return
     error = answer.json()["error"]
@@ -480,3 +491,37 @@ def test_a_text_of_ours_is_continued(stack: MotetStack, runs: EngineRuns, engine
     rest = answer.json()["choices"][0]["message"]["content"]
     assert found.text + rest == ANSWER
     runs.note("`continue_final_message`", engine, "yes")
+
+
+READ = """
+import json, sys
+from vllm import __version__
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+names = "model_tag tensor_parallel_size pipeline_parallel_size nnodes node_rank master_addr headless"
+print(json.dumps({"version": __version__, **{name: getattr(args, name) for name in names.split()}}))
+"""
+
+
+@pytest.mark.parametrize("rank", range(HOSTS))
+def test_vllm_takes_the_arguments_of_the_manifests(rank: int) -> None:
+    """Of the release that the manifests name; two hosts of GPUs are not at hand."""
+    if not (python := os.environ.get(PYTHONS["vllm"])):
+        pytest.skip(f"{PYTHONS['vllm']} is not set")
+    argv = vllm_arguments("/models/x", str(rank), "192.0.2.1")
+    done = subprocess.run(
+        [python, "-c", READ, *argv], capture_output=True, text=True, check=True, timeout=300
+    )
+    read = json.loads(done.stdout.splitlines()[-1])
+    assert IMAGE.endswith(f":v{read.pop('version').partition('+')[0]}")
+    assert read == {
+        "model_tag": "/models/x",
+        "tensor_parallel_size": GPUS,
+        "pipeline_parallel_size": HOSTS,
+        "nnodes": HOSTS,
+        "node_rank": rank,
+        "master_addr": "192.0.2.1",
+        "headless": rank > 0,
+    }

@@ -16,7 +16,6 @@ from motet_llm.engine.engine import Engine
 from motet_llm.models.experts import GroupedExperts
 from motet_shared.messages import Sampling
 from support.checkpoints import experts_checkpoints
-from support.checkpoints.lora_folders import make_adapter
 from support.families import language_families as families
 from support.running.triton_modes import without_triton
 
@@ -117,10 +116,11 @@ def test_sixteen_bits_give_nearly_what_the_twins_give(
 
 @pytest.mark.timeout(600)
 def test_adapters_say_what_they_say_on_the_cpu(device: torch.device, tmp_path: Path) -> None:
+    lora_folders = pytest.importorskip("support.checkpoints.lora_folders", reason="peft is absent")
     folder = families.write_checkpoint("LlamaForCausalLM", tmp_path / "model")
     model = families.class_of("LlamaForCausalLM").from_pretrained(folder, dtype=torch.float32)
     given = (
-        f"one={make_adapter(model, tmp_path / 'one', target_modules=['k_proj', 'o_proj', 'up_proj'])}",
+        f"one={lora_folders.make_adapter(model, tmp_path / 'one', target_modules=['k_proj', 'o_proj', 'up_proj'])}",
     )
 
     def said(where: str) -> dict[str, list[int]]:

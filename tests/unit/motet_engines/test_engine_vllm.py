@@ -21,7 +21,7 @@ from motet_engines.vllm.library import Library, load_library
 from motet_engines.vllm.load import LoadReader
 from motet_engines.vllm.sampling import sampling_params, structured
 from motet_shared.errors import BadRequest, ConfigError, Unavailable
-from motet_shared.messages import Generate, Grammar, Sampling
+from motet_shared.messages import Generate, Grammar, Sampling, ScoredToken
 from support.checkpoints.tiny_tokenizers import write_folder
 from support.running.refusals import refuses
 
@@ -86,9 +86,11 @@ class Scripted:
             self.closed += 1
 
 
-def output(ids: list[int], finish: str | None = None, logprobs: Any = None) -> Any:
+def output(
+    ids: list[int], finish: str | None = None, logprobs: Any = None, scores: Any = None
+) -> Any:
     completion = SimpleNamespace(token_ids=ids, finish_reason=finish, logprobs=logprobs)
-    return SimpleNamespace(outputs=[completion], num_cached_tokens=2)
+    return SimpleNamespace(outputs=[completion], num_cached_tokens=2, prompt_logprobs=scores)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,27 @@ async def test_log_probabilities_are_those_of_the_chosen_tokens(folder: Path) ->
     (found,) = await collect(engine_of(folder, scripted), request(sampling={"logprobs": 2}))
     (entry,) = found.logprobs
     assert (entry.id, entry.logprob, entry.top) == (9, -2.0, [(4, -0.5), (3, -1.0)])
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_prompts_are_scored_but_for_their_first_token(folder: Path, max_tokens: int) -> None:
+    """Also where no token is wanted, of which vLLM draws at least one."""
+    ranks = {6: SimpleNamespace(logprob=-2.0, rank=3), 4: SimpleNamespace(logprob=-0.5, rank=1)}
+    scripted = Scripted([output([9], "length", scores=[None, ranks])])
+    asked = request(max_tokens, sampling={"prompt_logprobs": 1})
+    (found,) = await collect(engine_of(folder, scripted), asked)
+    assert found.scores == [ScoredToken(6, -2.0, 3, [(4, -0.5)])]
+    assert (found.ids, found.finish) == ([9][:max_tokens], "length")
+    params = scripted.asked[0][0][1]
+    assert (params.max_tokens, params.prompt_logprobs) == (1, 1)
+
+
+async def test_a_reply_that_goes_on_has_had_its_scores(folder: Path) -> None:
+    scripted = Scripted([output([9], "length", scores=[None])])
+    asked = request(2, output=[8], sampling={"prompt_logprobs": 1})
+    (found,) = await collect(engine_of(folder, scripted), asked)
+    assert found.scores is None
+    assert scripted.asked[0][0][1].prompt_logprobs is None
 
 
 async def test_what_vllm_refuses_is_the_clients_error_and_what_breaks_moves(folder: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_gpu_is_tested_in_short_parts() -> None:
     assert files == written
     dry = [part for step in gpu_parts.gpu_steps({gpu_parts.DRY: "1"}) for part in step.argv]
     assert "cuda" not in dry
-    assert dry.count("--quick") == 3
+    assert dry.count("--quick") == 4
 
 
 def test_a_part_without_its_packages_is_skipped_by_name(tmp_path: Path) -> None:

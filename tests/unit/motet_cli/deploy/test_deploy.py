@@ -15,7 +15,7 @@ import yaml
 
 from motet_cli.deploy.compose import substitute, variables
 from motet_cli.deploy.kubernetes import kubernetes_files
-from motet_cli.deploy.large_model import GPUS, HOSTS, vllm_arguments
+from motet_cli.deploy.large_model import GPUS, HOSTS, IMAGE, vllm_arguments
 from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_cli.main import main
 from motet_engines.config import EnginesConfig
@@ -243,6 +243,7 @@ def test_hosts_have_the_same_arguments_under_compose() -> None:
     for rank, name in enumerate(("leader", "worker")):
         due = vllm_arguments("/models/my-model", str(rank), "192.0.2.1")
         assert services[name]["command"] == due
+        assert services[name]["image"] == IMAGE
         (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
         assert device["capabilities"] == ["gpu"]
     assert len(services) == HOSTS

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
 from openai._models import construct_type
 from openai.types.realtime import RealtimeServerEvent
+from PIL import Image
 
 from motet_gateway.http.websocket import frame_head
 from motet_pipelines.voice.conversation.history import chat_messages, without_oldest
@@ -493,6 +497,24 @@ async def test_refused_events_are_named_and_the_socket_lives(
         "mine",
     )
     await told(socket, "still here")
+
+
+async def test_the_file_of_a_picture_is_no_text_of_the_prompt(here: World, socket: Socket) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (420, 420, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    assert len(url) > 4096 * 128  # the longest text that fits
+    parts = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": url},
+    ]
+    item = {"type": "message", "role": "user", "content": parts}
+    socket.send("conversation.item.create", item=item)
+    await socket.until("conversation.item.done")
+    assert (await respond(socket))[-2]["response"]["status"] == "completed"
+    assert len(here.tokenizer.requests[-1].images) == 1
+    await here.service.close()
 
 
 async def test_races_have_codes_that_clients_know(socket: Socket) -> None:

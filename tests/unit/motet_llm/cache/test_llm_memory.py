@@ -12,6 +12,9 @@ from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.config import EngineConfig
 from motet_llm.engine import memory_budget
 from motet_llm.engine.engine import Engine
+from motet_models.capacity import Settings, plan
+from motet_models.graph_sizes import StepShape
+from motet_models.model_config import model_shape, read_config
 from motet_shared.errors import ConfigError
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 
@@ -66,6 +69,28 @@ def test_weights_that_leave_no_room_are_refused(folder: Path, nbytes: int, reaso
     with pytest.raises(ConfigError) as raised:
         Engine(EngineConfig(model=str(folder), memory=nbytes))
     assert raised.value.param == "memory"
+
+
+def test_graphs_take_what_plans_say(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), max_running=8, num_blocks=8)
+    runner = Engine(config).runner
+    step = StepShape(
+        hidden=runner.model.config.hidden_size,
+        widest=0,
+        vocab=runner.vocab,
+        elements=max(layer.elements for layer in runner._shapes.layers.values()),
+        groups=len(runner.kv.groups),
+        element_bytes=2,
+    )
+    settings = Settings(max_running=8, activation_bytes=2, cuda_graphs=True)
+    planned = plan(model_shape(read_config(folder), folder), settings, 1 << 40, runner.context)
+    assert memory_budget.graph_memory(config, step, runner.context) == planned.graphs > 0
+
+
+def test_graphs_need_a_gpu(folder: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Engine(EngineConfig(model=str(folder), num_blocks=8, cuda_graphs=True))
+    assert raised.value.param == "cuda_graphs"
 
 
 def test_a_draft_model_has_its_part(folder: Path, tmp_path: Path) -> None:
