@@ -84,10 +84,11 @@ async function loadModels(tries = 60) {
 
 // Shows the controls that the chosen model and this server support.
 function showAbilities() {
-  const { imageModel, acceptsImages, supportsTools, asrModel, speechModel, key } = settings();
-  attachments.enable({ images: acceptsImages, asrModel, key });
+  const { imageModel, acceptsImages, acceptsSounds, supportsTools, asrModel, speechModel, key } = settings();
+  attachments.enable({ images: acceptsImages, sounds: acceptsSounds, asrModel, key });
+  talk.check();
   $("draw").hidden = !imageModel;
-  const abilities = { draws: imageModel, sees: acceptsImages, talks: asrModel && speechModel };
+  const abilities = { draws: imageModel, sees: acceptsImages, talks: (asrModel || acceptsSounds) && speechModel };
   showSuggestions(abilities, {
     send: (text, picture) => {
       if (picture) attachments.add(picture);

@@ -31,7 +31,7 @@ async function list(path, key) {
   return (await response.json()).data;
 }
 
-// Returns all models: `id`, `kind`, and of chat models `images` and `tools`.
+// Returns all models: `id`, `kind`, and of chat models `images`, `audio` and `tools`.
 export const listModels = (key) => list("v1/models", key);
 
 // Returns the voices of the speech synthesis model; none without one.
@@ -51,11 +51,11 @@ export const readReplies = async (key, request = "") => (await metrics(`replies?
 // Returns the doctor's findings, the most costly first.
 export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
 
-// Returns the roles that the server lacks for spoken conversations: "asr", "vad", "tts".
-export async function missingForSpeech() {
-  const response = await fetch("health/ready").catch(() => null);
+// Returns what a spoken conversation with a model lacks and whether that gets the user's sound: {missing: ["asr", "vad", "tts"], hears}.
+export async function readSpeech(model) {
+  const response = await fetch(`health/ready?${new URLSearchParams({ model })}`).catch(() => null);
   const body = await response?.json().catch(() => null);
-  return body?.speech?.missing ?? ["asr", "vad", "tts"];
+  return body?.speech ?? { missing: ["asr", "vad", "tts"], hears: false };
 }
 
 // Yields the chunks of a chat completion; aborting `signal` also cancels it on the server. `begun` gets the id of the request, and
