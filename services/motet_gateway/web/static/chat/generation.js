@@ -6,7 +6,7 @@ import { settings } from "../common/settings.js";
 import { remove } from "./bubbles.js";
 import { soundFormat } from "./files.js";
 import { Drawing, STREAM_OPTIONS, TOOL } from "./drawing.js";
-import { loadingText } from "./loading.js";
+import { loadingText } from "../models/loading.js";
 import { Meter } from "./meter.js";
 import { ReplyView } from "./reply-view.js";
 
