@@ -38,7 +38,7 @@ PHONE: dict[str, Any] = {
 # All that the open conversation shows: texts, pictures, sounds, attached files.
 _SHOWN = """() => [...document.querySelectorAll("#log article")].map((article) => ({
   role: article.className,
-  text: article.querySelector(".text").innerText.trim(),
+  text: article.querySelector(".text")?.innerText.trim() ?? "",
   pictures: [...article.querySelectorAll("img")].map((image) => image.src),
   sounds: article.querySelectorAll("audio").length,
   files: [...article.querySelectorAll("details.fold pre")].map((file) => file.textContent),
@@ -86,18 +86,21 @@ class Day:
         await expect(self.page.locator("#attachments > button")).to_have_count(1)
 
     async def ask(self, text: str) -> None:
+        replies = await self.page.locator("article.assistant").count()
         await send(self.page, text)
-        await self.answered()
+        await self.answered(replies + 1)
 
-    async def answered(self) -> None:
-        await expect(self.page.get_by_role("button", name="Stop", exact=True)).to_be_hidden()
-        await expect(self.page.locator("article.assistant .actions").last).to_be_visible()
+    async def answered(self, replies: int) -> None:
+        """Wait for this many replies that have ended."""
+        actions = self.page.locator("article.assistant:last-of-type .actions")
+        await expect(self.page.locator("article.assistant")).to_have_count(replies)
+        await expect(actions).to_have_count(1)
 
     async def draw(self, text: str) -> None:
         await self.page.get_by_placeholder("Message").fill(text)
         await self.page.get_by_role("button", name="Draw", exact=True).click()
         await expect(self.page.locator("article.assistant img")).to_have_count(1)
-        await self.answered()
+        await self.answered(1)
 
     async def talk(self) -> None:
         self.stack.asr.script = [SPOKEN]
@@ -114,7 +117,8 @@ class Day:
         await self.page.locator("article.user").last.get_by_role("button", name="Edit").click()
         await self.page.get_by_label("Edited message").fill(text)
         await self.page.get_by_role("button", name="Send again").click()
-        await self.answered()
+        await expect(self.page.locator("article.assistant .text")).to_contain_text(text)
+        await self.answered(1)
 
     async def leave(self) -> None:
         """Begin a new conversation, once the browser has stored this one."""
@@ -153,7 +157,7 @@ async def work(day: Day) -> None:
     await day.ask("Four.")
     await day.page.get_by_role("button", name="Regenerate").last.click()
     await expect(day.page.get_by_label("Version 2 of 2")).to_be_visible()
-    await day.answered()
+    await day.answered(1)
     await day.leave()
     await day.ask("A **bold** word, `code` and $x^2$.")
     await day.leave()
