@@ -183,7 +183,9 @@ def renamed(skill: Skill, rng: Random) -> Skill:
         requests = tuple(text.replace(f"{{{field}}}", f"{{{other}}}") for text in requests)
     fields = {names[field]: kind for field, kind in skill.fields.items()}
     other = (
-        f"{rng.choice(_VERBS)}_{_word(rng)}" if rng.random() < 0.4 else rng.choice((_word(rng), skill.name))
+        f"{rng.choice(_VERBS)}_{_word(rng)}"
+        if rng.random() < 0.4
+        else rng.choice((_word(rng), skill.name))
     )
     return Skill(other, skill.description, fields, requests)
 

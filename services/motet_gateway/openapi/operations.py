@@ -20,7 +20,7 @@ class Version(Struct):
 
 
 class SpeechInput(Struct):
-    """Report roles without which nobody can talk, and whether the model gets the user's sound."""
+    """Report roles that spoken conversations lack, and whether the model gets the user's sound."""
 
     missing: list[str]
     hears: bool

@@ -24,8 +24,8 @@ async def ready(
     """Answer 200 once all configured models have served and while any serves; else 503.
 
     A 503 lists what is missing. `?model=` asks for one model: 200 while it can be used, 404 for
-    a name that is unknown. `models`: chat models. `speech.missing`: roles without which nobody
-    can talk, or not with `model`; `speech.hears`: that one is given the user's sound itself.
+    a name that is unknown. `models`: chat models. `speech.missing`: roles that a spoken
+    conversation lacks, with `model` if given; `speech.hears`: that one gets the user's sound itself.
     `images.models`: models that read images but cannot be given any now.
     """
     missing = service.readiness.missing(model)

@@ -394,7 +394,9 @@ async def test_a_model_is_downloaded_with_its_progress(
     for name in ("org/name", "org/none"):
         await page.get_by_label("Name on the hub").fill(name)
         await page.get_by_role("button", name="Download", exact=True).click()
-    none, named = (page.get_by_role("list", name="Downloads").get_by_role("listitem").nth(n) for n in (0, 1))
+    none, named = (
+        page.get_by_role("list", name="Downloads").get_by_role("listitem").nth(n) for n in (0, 1)
+    )
     await expect(named).to_contain_text("40 % of 1.00 MB")
     await expect(named.get_by_role("progressbar")).to_have_attribute("value", "400000")
     await expect(none).to_contain_text("40 %")

@@ -33,7 +33,11 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
-DURATION = "sound => new Promise(done => { const told = () => done(sound.duration); sound.readyState ? told() : sound.addEventListener('loadedmetadata', told); })"
+DURATION = """(sound) => new Promise((done) => {
+  const told = () => done(sound.duration);
+  if (sound.readyState) told();
+  else sound.addEventListener("loadedmetadata", told);
+})"""
 STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
