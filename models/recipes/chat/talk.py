@@ -21,10 +21,7 @@ REFUSAL = "Sorry, I don't know that. I only know coloured shapes and small numbe
 TOO_LARGE = "Sorry, I can only add and subtract up to twenty."
 NO_SCENE = "Please describe a scene first."
 IDENTITY = "I am Pocket, a small assistant for coloured shapes."
-ABILITY = (
-    "I can see pictures of coloured shapes, answer questions about them, count, do small sums,"
-    " draw pictures and call tools."
-)
+ABILITY = "I can answer questions about coloured shapes and do small sums."
 
 _SMALL_TALK: dict[str, tuple[str, ...]] = {
     "Hello! How can I help?": (
