@@ -70,7 +70,8 @@ class Kind:
         group = self.group or -(-inputs // 32) * 32
         shift_NG = self._numbers(features, inputs, group) if self.shifted else None
         scale_NG = self._numbers(features, inputs, group)
-        return GroupWeights(codes_NK, scale_NG, shift_NG, group, None, self.table)
+        narrow = self.levels == 4
+        return GroupWeights(codes_NK, scale_NG, shift_NG, group, None, self.table, narrow)
 
     def _numbers(self, features: int, inputs: int, group: int) -> Scales:
         groups = -(-inputs // group)

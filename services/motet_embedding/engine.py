@@ -21,6 +21,7 @@ from torch import Tensor
 
 from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError, MotetError, Overloaded
+from motet_shared.process.batch_isolation import computed
 
 from .config import EngineConfig
 from .request_queues import Key, RequestQueues, cost
@@ -90,29 +91,34 @@ class Engine:
         return bool(len(self._queues))
 
     def step(self) -> list[StepOutput]:
-        """Run one forward pass; return its vectors by request, empty without work."""
+        """Run one forward pass; return its vectors by request, empty without work.
+
+        A request of which a text cannot be computed ends with an error; the others go on.
+        """
         taken = self._queues.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
             return []
-        vectors_RV: Vectors = (
-            Download(self.encoder.encode([one.text for one in taken])).wait().numpy()
-        )
-        ends = np.cumsum([one.text.vectors for one in taken])
-        vectors = np.split(vectors_RV, ends[:-1])
+        vectors = computed(self._encode, [one.text for one in taken])
         lengths = [len(one.text) for one in taken]
         self._steps += 1
         self._texts += len(taken)
         self._tokens += sum(lengths)
         self._computed += cost(lengths, packed=self.encoder.packed)
-        rows: dict[Key, list[int]] = {}
-        for row, one in enumerate(taken):
-            rows.setdefault(one.key, []).append(row)
-        return [
-            StepOutput(
-                key, [taken[row].place for row in own_rows], [vectors[row] for row in own_rows]
-            )
-            for key, own_rows in rows.items()
-        ]
+        outputs: dict[Key, StepOutput] = {}
+        for one, found in zip(taken, vectors, strict=True):
+            output = outputs.setdefault(one.key, StepOutput(one.key, [], []))
+            if isinstance(found, Exception):
+                output.error = _failure(found)
+                self._queues.cancel(one.key)
+            else:
+                output.places.append(one.place)
+                output.vectors.append(found)
+        return [*outputs.values()]
+
+    def _encode(self, texts: Sequence[Item]) -> list[Vectors]:
+        """Return the vectors of each text."""
+        vectors_RV: Vectors = Download(self.encoder.encode(texts)).wait().numpy()
+        return np.split(vectors_RV, np.cumsum([text.vectors for text in texts])[:-1])
 
     def stats(self) -> dict[str, float]:
         """Return counts since the start, and the number of waiting texts."""
@@ -123,3 +129,9 @@ class Engine:
             "tokens": self._tokens,
             "padding": self._computed - self._tokens,
         }
+
+
+def _failure(error: Exception) -> MotetError:
+    if isinstance(error, MotetError):
+        return error
+    return InternalError(f"a text cannot be computed: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from motet_shared.errors import BadRequest, InternalError, MotetError
+from motet_shared.process.batch_isolation import computed
 
 from .families import EncoderFamily, Prepared
 
@@ -52,7 +53,7 @@ class Engine:
         return bool(self._waiting)
 
     def step(self) -> list[StepOutput]:
-        """Encode the next batch; if it fails, each picture alone, so only the faulty one fails."""
+        """Encode the next batch; only a picture that cannot be encoded alone fails."""
         batch = self._batch()
         if not batch:
             return []
@@ -60,17 +61,8 @@ class Engine:
         self._counts["pictures"] += len(batch)
         self._counts["patches"] += sum(picture.patches for picture in batch.values())
         self._counts["batch_size"] = len(batch)
-        try:
-            return self._encode(batch)
-        except Exception:  # any error of model code; encoding each alone finds the faulty picture
-            return [self._encode_alone(key, picture) for key, picture in batch.items()]
-
-    def _encode_alone(self, key: Key, picture: Prepared) -> StepOutput:
-        try:
-            return self._encode({key: picture})[0]
-        except Exception as error:
-            problem = f"the picture cannot be encoded: {type(error).__name__}: {error}"
-            return StepOutput(key, InternalError(problem))
+        found = computed(self.family.encode, list(batch.values()))
+        return [self._output(*each) for each in zip(batch, batch.values(), found, strict=True)]
 
     def _batch(self) -> dict[Key, Prepared]:
         """Take the first waiting picture, and those that can join it within the budget."""
@@ -85,11 +77,10 @@ class Engine:
             del self._waiting[key]
         return batch
 
-    def _encode(self, batch: dict[Key, Prepared]) -> list[StepOutput]:
-        found = self.family.encode(list(batch.values()))
-        return [self._checked(*each) for each in zip(batch, batch.values(), found, strict=True)]
-
-    def _checked(self, key: Key, picture: Prepared, embeddings: Tensor) -> StepOutput:
+    def _output(self, key: Key, picture: Prepared, embeddings: Tensor | Exception) -> StepOutput:
+        if isinstance(embeddings, Exception):
+            problem = f"the picture cannot be encoded: {type(embeddings).__name__}: {embeddings}"
+            return StepOutput(key, InternalError(problem))
         wanted = picture.ids.count(self.family.placeholder)
         if embeddings.shape[1] != wanted:
             problem = f"the model made {embeddings.shape[1]} embeddings for {wanted} placeholders"

@@ -10,6 +10,7 @@ from typing import Any
 
 from motet_gateway.anthropic.endpoints import count_message_tokens, create_message
 from motet_gateway.anthropic.errors import ERRORS as MESSAGES_ERRORS
+from motet_gateway.anthropic.models import error_format
 from motet_gateway.anthropic.schema import MessagesBody, PromptFields
 from motet_gateway.audio.encoder import content_types
 from motet_gateway.audio.speech import SpeechBody, speech
@@ -364,11 +365,13 @@ _MODELS = (
         "GET", "/v1/models", TENANT, models.list_models, STREAM,
         summary="What can answer now", tag="models", errors=(400,),
         answer={JSON: (answers.ModelList, messages.MessagesModels)}, parameters=_ANTHROPIC,
+        choose_error_format=error_format,
     ),
     Route(
         "GET", "/v1/models/{name:path}", TENANT, models.get_model, STREAM,
         summary="One of them", tag="models", errors=(404,),
         answer={JSON: (answers.Model, messages.MessagesModel)}, parameters=_ANTHROPIC,
+        choose_error_format=error_format,
     ),
 )  # fmt: skip
 

@@ -51,7 +51,7 @@ class EngineSettings:
         default="auto",
     )
     code_inputs: str = setting(
-        "what matrices in a checkpoint's codes of 4 bits take in on a CPU: int8 (a scale per 32 numbers) "
+        "what matrices in a checkpoint's codes take in on a CPU: int8 (a scale per 32 numbers) "
         "or int16 (nearly exact, slower with many sequences)",
         default="int8",
     )

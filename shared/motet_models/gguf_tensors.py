@@ -31,8 +31,8 @@ _PLAIN = {0: 4, 1: 2, 30: 2}
 class _Coded:
     """Describe codes in memory.
 
-    bits: per code. group: weights of a scale. shifts: as many shifts as scales. spans: a scale is a
-    byte times a float32 of 256 weights, else a float16.
+    bits: per code on a CPU; GPUs take at least 4. group: weights of a scale. shifts: as many shifts as
+    scales. spans: a scale is a byte times a float32 of 256 weights, else a float16.
     """
 
     bits: int
@@ -47,7 +47,8 @@ class _Coded:
             scales = numbers * (count + 4 * (elements // _SPAN))
         else:
             scales = numbers * count * (4 if self.spans else 2)
-        return elements * self.bits // 8 + scales
+        bits = max(self.bits, 4) if on_gpu else self.bits
+        return elements * bits // 8 + scales
 
 
 _CODED = {
@@ -56,7 +57,7 @@ _CODED = {
     6: _Coded(8),  # Q5_0
     7: _Coded(8, shifts=True),  # Q5_1
     8: _Coded(8),  # Q8_0
-    10: _Coded(4, 16, shifts=True, spans=True),  # Q2_K
+    10: _Coded(2, 16, shifts=True, spans=True),  # Q2_K
     11: _Coded(4, 16, spans=True),  # Q3_K
     12: _Coded(4, shifts=True, spans=True),  # Q4_K
     13: _Coded(8, shifts=True, spans=True),  # Q5_K

@@ -6,6 +6,7 @@
 
 namespace {
 
+// `crumbs`: two bits of each byte, those of number 0 the lowest.
 #if defined(__AVX512F__)
 
 using word = __m512i;
@@ -14,6 +15,7 @@ INLINE word wadd(word a, word b) { return _mm512_add_epi32(a, b); }
 INLINE word wload(const uint8_t* p) { return _mm512_loadu_si512(p); }
 INLINE word low_nibbles(word x) { return _mm512_and_si512(x, wset(0x0f0f0f0f)); }
 INLINE word high_nibbles(word x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+INLINE word crumbs(word x, int which) { return _mm512_and_si512(_mm512_srli_epi16(x, 2 * which), wset(0x03030303)); }
 INLINE vec to_float(word x) { return _mm512_cvtepi32_ps(x); }
 #if defined(__AVX512VNNI__)
 // Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack. So are
@@ -39,6 +41,7 @@ INLINE word wadd(word a, word b) { return _mm256_add_epi32(a, b); }
 INLINE word wload(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 INLINE word low_nibbles(word x) { return _mm256_and_si256(x, wset(0x0f0f0f0f)); }
 INLINE word high_nibbles(word x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+INLINE word crumbs(word x, int which) { return _mm256_and_si256(_mm256_srli_epi16(x, 2 * which), wset(0x03030303)); }
 INLINE vec to_float(word x) { return _mm256_cvtepi32_ps(x); }
 INLINE word dot(word sum, word w, word x) {
     const word low = wset(0x00ff00ff);
@@ -59,6 +62,7 @@ INLINE word wload(const uint8_t* p) {
 }
 INLINE word low_nibbles(word x) { return x & 0x0f0f0f0f; }
 INLINE word high_nibbles(word x) { return (x >> 4) & 0x0f0f0f0f; }
+INLINE word crumbs(word x, int which) { return (x >> 2 * which) & 0x03030303; }
 INLINE vec to_float(word x) { return __builtin_convertvector(x, vec); }
 INLINE word dot(word sum, word w, word x) {
     for (int shift = 0; shift < 32; shift += 8) sum += ((w >> shift) & 0xff) * ((x << (24 - shift)) >> 24);

@@ -1,4 +1,4 @@
-// x · Wᵀ for weights in codes of 4 or 8 bits, as ready-made checkpoints have them: the input is rounded to integers of 8
+// x · Wᵀ for weights in codes of 2, 4 or 8 bits, as ready-made checkpoints have them: the input is rounded to integers of 8
 // or 16 bits, with a scale for each 32 numbers of a row; products are summed exactly in int32.
 //
 // A weight is scale · (level - offset) + shift. Scale and shift belong to one output and a group of inputs, of 16 or of a
@@ -6,7 +6,8 @@
 // of `unit`.
 //
 // Packed, per panel of 32 columns and group of 32 inputs: codes of 4 bits as in linear_integer.cpp, without its scales,
-// in 512 bytes; codes of 8 bits plus 128 as [8][32][4] bytes. Scales and shifts [N/32][groups][32] in one of the types of
+// in 512 bytes; codes of 2 bits as [2][32][4] bytes, whose lowest bits are of k = 4t + i, the next of k = 8 + 4t + i; codes of
+// 8 bits plus 128 as [8][32][4] bytes. Scales and shifts [N/32][groups][32] in one of the types of
 // `Numbers`. K is padded with inputs of zero.
 //
 // Groups are added up from the first to the last: a row has the same bits in every batch.
@@ -55,7 +56,7 @@ struct Halved {
 template <bool H>
 struct Nibbles : Whole {
     static constexpr int64_t STEP = 512;
-    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : H ? 4 : 3;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 6 : H ? 4 : 3;
     static constexpr bool HALVES = H, SPLIT = false, SUMS16 = GATHERS16;
     using Weights = word;
     INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
@@ -66,10 +67,19 @@ struct Nibbles : Whole {
     INLINE word done(word sum) { return gathered(sum); }
 };
 
+// Codes of 2 bits.
+template <bool H>
+struct Crumbs : Nibbles<H> {
+    static constexpr int64_t STEP = 256;
+    INLINE word load(const uint8_t* at, const int8_t*, int k, bool second) {
+        return crumbs(wload(at + k % 2 * PANEL * 4), 2 * second + k / 2);
+    }
+};
+
 // The same with a table of levels from 0 to 32.
 template <bool H>
 struct LowTable : Nibbles<H> {
-    static constexpr int ROWS = W == 16 ? 8 : 4;
+    static constexpr int ROWS = W == 16 ? 6 : 4;
     static constexpr bool SPLIT = GATHERS16;  // 4 · 2 · 32 · 127 fits into 16 bits
     INLINE word load(const uint8_t* at, const int8_t* table, int k, bool second) {
         return lookup(table, Nibbles<H>::load(at, table, k, second));
@@ -80,7 +90,7 @@ struct LowTable : Nibbles<H> {
 template <bool H>
 struct Bytes : Halved {
     static constexpr int64_t STEP = 1024;
-    static constexpr int TOP = 32767, ROWS = W == 16 ? 8 : 4;
+    static constexpr int TOP = 32767, ROWS = W == 16 ? 6 : 4;
     static constexpr bool HALVES = H, SPLIT = false, SUMS16 = false;
     using Weights = Pair;
     INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
@@ -101,6 +111,14 @@ struct WideNibbles : Bytes<H> {
 };
 
 template <bool H>
+struct WideCrumbs : Bytes<H> {
+    static constexpr int64_t STEP = 256;
+    INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return Bytes<H>::wide(Crumbs<H>::load(at, table, k, second));
+    }
+};
+
+template <bool H>
 struct ByteTable : Bytes<H> {
     static constexpr int64_t STEP = 512;
     INLINE Pair load(const uint8_t* at, const int8_t* table, int k, bool second) {
@@ -108,10 +126,44 @@ struct ByteTable : Bytes<H> {
     }
 };
 
+// Bytes, or what is looked up as a byte, times bytes; without a dot product of bytes, times bytes in 16 bits.
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+template <bool H>
+struct ShortBytes : Whole {
+    static constexpr int64_t STEP = 1024;
+    static constexpr int TOP = 127, ROWS = W == 16 ? 8 : 4;
+    static constexpr bool HALVES = H, SPLIT = false, SUMS16 = false;
+    using Weights = word;
+    INLINE Weights load(const uint8_t* at, const int8_t*, int k, bool second) {
+        return wload(at + (k + second * WORDS_OF_HALF) * PANEL * 4);
+    }
+    INLINE word add(word sum, Weights w, Input x) { return dot(sum, w, x); }
+    INLINE word done(word sum) { return sum; }
+};
+
+template <bool H>
+struct ShortTable : ShortBytes<H> {
+    static constexpr int64_t STEP = 512;
+    INLINE word load(const uint8_t* at, const int8_t* table, int k, bool second) {
+        return lookup(table, Nibbles<H>::load(at, table, k, second));
+    }
+};
+#else
+template <bool H>
+struct ShortBytes : Bytes<H> {
+    static constexpr int TOP = 127;
+};
+
+template <bool H>
+struct ShortTable : ByteTable<H> {
+    static constexpr int TOP = 127;
+};
+#endif
+
 // Codes of 4 bits whose levels are integers from -8191 to 8191: the table has their low bytes, then their high ones.
 struct WideTable : Halved {
     static constexpr int64_t STEP = 512;
-    static constexpr int TOP = 8191, ROWS = W == 16 ? 8 : 4;
+    static constexpr int TOP = 8191, ROWS = W == 16 ? 6 : 4;
     static constexpr bool HALVES = false, SPLIT = false, SUMS16 = false;
     using Weights = Pair;
     INLINE Weights load(const uint8_t* at, const int8_t* table, int k, bool second) {
@@ -183,12 +235,14 @@ struct CodesProduct : Product {
         for (int64_t panel = start, taken; panel < end; panel += taken) {
             taken = wide <= end - panel ? wide : 1;
             for (int64_t p = 0; p < taken; p++) {
-                decode(scales, panel + p, decoded + p * numbers);
-                if (shifts.fine) decode(shifts, panel + p, decoded + (2 + p) * numbers);
+                decode(scales, panel + p, taken, decoded + p * numbers);
+                if (shifts.fine) decode(shifts, panel + p, taken, decoded + (2 + p) * numbers);
             }
             for (int64_t t = 0; t < tiles.count; t++) {
                 const int rows = tiles.size(t);
-                auto tile = tile_for<Codes>(rows, taken == 1, std::make_integer_sequence<int, Codes::ROWS>());
+                const auto up_to = std::make_integer_sequence<int, Codes::ROWS>();
+                auto tile = shifts.fine ? tile_for<Codes, true>(rows, taken == 1, up_to)
+                                        : tile_for<Codes, false>(rows, taken == 1, up_to);
                 const bool next = t == 0 && panel + taken < end;
                 for (int part = 0; part < PARTS; part++) tile(*this, panel, part, tiles.start(t), next, decoded, out);
                 for (int64_t p = 0; p < taken; p++)
@@ -205,8 +259,8 @@ struct CodesProduct : Product {
     // Groups of 16 in pairs: the last may have none beside it, and then inputs of zero.
     int64_t numbers_of_panel() const { return (scales.groups + scales.groups % 2) * PANEL; }
 
-    void decode(const Numbers& from, int64_t panel, float* to) const {
-        from.decode(first_panel + panel, to);
+    void decode(const Numbers& from, int64_t panel, int64_t ahead, float* to) const {
+        from.decode(first_panel + panel, ahead, to);
         std::fill(to + scales.groups * PANEL, to + numbers_of_panel(), 0.0f);
     }
 
@@ -229,56 +283,34 @@ struct CodesProduct : Product {
         }
     }
 
-    // Fetches the scales and shifts of the panels behind `count` panels, a group's share at a time.
-    struct Fetch {
-        const char *scales, *shifts;
-        int64_t scale_bytes, shift_bytes;  // per 32 inputs
-
-        Fetch(const CodesProduct& product, int64_t panel, int64_t count)
-            : scales(nullptr), shifts(nullptr), scale_bytes(0), shift_bytes(0) {
-            if (!count) return;
-            const int64_t at = product.first_panel + panel + count;
-            scales = product.scales.bytes(at), scale_bytes = count * product.scales.panel_bytes() / product.groups;
-            if (product.shifts.fine)
-                shifts = product.shifts.bytes(at), shift_bytes = count * product.shifts.panel_bytes() / product.groups;
-        }
-        inline __attribute__((always_inline)) void group(int64_t g) const {
-            for (int64_t b = 0; b < scale_bytes; b += 64) __builtin_prefetch(scales + g * scale_bytes + b, 0, 2);
-            for (int64_t b = 0; b < shift_bytes; b += 64) __builtin_prefetch(shifts + g * shift_bytes + b, 0, 2);
-        }
-    };
-
     using Tile = void (*)(const CodesProduct&, int64_t, int, int64_t, bool, const float*, float*);
 
-    template <class Codes, int... I>
+    template <class Codes, bool SHIFTED, int... I>
     static Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
-        static constexpr Tile several[] = {tile<Codes, I + 1, I == 0 ? 2 : 1>...};
-        static constexpr Tile one[] = {tile<Codes, I + 1, 1>...};
+        static constexpr Tile several[] = {tile<Codes, SHIFTED, I + 1, I == 0 ? 2 : 1>...};
+        static constexpr Tile one[] = {tile<Codes, SHIFTED, I + 1, 1>...};
         return (single ? one : several)[rows - 1];
     }
 
-    // MR rows times the columns of a part of NP panels: out [NP][MR][PANEL]. The parts of the `next` panel are fetched as
-    // in linear_float.cpp, by the first part for all. Totals of few rows stay in registers, others in `out`, so that a
-    // tile's registers hold one group's sums.
-    template <class Codes, int MR, int NP>
+    // MR rows times the columns of a part of NP panels: out [NP][MR][PANEL]. The first part fetches what it reads next, and the
+    // `next` panels while this one is read. Totals of few rows stay in registers, others in `out`, so that a tile's registers
+    // hold one group's sums.
+    template <class Codes, bool SHIFTED, int MR, int NP>
     static void tile(const CodesProduct& product, int64_t panel, int part, int64_t row, bool next, const float* decoded,
                      float* out) {
-        constexpr bool FEW = NP * MR * NV <= 6;
+        constexpr bool FEW = NP * MR * NV <= (W == 16 ? 12 : 6);
+        constexpr bool TWICE = Codes::HALVES || Codes::SPLIT;  // whether a group has two sums
         const int64_t groups = product.groups, panel_bytes = groups * Codes::STEP;
         const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
-        // Whole panels ahead, in equal steps over all parts, where second-level caches have room for these.
-        const bool whole = NP == 1 || panel_bytes <= 1 << 16;
-        const uint8_t* ahead = product.weights + (panel + (next ? NP : 0)) * panel_bytes;
+        const int64_t ahead = next ? NP * panel_bytes : 0;
         const int32_t* input = product.packed + row * groups * WORDS * Codes::WORDS;
         const float* row_scales = product.row_scales + row * groups;
         const int32_t* begins = product.row_begins + 2 * row * groups;
         const float* row_sums = product.row_sums + 2 * row * groups;
-        const bool halves = product.group < GROUP;
         const int64_t per = std::max<int64_t>(1, product.group / GROUP), numbers = product.numbers_of_panel();
-        const Fetch fetch(product, panel, next ? NP : 0);
         int64_t left = per;
         const float* scale = decoded + part * NV * W;
-        const float* shift = product.shifts.fine ? scale + 2 * numbers : nullptr;
+        const float* shift = scale + 2 * numbers;
         out += part * NV * W;
         vec total[FEW ? NP * MR * NV : 1];
         UNROLL for (int i = 0; i < NP * MR * NV; i++) {
@@ -286,19 +318,15 @@ struct CodesProduct : Product {
             else vstore(out + i / NV * PANEL + i % NV * W, vset(0.0f));
         }
         for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
-            if (part == 0) fetch.group(g);
             UNROLL for (int p = 0; p < NP; p++) {
                 const uint8_t* at = weights + p * panel_bytes;
-                constexpr int LINES = Codes::STEP / 64, SHARE = LINES / PARTS;
-                if (whole)
-                    UNROLL for (int line = 0; line < SHARE; line++)
-                        __builtin_prefetch(ahead + p * panel_bytes + ((part * SHARE + line) * groups + g) * 64, 0, 2);
-                else if (part == 0)
-                    UNROLL for (int line = 0; line < LINES; line++) __builtin_prefetch(at + 4096 + line * 64, 0, 2);
-                UNROLL for (int line = 0; line < Codes::STEP / 64; line += PARTS) __builtin_prefetch(at + 1024 + line * 64);
+                UNROLL for (int line = 0; line < Codes::STEP / 64; line += PARTS) {
+                    __builtin_prefetch(at + line * 64 + ahead, 0, 2);
+                    __builtin_prefetch(at + line * 64 + 1024);
+                }
                 word sum[MR * NV];
                 vec first[Codes::HALVES ? MR * NV : 1], scales[NV];
-                word taken[Codes::SPLIT ? MR * NV : 1];
+                word taken[Codes::SPLIT && !Codes::HALVES ? MR * NV : 1];
                 UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + p * numbers + v * W);
                 UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[i / NV]);
                 product.half<Codes, MR, false>(at, input, sum);
@@ -308,9 +336,10 @@ struct CodesProduct : Product {
                 } else if constexpr (Codes::SPLIT) {
                     UNROLL for (int i = 0; i < MR * NV; i++) taken[i] = Codes::done(sum[i]);
                 }
-                if constexpr (Codes::HALVES || Codes::SPLIT)
+                if constexpr (TWICE)
                     UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[MR + i / NV]);
                 product.half<Codes, MR, true>(at, input + WORDS_OF_HALF * Codes::WORDS * MR, sum);
+                const float* shifts = shift + p * numbers;
                 UNROLL for (int m = 0; m < MR; m++) {
                     const vec by = vset(row_scales[m]);
                     UNROLL for (int v = 0; v < NV; v++) {
@@ -323,25 +352,11 @@ struct CodesProduct : Product {
                             value = fma(fma(to_float(whole), scales[v], first[i]), by, value);
                         else
                             value = fma(to_float(whole), scales[v] * by, value);
+                        if constexpr (SHIFTED) value = fma(vload(shifts + v * W), vset(row_sums[m]), value);
+                        if constexpr (SHIFTED && TWICE)
+                            value = fma(vload(shifts + (Codes::HALVES ? PANEL : 0) + v * W), vset(row_sums[MR + m]), value);
                         if constexpr (FEW) total[p * MR * NV + i] = value;
                         else vstore(to, value);
-                    }
-                }
-                if (shift) {
-                    const float* shifts = shift + p * numbers;
-                    float* to = out + p * MR * PANEL;
-                    UNROLL for (int m = 0; m < MR; m++) {
-                        const vec x = vset(row_sums[m]), more = vset(row_sums[MR + m]);
-                        UNROLL for (int v = 0; v < NV; v++) {
-                            vec& kept = total[FEW ? (p * MR + m) * NV + v : 0];
-                            if constexpr (!FEW) kept = vload(to + m * PANEL + v * W);
-                            kept = fma(vload(shifts + v * W), x, kept);
-                            if constexpr (Codes::HALVES)
-                                kept = fma(vload(shifts + PANEL + v * W), more, kept);
-                            else if constexpr (Codes::SPLIT)
-                                kept = fma(vload(shifts + v * W), more, kept);
-                            if constexpr (!FEW) vstore(to + m * PANEL + v * W, kept);
-                        }
                     }
                 }
             }
@@ -349,9 +364,9 @@ struct CodesProduct : Product {
             row_scales += MR;
             begins += 2 * MR;
             row_sums += 2 * MR;
-            if (halves || --left == 0) {
-                scale += halves ? 2 * PANEL : PANEL;
-                if (shift) shift += halves ? 2 * PANEL : PANEL;
+            if (Codes::HALVES || --left == 0) {
+                scale += Codes::HALVES ? 2 * PANEL : PANEL;
+                if constexpr (SHIFTED) shift += Codes::HALVES ? 2 * PANEL : PANEL;
                 left = per;
             }
         }
@@ -414,8 +429,9 @@ void run(CodesProduct one, const Experts& experts) {
 
 }  // namespace
 
-// out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`: 0 codes of 4 bits, 1 of 8 bits, 2 codes of 4 bits with a table
-// of levels from 0 to 32, 3 with one of bytes, 4 with one of 16 bits, 5 codes of 4 bits beside inputs of 16. `offset` is
+// out [M, N] = input [M, K] · Wᵀ + bias + residual. `kind`, beside inputs of 8 bits: 0 codes of 4 bits, 1 of 8 bits, 2 codes of
+// 4 bits with a table of levels from 0 to 32, 3 with one of bytes; beside inputs of 16 bits: 4 codes of 4 bits, 5 of 8 bits, 6
+// codes of 4 bits with a table of bytes, 7 with one of 16 bits; codes of 2 bits: 8 beside inputs of 8 bits, 9 of 16. `offset` is
 // taken off the levels. Scales and shifts each: type, numbers, what spans share. `order`, if given, says which input stands
 // where. `starts`, if given, says which rows each of `experts` matrices has, all of N outputs: those from starts[e] to
 // starts[e + 1].
@@ -443,11 +459,15 @@ EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t
     const bool halves = group < GROUP;
     switch (kind) {
         case 0: halves ? run<Nibbles<true>>(one, all) : run<Nibbles<false>>(one, all); break;
-        case 1: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
+        case 1: halves ? run<ShortBytes<true>>(one, all) : run<ShortBytes<false>>(one, all); break;
         case 2: halves ? run<LowTable<true>>(one, all) : run<LowTable<false>>(one, all); break;
-        case 3: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
-        case 4: run<WideTable>(one, all); break;
-        default: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all);
+        case 3: halves ? run<ShortTable<true>>(one, all) : run<ShortTable<false>>(one, all); break;
+        case 4: halves ? run<WideNibbles<true>>(one, all) : run<WideNibbles<false>>(one, all); break;
+        case 5: halves ? run<Bytes<true>>(one, all) : run<Bytes<false>>(one, all); break;
+        case 6: halves ? run<ByteTable<true>>(one, all) : run<ByteTable<false>>(one, all); break;
+        case 7: run<WideTable>(one, all); break;
+        case 8: halves ? run<Crumbs<true>>(one, all) : run<Crumbs<false>>(one, all); break;
+        default: halves ? run<WideCrumbs<true>>(one, all) : run<WideCrumbs<false>>(one, all);
     }
     return 0;
 }

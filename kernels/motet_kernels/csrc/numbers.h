@@ -37,8 +37,10 @@ struct Numbers {
     const char* bytes(int64_t panel) const { return static_cast<const char*>(fine) + panel * panel_bytes(); }
     int64_t panel_bytes() const { return groups * 32 * (kind == FLOAT32 ? 4 : kind == LEVELS ? 1 : 2); }
 
-    // All of a panel, [groups][32].
-    void decode(int64_t panel, float* to) const {
+    // All of a panel, [groups][32]. Fetches the numbers of the panel that lies `ahead` panels behind it.
+    void decode(int64_t panel, int64_t ahead, float* to) const {
+        const char* later = bytes(panel + ahead);
+        for (int64_t b = 0; b < panel_bytes(); b += 64) __builtin_prefetch(later + b, 0, 2);
         const int64_t begin = panel * groups * 32, spans = (groups + span - 1) / span;
         if (kind == FLOAT16)
             copy(static_cast<const f16*>(fine) + begin, to);

@@ -1,10 +1,10 @@
-"""Multiply by weights in codes of 4 or 8 bits, in panels, with the input rounded; on a CPU.
+"""Multiply by weights in codes of 2, 4 or 8 bits, in panels, with the input rounded; on a CPU.
 
     weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
 
 GPTQ, AWQ, compressed-tensors, bitsandbytes, MXFP4 and GGUF store weights so. An input row is rounded
-to integers with a scale for each 32 of its numbers: of 8 bits beside plain codes of 4 bits and fp4,
-as by llama.cpp, else of 16 (beside `nf4` and `bnb_fp4` of 14). `precise` makes them 16 everywhere.
+to integers with a scale for each 32 of its numbers: of 8 bits, as by llama.cpp, or of 16 if
+`precise` (beside `nf4` then, and beside `bnb_fp4` always, of 14).
 Products are summed exactly in int32, groups in float32 from the first to the last. An output row
 depends on its input row alone, bit for bit, where the native kernel computes (csrc/linear_codes.cpp).
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from motet_kernels.linear import panels
 from motet_kernels.linear.group_weights import GroupWeights, dequantize, in_input_order
-from motet_kernels.linear.levels import BYTE, LEVELS, LOW, WIDE
+from motet_kernels.linear.levels import LEVELS, WIDE
 from motet_kernels.linear.linear import Linear, input_arguments, output_arguments
 from motet_kernels.linear.quantization import GROUP, round_trip
 from motet_kernels.linear.scales import PackedScales, Scales, repeated
@@ -28,10 +28,17 @@ from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.native import Kernel
 
 _CODES = Kernel("motet_linear_codes", "piipipif" + "ipp" + "ipp" + "ipipp" + "ipiipiiii")
-# The native kernel's numbers for codes that are their own levels, and for precise inputs.
-_KINDS = {"int4": 0, "int8": 1}
-_PRECISE = {0: 5, LOW: BYTE}
-_TOPS = {0: 127, LOW: 127, WIDE: 8191}  # what the largest of 32 inputs becomes; 32767 for others
+# The native kernel's numbers for codes that are their own levels, beside inputs of 8 and 16 bits.
+_KINDS = {
+    ("int4", False): 0,
+    ("int8", False): 1,
+    ("int4", True): 4,
+    ("int8", True): 5,
+    ("int2", False): 8,
+    ("int2", True): 9,
+}
+_PACK = {"int2": panels.pack_codes2, "int8": panels.pack_codes8}  # pack_codes4 for all others
+_UNPACK = {"int2": panels.unpack_codes2, "int8": panels.unpack_codes8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ class CodeParts:
 
     form: `format` of the layer, with its group size. codes: format of the codes.
     group: inputs per scale in the kernel, 16 or a multiple of 32.
-    precise: inputs are rounded to 16 bits in every format.
+    precise: inputs are rounded to 16 bits instead of 8, or to 14.
     """
 
     packed: Tensor
@@ -69,7 +76,8 @@ class CodeLinear(Linear):
     def __init__(self, weights: GroupWeights, bias_N: Tensor | None, *, precise: bool = False):
         features, inputs = weights.codes_NK.shape
         group = min(weights.group, -(-inputs // GROUP) * GROUP)
-        pack = panels.pack_codes8 if weights.format == "int8" else panels.pack_codes4
+        codes = "int2" if weights.narrow else weights.format
+        pack = _PACK.get(codes, panels.pack_codes4)
         # The kernel's groups are of 16 inputs or of a multiple of 32.
         own = group if group % GROUP == 0 else 16
 
@@ -81,8 +89,8 @@ class CodeLinear(Linear):
                 packed=pack(weights.codes_NK),
                 bias_N=None if bias_N is None else bias_N.detach().float().clone(),
                 shape=(features, inputs),
-                form=f"{weights.format}:{group}",
-                codes=weights.format,
+                form=f"{codes}:{group}",
+                codes=codes,
                 offset=weights.offset,
                 group=own,
                 scale=packed(weights.scale_NG),
@@ -102,12 +110,12 @@ class CodeLinear(Linear):
     def _set(self, parts: CodeParts) -> None:
         super().__init__(parts.packed, None, parts.bias_N, parts.shape, parts.form)
         self.codes, self.offset, self._exact = parts.codes, parts.offset, False
-        self.levels, self.precise = LEVELS.get(parts.codes), parts.precise
-        self._kind = _KINDS[self.codes] if self.levels is None else self.levels.kind
-        if parts.precise:
-            self._kind = _PRECISE.get(self._kind, self._kind)
+        self.precise, levels = parts.precise, LEVELS.get(parts.codes)
+        self.levels = None if levels is None else levels.table(precise=parts.precise)
+        kind = _KINDS.get((self.codes, parts.precise))
+        self._kind = kind if self.levels is None else self.levels.kind
         self.group, self.scale, self.shift = parts.group, parts.scale, parts.shift
-        self.register_buffer("table", None if self.levels is None else self.levels.table)
+        self.register_buffer("table", None if self.levels is None else self.levels.bytes)
         self.register_buffer("order_K", parts.order_K)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -142,7 +150,9 @@ class CodeLinear(Linear):
     def arguments(self) -> tuple[float | None, ...]:
         """Return the native kernel's arguments from weights to bias."""
         levels = self.levels
-        offset = {"int4": int(self.offset), "int8": 128}.get(self.codes, levels and levels.offset)
+        offset = 128 if self.codes == "int8" else int(self.offset)
+        if levels is not None:
+            offset = levels.offset
         shift = (0, None, None) if self.shift is None else self.shift.arguments()
         numbers = (*self.scale.arguments(), *shift, self.scale.span)
         ends = (_address(self.order_K), self.group, _address(self.bias_N))
@@ -158,7 +168,8 @@ class CodeLinear(Linear):
         )
 
     def round_input(self, x_MK: Tensor) -> Tensor:
-        x_MK, top = x_MK.float(), _TOPS.get(self._kind, 32767)
+        top = 8191 if self._kind == WIDE else 32767 if self.precise else 127
+        x_MK = x_MK.float()
         if self.order_K is None:
             return round_trip(x_MK, GROUP, top)
         # Groups are of inputs that lie side by side among the codes.
@@ -166,24 +177,27 @@ class CodeLinear(Linear):
         return in_input_order(round_trip(x_MK[:, order_K], GROUP, top), order_K)
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the weights that are multiplied; those of `nf4` have rounded levels."""
         stop = self.out_features if stop is None else stop
         first, last = start // panels.PANEL, -(-stop // panels.PANEL)
         rows_M = torch.arange(start, stop)
-        return self._weight(self.packed[first:last], rows_M, start - first * panels.PANEL)
+        levels = None if self.levels is None else self.levels.rounded
+        return self._weight(self.packed[first:last], rows_M, start - first * panels.PANEL, levels)
 
     def read(self, ids: Tensor) -> Tensor:
         """Return rows of the weights by index, float32 `[..., K]`: an embedding lookup in codes."""
         flat = ids.reshape(-1)
         one_each = panels.codes_of_rows(self.packed, flat)
-        return self._weight(one_each, flat, 0).view(*ids.shape, self.in_features)
+        levels = None if self.levels is None else torch.tensor(self.levels.values)
+        return self._weight(one_each, flat, 0, levels).view(*ids.shape, self.in_features)
 
-    def _weight(self, packed: Tensor, rows_M: Tensor, first: int) -> Tensor:
+    def _weight(self, packed: Tensor, rows_M: Tensor, first: int, levels: Tensor | None) -> Tensor:
         """Return the weights of outputs `rows_M`, whose codes are those from `first` on in `packed`."""
-        unpack = panels.unpack_codes8 if self.codes == "int8" else panels.unpack_codes4
+        unpack = _UNPACK.get(self.codes, panels.unpack_codes4)
         codes_MK = unpack(packed)[first : first + len(rows_M), : self.in_features]
         levels_MK = codes_MK.float()
-        if self.levels is not None:
-            levels_MK = self.levels.tensor[codes_MK.long()]
+        if levels is not None:
+            levels_MK = levels[codes_MK.long()]
         shift_MG = None if self.shift is None else self.shift.of_rows(rows_M)
         weight_MK = dequantize(
             levels_MK, self.scale.of_rows(rows_M), shift_MG, self.group, self.offset

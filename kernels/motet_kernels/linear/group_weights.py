@@ -1,4 +1,4 @@
-"""Hold weights of 4 or 8 bits in groups of inputs, as checkpoints store them.
+"""Hold weights of 2, 4 or 8 bits in groups of inputs, as checkpoints store them.
 
     weight[n, k] = scale[n, g] · (level(code[n, k]) - offset) + shift[n, g],  g = k // group
 
@@ -30,8 +30,8 @@ class GroupWeights:
     """Hold a matrix in codes, scales `[N, G]`, and shifts of the same shape or None.
 
     `order_K`: column j of the codes is input `order_K[j]`. `levels`: the name of a table for codes
-        of 4 bits. A group is of a multiple of 16 inputs, of 32 for most tables; the last one may be
-        shorter.
+        of 4 bits. `narrow`: codes of uint8 are from 0 to 3, and take 2 bits on a CPU. A group is of
+        a multiple of 16 inputs, of 32 for most tables; the last one may be shorter.
     Raises `KernelError` on parts that do not fit each other, and on values that are not finite.
     """
 
@@ -41,6 +41,7 @@ class GroupWeights:
     group: int
     order_K: Tensor | None = None
     levels: str | None = None
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         codes_NK = self.codes_NK
@@ -50,6 +51,8 @@ class GroupWeights:
         if self.levels is not None and (self.levels not in LEVELS or codes_NK.dtype != torch.uint8):
             known = ", ".join(LEVELS)
             raise KernelError(f"levels: {self.levels!r} must be of {known}, for codes of uint8")
+        if self.narrow and (self.format != "int4" or int(codes_NK.max()) > 3):
+            raise KernelError("narrow: is for codes of uint8 up to 3, without a table")
         multiple = BLOCK if self.levels not in (None, "fp4") else BLOCK // 2
         if self.group < 1 or self.group % multiple:
             raise KernelError(
@@ -123,7 +126,7 @@ def can_join(parts: Sequence[GroupWeights]) -> bool:
             same_order = part.order_K is first.order_K
         else:
             same_order = torch.equal(part.order_K, first.order_K)
-        kinds = [(p.format, p.group, p.codes_NK.shape[1]) for p in (part, first)]
+        kinds = [(p.format, p.narrow, p.group, p.codes_NK.shape[1]) for p in (part, first)]
         same_scales = scales.alike(part.scale_NG, first.scale_NG)
         same_shifts = scales.alike(part.shift_NG, first.shift_NG)
         return same_order and same_scales and same_shifts and kinds[0] == kinds[1]

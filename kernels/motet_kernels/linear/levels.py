@@ -38,17 +38,14 @@ _NF4 = (
 )
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
-# The native kernel's numbers for tables (csrc/linear_codes.cpp).
-LOW, BYTE, WIDE = 2, 3, 4
+# The native kernel's numbers for tables (csrc/linear_codes.cpp): beside inputs of 8 bits levels from
+# 0 to 32 and bytes, beside inputs of 16 bits bytes and integers from -8191 to 8191.
+LOW, BYTE, PRECISE_BYTE, WIDE = 2, 3, 6, 7
 
 
 @dataclass(frozen=True)
-class Levels:
-    """values: of codes 0 to 15. kind: how the native kernel holds them, as integers of `unit`.
-
-    LOW: from 0 to 32, after `offset` is added; BYTE: of 8 bits; WIDE: from -8191 to 8191, to which
-    `nf4` is rounded (by 6e-5 of a block's largest weight at most). All others are exact.
-    """
+class Table:
+    """Hold levels as the native kernel multiplies them: integers of `unit`, `offset` added."""
 
     values: tuple[float, ...]
     kind: int
@@ -56,26 +53,60 @@ class Levels:
     offset: int = 0
 
     @cached_property
-    def tensor(self) -> Tensor:
-        """Return the levels, float32 `[16]`."""
-        return torch.tensor(self.values)
-
-    @cached_property
     def integers(self) -> Tensor:
         """Return the levels in units, `offset` added, int32 `[16]`."""
-        return (self.tensor.double() / self.unit).round().to(torch.int32) + self.offset
+        wide = torch.tensor(self.values, dtype=torch.float64) / self.unit
+        return wide.round().to(torch.int32) + self.offset
 
     @cached_property
-    def table(self) -> Tensor:
-        """Return the kernel's table: bytes `[16]`, of WIDE ones the low, then the high bytes."""
+    def rounded(self) -> Tensor:
+        """Return the levels that are multiplied, float32 `[16]`."""
+        return ((self.integers - self.offset).double() * self.unit).float()
+
+    @cached_property
+    def bytes(self) -> Tensor:
+        """Return the kernel's table: bytes `[16]`, of WIDE the low, then the high bytes."""
         if self.kind != WIDE:
             return self.integers.to(torch.uint8)
         return torch.cat((self.integers & 255, self.integers >> 8 & 255)).to(torch.uint8)
 
 
+@dataclass(frozen=True)
+class Levels:
+    """State the levels of codes 0 to 15, and their tables beside inputs of 8 and of 16 bits.
+
+    The levels of `nf4` are rounded to these: beside inputs of 8 bits by at most 0.0039 of a block's
+    largest weight, beside those of 16 by 6e-5. The others are exact; `bnb_fp4` needs 14 bits for
+    that, and takes inputs of 14 bits always.
+    """
+
+    values: tuple[float, ...]
+    short: Table
+    precise: Table
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """Return the levels, float32 `[16]`."""
+        return torch.tensor(self.values)
+
+    def table(self, *, precise: bool) -> Table:
+        return self.precise if precise else self.short
+
+
+def _levels(
+    values: tuple[float, ...], short: tuple[int, float, int], precise: tuple[int, float, int]
+) -> Levels:
+    return Levels(values, Table(values, *short), Table(values, *precise))
+
+
+_FP4_LEVELS = (*_FP4, *(-value for value in _FP4))
+_BNB_FP4_LEVELS = (*_BNB_FP4, *(-value for value in _BNB_FP4))
+_IQ4_LEVELS = tuple(float(value) for value in _IQ4)
+
+# Of units of 8 bits 1 / 112.03 is nearest to the levels of nf4 (RMS 0.0017).
 LEVELS = {
-    "fp4": Levels((*_FP4, *(-value for value in _FP4)), LOW, 0.5, 12),
-    "nf4": Levels(_NF4, WIDE, 1 / 8191),
-    "bnb_fp4": Levels((*_BNB_FP4, *(-value for value in _BNB_FP4)), WIDE, 1 / 192),
-    "iq4": Levels(tuple(float(value) for value in _IQ4), BYTE, 1.0, 128),
+    "fp4": _levels(_FP4_LEVELS, (LOW, 0.5, 12), (PRECISE_BYTE, 0.5, 12)),
+    "nf4": _levels(_NF4, (BYTE, 1 / 112.03, 128), (WIDE, 1 / 8191, 0)),
+    "bnb_fp4": _levels(_BNB_FP4_LEVELS, (WIDE, 1 / 192, 0), (WIDE, 1 / 192, 0)),
+    "iq4": _levels(_IQ4_LEVELS, (BYTE, 1.0, 128), (PRECISE_BYTE, 1.0, 128)),
 }

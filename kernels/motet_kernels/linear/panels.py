@@ -89,6 +89,21 @@ def unpack_codes4(packed: Tensor) -> Tensor:
     return torch.stack([both & 15, both >> 4], dim=3).flatten(2).flatten(0, 1)
 
 
+def pack_codes2(codes_NK: Tensor) -> Tensor:
+    """Return `[P, G, 2, 32, 4]` bytes of codes from 0 to 3, four to a byte, the lowest bits first."""
+    blocks = _pad(codes_NK, GROUP).unflatten(0, (-1, PANEL)).unflatten(2, (-1, 4, 2, 4))
+    parts = [blocks[:, :, :, number] << 2 * number for number in range(4)]
+    four = parts[0] | parts[1] | parts[2] | parts[3]  # [P, 32, G, 2, 4]
+    return _on_huge_pages(four.permute(0, 2, 3, 1, 4))
+
+
+def unpack_codes2(packed: Tensor) -> Tensor:
+    """Return uint8 codes `[32 panels, 32 G]`."""
+    four = packed.permute(0, 3, 1, 2, 4)  # [P, 32, G, 2, 4]
+    parts = [four >> 2 * number & 3 for number in range(4)]
+    return torch.stack(parts, dim=3).flatten(2).flatten(0, 1)
+
+
 def pack_codes8(codes_NK: Tensor) -> Tensor:
     """Return `[P, G, 8, 32, 4]` bytes of c + 128 from int8 codes."""
     raised_NK = (_pad(codes_NK, GROUP).to(torch.int16) + 128).to(torch.uint8)

@@ -141,10 +141,14 @@ def _take_codes(linear: CodeLinear, fields: Fields, tensors: Tensors) -> tuple[F
 def _put_codes(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:
     features, inputs = _sizes(fields)
     codes, group = fields["codes"], fields["group"]
-    if codes not in ("int4", "int8", *LEVELS) or group < 16 or (group != 16 and group % GROUP):
+    if (
+        codes not in ("int2", "int4", "int8", *LEVELS)
+        or group < 16
+        or (group != 16 and group % GROUP)
+    ):
         raise KernelError(f"codes, group: {codes!r}, {group!r} are of no layout")
-    blocks = (8, PANEL, 4) if codes == "int8" else (4, PANEL, 4)
-    shape = (-(-features // PANEL), -(-inputs // GROUP), *blocks)
+    words = {"int2": 2, "int8": 8}.get(codes, 4)
+    shape = (-(-features // PANEL), -(-inputs // GROUP), words, PANEL, 4)
     parts = CodeParts(
         packed=_check(tensors, "packed", shape, torch.uint8),
         bias_N=_bias(tensors, features),

@@ -111,7 +111,8 @@ def _draw_native(
     be drawn from with -1.
     """
     temperatures_R = torch.tensor(
-        [c.temperature if c.draws and not c.filters else 0.0 for c in choices]
+        [c.temperature if c.draws and not c.filters else 0.0 for c in choices],
+        dtype=torch.float32,
     )
     streams_R = streams(
         [choice.seed for choice in choices], [choice.position for choice in choices]

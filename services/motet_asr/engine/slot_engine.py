@@ -20,6 +20,7 @@ from motet_asr.config import EngineConfig
 from motet_asr.models.decoder import Decoder
 from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError
+from motet_shared.process.batch_isolation import computed
 
 from .engine import Engine, RecognizerFamily, WaitingWindow
 from .request import Key, WindowResult
@@ -155,15 +156,21 @@ class SlotEngine(Engine):
         ]
         if not runs:
             return
-        for run, encoded_SE in zip(runs, self.family.encode(runs), strict=True):
+        encoded: list[RunningWindow] = []
+        for run, encoded_SE in zip(runs, computed(self.family.encode, runs), strict=True):
+            if isinstance(encoded_SE, Exception):
+                problem = f"the audio cannot be encoded: {type(encoded_SE).__name__}: {encoded_SE}"
+                self._end(run.waiting.key, error=InternalError(problem))
+                continue
             run.row = self.slots.add(encoded_SE.shape[0])
             self.runs.append(run)
             self.family.decoder.load_cross(self.slots, run.row, encoded_SE)
             self.counts.encoded += 1
             if not run.result.passes:
                 self.counts.audio_seconds += run.waiting.seconds
-        self._detect(runs)
-        self._prefill(runs)
+            encoded.append(run)
+        self._detect(encoded)
+        self._prefill(encoded)
 
     def _detect(self, runs: list[RunningWindow]) -> None:
         for group in _groups_of_adjacent(

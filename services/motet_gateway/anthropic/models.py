@@ -10,7 +10,10 @@ from msgspec import Meta
 
 from motet_gateway.http.asgi import Scope, header
 from motet_gateway.http.fields import Strict
+from motet_gateway.http.problems import ErrorFormat
 from motet_shared.errors import BadRequest
+
+from .errors import ERRORS
 
 LISTS = ("lifecycle",)  # parameters of the query that may be repeated
 _VERSION = b"anthropic-version"  # of the protocol; Anthropic's clients send it with each request
@@ -30,6 +33,11 @@ class ModelsQuery(Strict):
 def is_asked(scope: Scope) -> bool:
     """Return True if a request is one of Anthropic's clients."""
     return bool(header(scope, _VERSION))
+
+
+def error_format(scope: Scope) -> ErrorFormat | None:
+    """Return Anthropic's format of errors for its clients, None for others."""
+    return ERRORS if is_asked(scope) else None
 
 
 def models_page(models: Sequence[Mapping[str, Any]], query: ModelsQuery) -> dict[str, Any]:

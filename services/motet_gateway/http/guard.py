@@ -55,7 +55,7 @@ class Guard:
     def _exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         http = Exchange(scope, receive, send)
         http.strict = self._service.config.strict
-        http.error_format = self._route.error_format
+        http.error_format = self._route.error_format_of(http.scope)
         http.headers = lambda: self._headers(http)
         return http
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .asgi import Scope
 from .problems import ErrorFormat
 
 SOCKET = "WEBSOCKET"  # method of the routes that take a WebSocket
@@ -41,7 +42,8 @@ class Route:
     tuples of them, or schemas. `errors` are statuses beyond those that follow from access and
     body, `others` are answers of other statuses that are not errors. Parameters of a path, and
     those of endpoints, are documented without being listed in `parameters`. Errors have OpenAI's
-    format unless `error_format` is another. `client_secrets`: they open it, as keys do.
+    format unless `error_format` is another, or `choose_error_format` returns another for a request.
+    `client_secrets`: they open it, as keys do.
 
     Raises TypeError if `access` is not a member of Access.
     """
@@ -60,6 +62,7 @@ class Route:
     parameters: tuple[dict[str, Any], ...] = ()
     others: tuple[tuple[int, Any], ...] = ()
     error_format: ErrorFormat | None = None
+    choose_error_format: Callable[[Scope], ErrorFormat | None] | None = None
     client_secrets: bool = False
 
     def __post_init__(self) -> None:
@@ -67,6 +70,12 @@ class Route:
             raise TypeError(
                 f"{self.method} {self.path}: `access` is {self.access!r}; give a member of Access"
             )
+
+    def error_format_of(self, scope: Scope) -> ErrorFormat | None:
+        """Return the format of the errors of one request; None: OpenAI's."""
+        if self.choose_error_format is None:
+            return self.error_format
+        return self.choose_error_format(scope) or self.error_format
 
     @property
     def methods(self) -> tuple[str, ...]:

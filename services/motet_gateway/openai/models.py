@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from motet_gateway.anthropic import models as anthropic
-from motet_gateway.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.query import query_of
@@ -31,7 +30,6 @@ async def list_models(service: GatewayContext, http: Exchange) -> None:
     """Answer all models; a page of the chat models to Anthropic's clients."""
     found: dict[str, Any] = {"object": "list", "data": _models(service)}
     if anthropic.is_asked(http.scope):
-        http.error_format = ANTHROPIC_ERRORS
         query = query_of(http, anthropic.ModelsQuery, anthropic.LISTS)
         found = anthropic.models_page(found["data"], query)
     await http.reply(200, msgspec.json.encode(found))
@@ -42,7 +40,6 @@ async def get_model(service: GatewayContext, http: Exchange) -> None:
     name = http.scope["path_params"]["name"]
     models: dict[str, Any] = {model["id"]: model for model in _models(service)}
     if anthropic.is_asked(http.scope):
-        http.error_format = ANTHROPIC_ERRORS
         known = {one: anthropic.model_info(model) for one, model in models.items()}
         models = {one: model for one, model in known.items() if model is not None}
     if name not in models:

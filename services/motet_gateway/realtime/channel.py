@@ -68,14 +68,22 @@ class Channel:
         return self.event("error", error={**problem.as_dict(), "event_id": event_id})
 
     async def send(self, *events: bytes) -> None:
-        """Send events, each as a message of its own, in one write if they are few.
+        """Add events and flush. Raises ClientGone if the channel is closed."""
+        self.add(events)
+        await self.flush()
+
+    def add(self, events: Iterable[bytes]) -> None:
+        """Queue events for the next flush. Raises ClientGone if the channel is closed."""
+        if self.closed:
+            raise ClientGone
+        self._log.add(events)
+
+    async def flush(self) -> None:
+        """Send what is queued, each event as a message of its own, in one write if they are few.
 
         Waits while the client does not read; without a client, only if the event log is full.
         Raises ClientGone if the channel is closed.
         """
-        if self.closed:
-            raise ClientGone
-        self._log.add(events)
         while self._log.waiting:
             if (socket := self._socket) is not None:
                 await self._write(socket)

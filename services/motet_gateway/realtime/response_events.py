@@ -48,11 +48,13 @@ class ResponseEvents:
     def delta(
         self, event: events.TextDelta | events.SpeechDelta | events.ArgumentsDelta
     ) -> list[bytes]:
+        output = self._output
         if isinstance(event, events.SpeechDelta):
-            assert isinstance(self._output, SpeechOutput)
-            return self._output.delta(event.pcm, event.words)
-        assert isinstance(self._output, TextOutput | CallOutput)
-        return [self._output.delta(event.text)]
+            assert isinstance(output, SpeechOutput)
+            return output.delta(event.pcm, event.words)
+        assert output is not None
+        assert not isinstance(output, SpeechOutput)
+        return [output.delta(event.text)]
 
     def close_output(self, event: events.OutputClosed) -> list[bytes]:
         assert self._output is not None

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -27,7 +26,7 @@ from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
-from motet_pipelines.voice.conversation.converse import converse
+from motet_pipelines.voice.conversation.converse import run_conversation
 from motet_pipelines.voice.conversation.events import Drained, Event, Failed, SpeechStarted
 from motet_pipelines.voice.conversation.history import new_id
 from motet_pipelines.voice.conversation.settings import ConversationLimits
@@ -110,6 +109,7 @@ class Session:
         self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)
         self._inputs: asyncio.Queue[tuple[inputs.Input, asyncio.Future[None]]] = asyncio.Queue()
         self._conversing: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None  # sends events that were posted
         self._refused = False  # the last input
         self._drained = asyncio.Event()
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[object]]] = {
@@ -199,46 +199,72 @@ class Session:
         """End the session and everything that runs for it."""
         with contextlib.suppress(ClientGone):
             await self.channel.close(1001, "the session is over")
-        if self._conversing is not None:
-            self._conversing.cancel()
-            await asyncio.gather(self._conversing, return_exceptions=True)
+        tasks = [task for task in (self._conversing, self._flushing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # --------------------------------------------------------------------------------- conversation
     async def _converse(self) -> None:
         """Send the events of the conversation until the channel is closed."""
         config = self.service.config
-        batches = converse(
-            self.service.bus,
-            self.service.uploads,
-            self._next_inputs(),
-            self.settings.as_conversation(),
-            admission=TenantAdmission(self.service, self.caller.tenant),
-            limits=ConversationLimits(
-                max_bytes=config.max_message,
-                request_timeout=config.request_timeout,
-                patience=config.patience,
-            ),
-            playback_clock=lambda: self.channel.present_seconds,
-            conversation_id=self.id,
-        )
         try:
-            async with aclosing(batches):
-                async for batch in batches:
-                    await self._send_batch(batch)
-        except ClientGone:
-            pass  # the channel is closed
+            await run_conversation(
+                self.service.bus,
+                self.service.uploads,
+                self._next_inputs(),
+                self.settings.as_conversation(),
+                self,
+                admission=TenantAdmission(self.service, self.caller.tenant),
+                limits=ConversationLimits(
+                    max_bytes=config.max_message,
+                    request_timeout=config.request_timeout,
+                    patience=config.patience,
+                ),
+                playback_clock=lambda: self.channel.present_seconds,
+                conversation_id=self.id,
+            )
         except Exception:
             log.exception("the conversation of session %s failed", self.id)
 
-    async def _send_batch(self, batch: list[Event]) -> None:
-        for event in batch:
-            self._refused |= isinstance(event, Failed) and event.tag is not None
-            if isinstance(event, Drained):
-                self._drained.set()
-        if self.player is not None:
-            batch = [self._played(self.player, event) for event in batch]
-        if rendered := [text for event in batch for text in self._rendering.render(event)]:
-            await self.channel.send(*rendered)
+    async def emit(self, *events: Event) -> None:
+        """Send events of the conversation, and wait while the client does not read."""
+        self._add(events)
+        await self._flush()
+
+    def post(self, *events: Event) -> None:
+        """Send events of the conversation as soon as the client reads."""
+        self._add(events)
+        if self._flushing is None or self._flushing.done():
+            self._flushing = asyncio.create_task(self._flush(), name="flush")
+
+    def _add(self, events: Sequence[Event]) -> None:
+        """Render events into the channel; ends the conversation if that fails."""
+        try:
+            if self.player is not None:
+                events = [self._played(self.player, event) for event in events]
+            for event in events:
+                self.channel.add(self._rendering.render(event))
+                if isinstance(event, Failed):
+                    self._refused |= event.tag is not None
+                elif isinstance(event, Drained):
+                    self._drained.set()
+        except ClientGone:
+            self._end_conversation()
+        except Exception:
+            log.exception("an event of session %s cannot be sent", self.id)
+            self._end_conversation()
+
+    async def _flush(self) -> None:
+        """Send what is in the channel; ends the conversation if that is closed."""
+        try:
+            await self.channel.flush()
+        except ClientGone:
+            self._end_conversation()
+
+    def _end_conversation(self) -> None:
+        if self._conversing is not None:
+            self._conversing.cancel()
 
     def _played(self, player: Player, event: Event) -> Event:
         """Give speech to the player; the user's stops it, where that is a barge-in."""

@@ -104,5 +104,10 @@ class StepAccounts:
                 times.started_at = now - computed.seconds - (times.transfer_seconds or 0.0)
             times.model_seconds += computed.model_seconds * work.num_tokens / num_tokens
 
+    @property
+    def steps(self) -> int:
+        """Return the number of steps that were computed."""
+        return self._counts.steps
+
     def stats(self) -> dict[str, float]:
         return asdict(self._counts)

@@ -32,6 +32,7 @@ from .model_runner import ModelRunner
 from .model_thread import ModelThread
 from .outputs import Emit, StepOutput
 from .request import Key, Request, RequestOptions
+from .step_isolation import StepIsolation
 from .thread_owner import ThreadOwner
 from .token_update import TokenUpdate
 
@@ -92,6 +93,9 @@ class Engine:
         )
         self.context = self._admission.context
         self._forward = ForwardPass(self.runner, self.speculation, parts.compression, parts.scoring)
+        self._isolation = StepIsolation(
+            self.runner, parts.tables, self._forward, self._model_thread
+        )
         self._token_update = TokenUpdate(
             self.runner, parts.tables, self.scheduler, self.prefix_cache
         )
@@ -186,8 +190,13 @@ class Engine:
         batch = self._forward.prepare(self._with_drafts(works, emit))
         computing = self._model_thread.start(self._forward.compute, batch)
         self._emit_ready(emit)
-        batch.mask.compute()
-        self._update(batch, computing.result())
+        try:
+            batch.mask.compute()
+            computed = computing.result()
+        except Exception as error:  # whatever model code raises for the input of one request
+            self._isolate(batch, error)
+        else:
+            self._update(batch, computed)
         return self._drain() if emit is None or not self.scheduler.has_work else []
 
     def _end_early(self) -> list[StepOutput]:
@@ -238,6 +247,13 @@ class Engine:
             self.speculation.record(works, counts, computed.seconds)
         if not self.scheduler.has_work:
             self._forward.mark_idle()
+
+    def _isolate(self, batch: Batch, error: Exception) -> None:
+        """Compute a failed step in parts, and end the requests that fail theirs alone."""
+        results, failed = self._isolation.retry(batch, error, self._accounts.steps)
+        for part, computed in results:
+            self._update(part, computed)
+        self._pending += [self._fail(request, cause) for request, cause in failed.items()]
 
     def _drain(self) -> list[StepOutput]:
         """Drain outputs and those of features; safe while the model computes."""
@@ -313,6 +329,7 @@ class Engine:
             "preemptions": self.scheduler.preemptions,
             "recomputed_tokens": cache.ghosts.recomputed if cache is not None else 0,
             **self._accounts.stats(),
+            **self._isolation.stats(),
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
             "resident_bytes": _resident_bytes(),

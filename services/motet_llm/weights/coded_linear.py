@@ -197,10 +197,11 @@ def checked(
     group: int,
     order_K: Tensor | None = None,
     levels: str | None = None,
+    narrow: bool = False,
 ) -> GroupWeights:
     """Return `GroupWeights` of the matrix `name`. Raises ConfigError if the kernels refuse them."""
     try:
-        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K, levels)
+        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K, levels, narrow)
     except KernelError as error:
         raise ConfigError(
             f"{name}: {error}; give another checkpoint, or the original weights"

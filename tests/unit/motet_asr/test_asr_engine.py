@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from motet_asr.checkpoint import load_engine
 from motet_asr.config import EngineConfig
 from motet_asr.engine.engine import Engine
 from motet_asr.engine.request import TranscriptionOptions, WindowResult
-from motet_asr.engine.slot_engine import SlotEngine
+from motet_asr.engine.slot_engine import RunningWindow, SlotEngine
 from motet_asr.models.whisper import Whisper
 from motet_asr.models.whisper_encoder import WhisperEncoder
 from motet_asr.transcription.align import token_ends
@@ -342,6 +342,30 @@ def test_weights_that_compute_no_numbers_end_the_window_and_nothing_else(whisper
     assert ended[2].result.tokens == good
     engine.check_integrity()
     assert engine.stats()["slots_free"] == 16
+
+
+def test_a_window_that_the_encoder_fails_ends_alone(
+    whisper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TranscriptionOptions(language="en", timestamps=False)
+    engine = engine_of(whisper, encode_batch=4)
+    assert isinstance(engine, SlotEngine)
+    due = [hear(engine, SOUNDS[key], options).tokens for key in range(4)]
+    encode = engine.family.encode
+
+    def failing(runs: Sequence[RunningWindow]) -> list[torch.Tensor]:
+        if any(run.waiting.key == 1 for run in runs):
+            raise RuntimeError("a bug of model code")
+        return encode(runs)
+
+    monkeypatch.setattr(engine.family, "encode", failing)
+    for key in range(4):
+        add(engine, key, SOUNDS[key], options)
+    ended = {output.key: output for _ in range(300) for output in engine.step()}
+    engine.check_integrity()
+    assert isinstance(ended.pop(1).error, InternalError)
+    del due[1]
+    assert [one.result and one.result.tokens for _, one in sorted(ended.items())] == due
 
 
 @pytest.mark.parametrize(("form", "near"), [("float32", 1e-5), ("bfloat16", 0.03), ("int8", 0.1)])

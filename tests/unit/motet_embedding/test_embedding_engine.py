@@ -131,3 +131,29 @@ def test_what_is_cancelled_is_gone_and_what_does_not_fit_is_refused() -> None:
     assert not engine.has_work
     engine.add("b", [text(1)] * 3)
     assert engine.stats()["waiting"] == 3
+
+
+class Refusing(Counting):
+    """An encoder that raises if one of the texts has 13 tokens."""
+
+    def encode(self, texts: Sequence[Text]) -> Tensor:
+        if any(len(one) == 13 for one in texts):
+            raise RuntimeError("a bug of model code")
+        return super().encode(texts)
+
+
+def test_a_text_that_cannot_be_computed_ends_its_request_alone() -> None:
+    engine = Engine(EngineConfig(model=FOLDER), cast(Encoder, Refusing()))
+    engine.add("good", [text(length, length) for length in (3, 12, 14)])
+    engine.add("bad", [text(2), text(13), *[text(5)] * 40])
+    engine.add("other", [text(1, 9)])
+    found: dict[object, list[float]] = {}
+    errors = {}
+    while engine.has_work:
+        for output in engine.step():
+            found.setdefault(output.key, []).extend(float(row[0][0]) for row in output.vectors)
+            if output.error is not None:
+                errors[output.key] = output.error
+    assert (found["good"], found["other"]) == ([3.0, 12.0, 14.0], [9.0])
+    assert [(key, type(error)) for key, error in errors.items()] == [("bad", InternalError)]
+    assert engine.stats()["waiting"] == 0

@@ -20,8 +20,7 @@ from motet_pipelines.voice.turns import Ended, Started, Turn, turns
 from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge
 from motet_shared.messages import Listen
 
-from .event_queue import EventQueue
-from .events import AudioCleared, Failed, IdleTimeout, SpeechStarted, SpeechStopped
+from .events import AudioCleared, EventSink, Failed, IdleTimeout, SpeechStarted, SpeechStopped
 from .floor import Floor
 from .history import Item, new_id
 from .item_transcription import ItemTranscription, PartAudio
@@ -57,7 +56,7 @@ class AudioInput:
         floor: Floor,
         transcription: ItemTranscription,
         replies: Replies,
-        events: EventQueue,
+        events: EventSink,
     ):
         self._bus, self._admission, self._limits = context.bus, context.admission, context.limits
         self._settings, self._floor = settings, floor

@@ -36,6 +36,7 @@ from .event_queue import EventQueue
 from .events import (
     Configured,
     Event,
+    EventSink,
     Failed,
     ItemAdded,
     ItemDeleted,
@@ -73,6 +74,49 @@ async def converse(
     conversation_id: names the conversation in the fence behind cancelled replies (`Epoch`).
     """
     events = EventQueue()
+    running = asyncio.create_task(
+        run_conversation(
+            bus,
+            store,
+            inputs,
+            settings,
+            events,
+            admission=admission,
+            limits=limits,
+            playback_clock=playback_clock,
+            conversation_id=conversation_id,
+        ),
+        name="conversation",
+    )
+    running.add_done_callback(lambda _: events.close())
+    try:
+        async with aclosing(events.batches()) as batches:
+            async for batch in batches:
+                yield batch
+        await running
+    finally:
+        events.leave()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def run_conversation(
+    bus: Bus,
+    store: Store,
+    inputs: AsyncIterator[do.Input],
+    settings: ConversationSettings,
+    events: EventSink,
+    *,
+    admission: Admission | None = None,
+    limits: ConversationLimits = NO_LIMITS,
+    playback_clock: Clock = time.monotonic,
+    conversation_id: str = "",
+) -> None:
+    """Run a conversation as `converse` does, and give its events to `events` as they occur.
+
+    The events of a reply reach `events` in the task that runs the reply, without a queue between
+    them. Cancelling this cancels everything that is under way.
+    """
     context = ReplyContext(
         bus,
         admission or Unlimited(bus.directory, store),
@@ -81,17 +125,9 @@ async def converse(
         conversation_id or new_id("conv"),
     )
     conversation = _Conversation(context, store, settings, events)
-    handling = asyncio.create_task(conversation.handle_all(inputs), name="conversation")
-    handling.add_done_callback(lambda _: events.close())
     try:
-        async with aclosing(events.batches()) as batches:
-            async for batch in batches:
-                yield batch
-        await handling
+        await conversation.handle_all(inputs)
     finally:
-        events.leave()
-        handling.cancel()
-        await asyncio.gather(handling, return_exceptions=True)
         await conversation.close()
 
 
@@ -103,7 +139,7 @@ class _Conversation:
         context: ReplyContext,
         store: Store,
         settings: ConversationSettings,
-        events: EventQueue,
+        events: EventSink,
     ):
         self._settings, self._events, self._admission = settings, events, context.admission
         self._floor = floor = Floor()

@@ -1,4 +1,4 @@
-"""Pass events from the tasks of a conversation to its caller, in one order."""
+"""Queue the events of a conversation for a caller that iterates over them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .events import Event
 
 
 class EventQueue:
-    """Queue batches of events: those of a batch belong together, and none comes between them."""
+    """Queue batches of events (an `EventSink`)."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[tuple[list[Event], asyncio.Future[None] | None] | None] = (
@@ -18,11 +18,11 @@ class EventQueue:
         self._left = False
 
     def post(self, *events: Event) -> None:
-        """Queue a batch without waiting."""
+        """Queue a batch."""
         self._queue.put_nowait((list(events), None))
 
     async def emit(self, *events: Event) -> None:
-        """Queue a batch and wait until the caller has handled it: a slow caller slows down."""
+        """Queue a batch and wait until the caller has handled it."""
         handled = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((list(events), handled))
         if not self._left:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct, field
 
 from motet_pipelines.voice.voice import TokenScores
 from motet_shared.messages import Usage
@@ -16,29 +17,24 @@ Status = Literal["completed", "incomplete", "cancelled", "failed"]
 OutputKind = Literal["text", "speech", "function_call"]
 
 
-class Event:
+class Event(Struct, frozen=True):
     """Base of all events."""
-
-    __slots__ = ()
 
 
 # --------------------------------------------------------------------------------------------- user
-@dataclass(frozen=True, slots=True)
-class SpeechStarted(Event):
+class SpeechStarted(Event, frozen=True):
     """The user began a turn at `ms`, which will be the item `item_id`."""
 
     item_id: str
     ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechStopped(Event):
+class SpeechStopped(Event, frozen=True):
     item_id: str
     ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class IdleTimeout(Event):
+class IdleTimeout(Event, frozen=True):
     """The user was silent for the idle timeout; an empty item asks for a reply."""
 
     item_id: str
@@ -46,21 +42,18 @@ class IdleTimeout(Event):
     end_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class AudioCommitted(Event):
+class AudioCommitted(Event, frozen=True):
     """The user's audio became an item. `previous`: id of the item before it."""
 
     item: Item
     previous: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class AudioCleared(Event):
+class AudioCleared(Event, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptDelta(Event):
+class TranscriptDelta(Event, frozen=True):
     """The transcript of a spoken part continues with `text`."""
 
     item_id: str
@@ -69,8 +62,7 @@ class TranscriptDelta(Event):
     scores: TokenScores | None = None  # if log-probabilities are reported
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptCompleted(Event):
+class TranscriptCompleted(Event, frozen=True):
     """The transcript of a spoken part of `seconds` is final; the deltas add up to it."""
 
     item_id: str
@@ -80,47 +72,40 @@ class TranscriptCompleted(Event):
     scores: TokenScores | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptFailed(Event):
+class TranscriptFailed(Event, frozen=True):
     item_id: str
     part: int
     error: Exception
 
 
 # -------------------------------------------------------------------------------------------- items
-@dataclass(frozen=True, slots=True)
-class ItemAdded(Event):
+class ItemAdded(Event, frozen=True):
     item: Item
     previous: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRetrieved(Event):
+class ItemRetrieved(Event, frozen=True):
     item: Item
 
 
-@dataclass(frozen=True, slots=True)
-class ItemDeleted(Event):
+class ItemDeleted(Event, frozen=True):
     item_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ItemTruncated(Event):
+class ItemTruncated(Event, frozen=True):
     item_id: str
     audio_ms: int
 
 
 # ------------------------------------------------------------------------------------------ replies
-@dataclass(frozen=True, slots=True)
-class ReplyStarted(Event):
+class ReplyStarted(Event, frozen=True):
     reply_id: str
     settings: ReplySettings
     in_conversation: bool
     metadata: Any
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOpened(Event):
+class OutputOpened(Event, frozen=True):
     """Report that a message or function call of a reply begins: output number `index`, still empty."""
 
     reply_id: str
@@ -130,15 +115,13 @@ class OutputOpened(Event):
     previous: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta(Event):
+class TextDelta(Event, frozen=True):
     reply_id: str
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class SpeechDelta(Event):
+class SpeechDelta(Event, frozen=True):
     """Deliver PCM at 24 kHz of a spoken message and the words it completes; either may be empty."""
 
     reply_id: str
@@ -147,8 +130,7 @@ class SpeechDelta(Event):
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsDelta(Event):
+class ArgumentsDelta(Event, frozen=True):
     """The arguments of a function call continue with `text`."""
 
     reply_id: str
@@ -156,16 +138,14 @@ class ArgumentsDelta(Event):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutputClosed(Event):
+class OutputClosed(Event, frozen=True):
     reply_id: str
     index: int
     item: Item
     previous: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyEnded(Event):
+class ReplyEnded(Event, frozen=True, kw_only=True):
     """A reply ended.
 
     reason: `turn_detected` (barge-in) or `client_cancelled`; `max_output_tokens` if incomplete.
@@ -183,19 +163,29 @@ class ReplyEnded(Event):
 
 
 # ------------------------------------------------------------------------------------- conversation
-@dataclass(frozen=True, slots=True)
-class Configured(Event):
+class Configured(Event, frozen=True):
     """The settings of a `Configure` apply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed(Event):
+class Failed(Event, frozen=True):
     """An input was refused (`tag` is its), or turn detection or an answer failed (`tag` is None)."""
 
     error: Exception
     tag: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drained(Event):
+class Drained(Event, frozen=True):
     """After `Drain`: all replies have ended."""
+
+
+class EventSink(Protocol):
+    """Describe what takes the events of a conversation, in their order."""
+
+    def post(self, *events: Event) -> None:
+        """Take a batch of events without waiting: none comes between them."""
+
+    async def emit(self, *events: Event) -> None:
+        """Take a batch, and return once more may come: a slow caller slows down what it receives.
+
+        The batch is taken before the first wait; a cancelled call takes all of it or nothing.
+        """

@@ -20,8 +20,13 @@ from motet_shared.messages import Transcribe
 from motet_shared.wire.bus import Bus
 
 from .admission import Admission, Store
-from .event_queue import EventQueue
-from .events import AudioCommitted, TranscriptCompleted, TranscriptDelta, TranscriptFailed
+from .events import (
+    AudioCommitted,
+    EventSink,
+    TranscriptCompleted,
+    TranscriptDelta,
+    TranscriptFailed,
+)
 from .history import History, Item, user_audio_item
 from .seeds import new_seed
 from .settings import ConversationLimits, TranscriptionSettings
@@ -65,7 +70,7 @@ class Transcript:
     """Report the transcript of one part if `shown`; the deltas add up to the final text."""
 
     def __init__(
-        self, events: EventQueue, item_id: str, part: int, *, shown: bool, scored: bool = False
+        self, events: EventSink, item_id: str, part: int, *, shown: bool, scored: bool = False
     ):
         self.text = ""  # reported so far
         self._scores: TokenScores | None = [] if scored else None
@@ -109,7 +114,7 @@ class ItemTranscription:
         admission: Admission,
         limits: ConversationLimits,
         history: History,
-        events: EventQueue,
+        events: EventSink,
     ):
         self._bus, self._store, self._admission, self._limits = bus, store, admission, limits
         self._history, self._events = history, events

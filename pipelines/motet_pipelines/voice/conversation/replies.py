@@ -16,8 +16,7 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 from .admission import Admission
-from .event_queue import EventQueue
-from .events import Drained, Failed, ReplyStarted
+from .events import Drained, EventSink, Failed, ReplyStarted
 from .floor import Floor
 from .history import History, Item, chat_messages, new_id
 from .inputs import CreateReply, GivenItem
@@ -65,7 +64,7 @@ class Replies:
         floor: Floor,
         history: History,
         transcription: ItemTranscription,
-        events: EventQueue,
+        events: EventSink,
     ):
         self.settings = settings
         self.spoken: dict[str, SpokenWords] = {}  # by item id

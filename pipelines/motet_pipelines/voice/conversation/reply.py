@@ -19,8 +19,7 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import Epoch
 
 from .admission import ReplyAccount
-from .event_queue import EventQueue
-from .events import Event, ReplyEnded, ReplyStarted, Status
+from .events import Event, EventSink, ReplyEnded, ReplyStarted, Status
 from .history import without_oldest
 from .reply_items import ReplyItems
 from .retention import retained
@@ -60,7 +59,7 @@ class Reply:
         account: ReplyAccount,
         voice_model: str,
         epoch: Epoch,
-        events: EventQueue,
+        events: EventSink,
         playback_clock: Clock,
         drop: Drop = lambda turns: None,
     ):

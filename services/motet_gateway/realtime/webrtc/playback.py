@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation.events import (
@@ -60,7 +62,7 @@ class Playback:
             self._silent.clear()
         elif isinstance(event, SpeechDelta):
             self._append(event)
-            return replace(event, pcm=b"")
+            return msgspec.structs.replace(event, pcm=b"")
         elif isinstance(event, ReplyEnded):
             for group in (self._running, self._silenced, self._outside):
                 group.discard(event.reply_id)

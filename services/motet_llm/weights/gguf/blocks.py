@@ -33,13 +33,17 @@ from motet_kernels.linear.scales import Scales, SpanScales
 
 
 class Read(NamedTuple):
-    """Hold codes `[N, K]`, scales and shifts `[N, G]`, inputs per group, and a table of levels."""
+    """Hold codes `[N, K]`, scales and shifts `[N, G]`, inputs per group, and a table of levels.
+
+    narrow: codes are from 0 to 3.
+    """
 
     codes_NK: Tensor
     scale_NG: Scales
     shift_NG: Scales | None
     group: int
     levels: str | None = None
+    narrow: bool = False
 
 
 def read_blocks(kind: str, rows_NY: Tensor) -> Read:
@@ -115,7 +119,8 @@ def _iq4_nl(blocks: Tensor) -> Read:
 def _q2_k(blocks: Tensor) -> Read:
     scales, d, m = blocks[:, :, :16], _half(blocks[:, :, 80:82]), _half(blocks[:, :, 82:])
     codes = _planes(blocks[:, :, 16:80], 2, 32)
-    return Read(codes.flatten(1), _spans(scales & 15, d), _spans(scales >> 4, -m), 16)
+    scale, shift = _spans(scales & 15, d), _spans(scales >> 4, -m)
+    return Read(codes.flatten(1), scale, shift, 16, narrow=True)
 
 
 def _q3_k(blocks: Tensor) -> Read:

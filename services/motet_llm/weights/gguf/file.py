@@ -219,4 +219,4 @@ def _part(place: TensorPlace, number: int) -> TensorPlace:
 
 def _weights(tensor: TensorPlace, name: str) -> GroupWeights:
     read = read_blocks(tensor.kind, read_bytes(tensor).reshape(tensor.shape[0], -1))
-    return checked(name, *read[:4], levels=read.levels)
+    return checked(name, *read[:4], levels=read.levels, narrow=read.narrow)

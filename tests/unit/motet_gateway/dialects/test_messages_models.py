@@ -82,3 +82,13 @@ async def test_the_header_decides_the_format() -> None:
             refused = await get(here, path, query, **VERSION)
             assert (refused.status, refused.json()["type"]) == (status, "error")
             assert refused.json()["error"]["type"] == kind
+
+
+async def test_a_refused_key_is_told_in_the_clients_format() -> None:
+    async with world(api_key="right") as here:
+        for path in ("/v1/models", f"/v1/models/{MODEL}"):
+            theirs = await get(here, path, **VERSION, **{"x-api-key": "wrong"})
+            assert (theirs.status, theirs.json()["type"]) == (401, "error")
+            assert theirs.json()["error"]["type"] == "authentication_error"
+            plain = await get(here, path)
+            assert (plain.status, plain.json()["error"]["code"]) == (401, "invalid_api_key")

@@ -416,11 +416,11 @@ def test_an_error_of_the_model_reaches_the_step_that_overlaps_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forward(works: object, watched: object) -> None:
-        raise MemoryError("no more")
+        raise InternalError("a broken invariant")
 
     monkeypatch.setattr(engine.runner, "forward", forward)
     engine.add("a", PROMPT, Sampling(**GREEDY))
-    with pytest.raises(MemoryError):
+    with pytest.raises(InternalError):
         engine.step(lambda outputs: None)
 
 

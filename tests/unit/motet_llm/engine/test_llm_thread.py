@@ -15,7 +15,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import Emit, StepOutput
 from motet_llm.engine.thread import EngineThread
-from motet_shared.errors import BadRequest, DeadlineExceeded
+from motet_shared.errors import BadRequest, DeadlineExceeded, InternalError
 from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 
@@ -148,7 +148,7 @@ def test_an_engine_that_breaks_reports_it_once_and_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(works: Any, watched: Any) -> None:
-        raise RuntimeError("out of cheese")
+        raise InternalError("out of cheese")
 
     monkeypatch.setattr(harness.engine.runner, "forward", broken)
     harness.thread.submit("a", PROMPT, Sampling())
