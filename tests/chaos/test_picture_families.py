@@ -44,8 +44,7 @@ EXACT = exact_rows(PAGE.read_text())
 COVERING = ("StableDiffusionPipeline", "ZImagePipeline")  # tensors with rows; lists of rows
 ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
-STEPS, SIDE = 150, 128  # enough for a picture to be struck while it is drawn
-_BETWEEN_SIGNALS = 0.05  # seconds, in which the first one is handled
+STEPS, SIDE = 60, 128  # enough for a picture to be struck while it is drawn
 _FEWER = {"LatentConsistency": (50, 256)}  # steps that a kind can have at most, and pixels per side
 Strike = Callable[["World", str], Awaitable[None]]
 
@@ -100,13 +99,13 @@ async def test_every_family_survives_leaving_moving_and_death(
     """What is left is freed; what loses its instance goes on at the other one, to equal bytes."""
     folder = picture_families.write(family, tmp_path / "model")
     await processes.begin(family, folder, TWO)
-    whole = await drawn(processes, family)
-    assert whole.moves == 0
-    left = await drawn(processes, family, leaves=True)
+    whole, instances = await drawn(processes, family)
+    assert len(instances) == 1
+    left, _ = await drawn(processes, family, leaves=True)
     await idle(processes, str(left.instance))
     for strike in (send_away, kill):
-        struck = await drawn(processes, family, strike)
-        assert struck.moves == 1
+        struck, instances = await drawn(processes, family, strike)
+        assert len(instances) == TWO
         assert struck.data == whole.data
         await processes.begin(family, folder, 1)
     await processes.forks.end_all()
@@ -114,9 +113,12 @@ async def test_every_family_survives_leaving_moving_and_death(
 
 async def drawn(
     world: World, family: str, strike: Strike | None = None, *, leaves: bool = False
-) -> Drawn:
-    """Draw a picture; after some of its steps strike its instance, or leave."""
-    outcome, files = Drawn(), dict[str, bytes]()
+) -> tuple[Drawn, set[str | None]]:
+    """Draw a picture; after some of its steps strike its instance, or leave.
+
+    Returns what was drawn, and the instances that drew it.
+    """
+    outcome, files, instances = Drawn(), dict[str, bytes](), set[str | None]()
     kinds = EXACT[family].kinds
     if "draw" not in kinds:
         files["image"] = _file("RGB")
@@ -138,12 +140,14 @@ async def drawn(
     strokes = draw(world.bus, world.store, request, outcome, patience=60.0, **files)  # type: ignore[arg-type]
     async with asyncio.timeout(120), aclosing(strokes):
         async for stroke in strokes:
+            instances.add(outcome.instance)
             if stroke.step >= 4 and leaves:
                 break
             if stroke.step >= 4 and strike is not None:
                 await strike(world, str(outcome.instance))
                 strike = None
-    return outcome
+    instances.add(outcome.instance)
+    return outcome, instances
 
 
 def _file(mode: str) -> bytes:
@@ -167,7 +171,9 @@ async def send_away(world: World, instance: str) -> None:
     """Have an instance hand over what it has, as a restart does: SIGTERM, and again."""
     pid = world.beat(instance).pid
     os.kill(pid, signal.SIGTERM)
-    await asyncio.sleep(_BETWEEN_SIGNALS)
+    await world.bus.directory.wait_for(
+        lambda found: all(beat.instance != instance for beat in found.ready(ROLE)), 20.0
+    )
     os.kill(pid, signal.SIGTERM)
 
 
