@@ -72,8 +72,8 @@ class PipelineFactory:
         self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
+        self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
         self._try_conditions()
-        self.merges = self.trial.merges(self.denoiser)
         if config.packed:
             pack(self.denoiser)
         self._linear: dict[str, bool] = {}
