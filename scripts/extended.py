@@ -71,8 +71,8 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "storm": [
-        marked("storm", 500),
-        *(storm(f"storm of seed {seed}", 900, "--seed", str(seed)) for seed in (1, 2, 3)),
+        marked("storm", 1200),
+        *(storm(f"storm of seed {seed}", 660, "--seed", str(seed)) for seed in (1, 2, 3)),
     ],
     "soak": [
         marked("soak", 300),

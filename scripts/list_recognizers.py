@@ -24,15 +24,21 @@ HEAD = """# Recognizers
 Which checkpoints `motet up --asr` takes, by the `model_type` of their config.json. Each is *exact*: on a tiny model of
 the class with random float32 weights, tokens (and the frames of those that have any) equal those of transformers' own
 code for one window alone, whatever is transcribed beside it (`tests/unit/motet_asr/test_asr_engine.py`,
-`test_asr_frames.py`, `test_asr_decoders.py`). Longer recordings are cut at pauses.
+`test_asr_frames.py`, `test_asr_decoders.py`, `test_asr_causal.py`). Longer recordings are cut at pauses.
 
-* **Word times**: *frames* that tokens belong to (CTC and transducers), or *attention* of the heads that a Whisper's
-  generation_config.json names. Where nothing times words, `timestamp_granularities: ["word"]` is refused.
+* **Word times**: *frames* that tokens belong to (CTC, transducers, Kyutai STT), or *attention* of the heads that a
+  Whisper's generation_config.json names. Where nothing times words, `timestamp_granularities: ["word"]` is refused.
 * **Language**: *detected* where none is given; *named*: a request without `language` is refused. Without either, the
   model knows what it was trained for only, and `language` is ignored.
 * **Translates**: `/v1/audio/translations`, into English; others refuse `task`.
 * **Live**: *by chunk*: each stretch of a live stream is heard once, and the audio that its words wait for is at most
-  300 ms long. Others hear what was said again and again while it lasts (`--partial-every`).
+  300 ms long: Nemotron's lookahead and Voxtral-realtime's delay are the longest within that. Kyutai STT's delay cannot
+  be chosen, it is in the weights (0.5 s, or 2.5 s of the larger checkpoint); a frame of 80 ms is heard as soon as it is
+  there. Others hear what was said again and again while it lasts (`--partial-every`).
+
+Qwen3-ASR takes a `prompt` (names, subjects) as context, and names the language that it heard. Voxtral detects the
+language without naming it; its prompt is the one of mistral-common's transcription requests, `lang:…` included, and
+its `tekken.json` is read without that library. Voxtral is a chat model too, then asked for the words in a chat.
 
 Chat models that hear are served by `--llm` ([models.md](models.md)). `scripts/list_recognizers.py` writes this page
 from `services/motet_asr/models/registry.py`; a test compares the two, and another one what loaded models of every row

@@ -51,6 +51,8 @@ SMALL_ARRAYS: list[Struct] = [
     wire.ScoredToken(15496, -0.5, 1, [(15496, -0.5)]),
     wire.PromptLogprob(b"Hi", -0.5, 1, [(15496, b"Hi", -0.5)]),
     wire.Adapter("watercolour", 0.75),
+    wire.Control("canny", PICTURE, 0.8),
+    wire.ImagePrompt("style", PICTURE, 0.6),
 ]
 REQUESTS: list[wire.Request] = [
     wire.Chat(model=MODEL, messages=[{"role": "user", "content": "Hello"}], sampling=SAMPLING),

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
+from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from motet_asr.engine.engine import SAMPLE_RATE, Engine
+from motet_asr.engine.engine import Engine
 from motet_asr.models.registry import RECOGNIZERS
 from motet_kernels.runtime.device import check_float16, find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint
@@ -68,11 +69,11 @@ def load_engine(config: EngineConfig) -> Engine:
     model = _load(folder, "the weights", model_class, dtype=dtype, use_safetensors=True)
     model.eval().requires_grad_(False).to(device)
     extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
-    tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
-    if extractor.sampling_rate != SAMPLE_RATE:
+    tokenizer = _load_tokenizer(folder)
+    if extractor.sampling_rate != (rate := recognizer.family.stream_rate):
         raise ConfigError(
             f"model={config.model!r}: its features are computed at {extractor.sampling_rate} Hz; "
-            f"give a model for {SAMPLE_RATE} Hz"
+            f"give a model for {rate} Hz"
         )
     return recognizer.load(config, model, extractor, tokenizer)
 
@@ -93,6 +94,19 @@ def _check_class(config: EngineConfig, model_config: Any, wanted: str) -> None:
         raise ConfigError(
             f"model={config.model!r}: architectures={given!r} writes no text; give a {wanted}"
         )
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer; Mistral's tekken.json is converted, without its own library."""
+    tekken = folder / "tekken.json"
+    if not tekken.is_file() or (folder / "tokenizer.json").is_file():
+        return _load(folder, "the tokenizer", AutoTokenizer)
+    try:
+        return convert_tekken_tokenizer(str(tekken))
+    except _UNUSABLE as error:
+        raise ConfigError(
+            f"model={str(folder)!r}: {tekken.name} cannot be read: {error}"
+        ) from error
 
 
 def _load(folder: Path, subject: str, kind: Any, **options: Any) -> Any:

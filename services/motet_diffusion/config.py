@@ -8,6 +8,7 @@ from pathlib import Path
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, ProcessConfig, setting
 
+QUANTIZATIONS = ("int8", "fp8")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -29,7 +30,9 @@ class EngineConfig:
     packed: keep a second copy of the weights of convolutions, laid out for the first size drawn
     (CPU, float32). loras: adapters that pictures may name, "name=path" each: a safetensors file, or
     a folder with one. step_cache: largest relative change of the first block's output at which the
-    other blocks are skipped and their last effect is reused; 0: never. Transformers only.
+    other blocks are skipped and their last effect is reused; 0: never. Transformers only. controlnets,
+    ip_adapters: what pictures may name, "name=path" each. quantization: of the denoiser's matrices, one
+    of QUANTIZATIONS, or "". denoiser: a GGUF file with its weights, in place of the folder's.
     """
 
     model: str
@@ -48,6 +51,10 @@ class EngineConfig:
     packed: bool = True
     loras: tuple[str, ...] = ()
     step_cache: float = 0.0
+    controlnets: tuple[str, ...] = ()
+    ip_adapters: tuple[str, ...] = ()
+    quantization: str = ""
+    denoiser: str = ""
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "model_index.json").is_file():
@@ -56,10 +63,13 @@ class EngineConfig:
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
-        if self.loras and self.step_cache:
-            message = "skipped blocks get fewer rows than adapters expect; set one of them only"
+        if self.quantization not in ("", *QUANTIZATIONS):
+            known = ", ".join(QUANTIZATIONS)
+            raise ConfigError(f"quantization={self.quantization!r}: choose one of {known}")
+        if self.quantization and self.denoiser:
             raise ConfigError(
-                f"step_cache={self.step_cache}: cannot be combined with loras: {message}"
+                f"quantization={self.quantization!r}: the denoiser's file has codes of its own;"
+                " set one of them only"
             )
         if self.max_rows < 2:
             raise ConfigError(
@@ -117,6 +127,18 @@ class DiffusionConfig(ProcessConfig):
     )
     loras: tuple[str, ...] = setting(
         "LoRA adapters that requests may name, as name=path each", default=()
+    )
+    controlnets: tuple[str, ...] = setting(
+        "ControlNets that requests may name, as name=path each", default=()
+    )
+    ip_adapters: tuple[str, ...] = setting(
+        "IP-Adapters that requests may name, as name=path each", default=()
+    )
+    quantization: str = setting(
+        "keep the denoiser's matrices in 8 bits: int8 or fp8 (default: as they are)", default=""
+    )
+    denoiser: str = setting(
+        "GGUF file with the denoiser's weights, in place of the folder's", default=""
     )
     step_cache: float = setting(
         "relative change of the first block below which the others are skipped; 0: never",

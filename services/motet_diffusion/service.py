@@ -6,13 +6,21 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
 
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Event, Key, Lora, PictureRequest
+from motet_diffusion.engine.request import (
+    Control,
+    Event,
+    ImagePrompt,
+    Key,
+    Lora,
+    PictureRequest,
+)
 from motet_diffusion.engine.thread import EngineThread
 from motet_kernels.runtime.device import readings
 from motet_media.pictures import open_mask, open_picture
@@ -122,13 +130,22 @@ class Diffusion(Actor):
             strength=request.strength,
             previews=max(request.previews, 0),
             checkpoint_every=max(request.checkpoint_every, 0),
+            scheduler=request.scheduler,
             loras=tuple(Lora(one.name, one.scale) for one in request.loras),
+            controls=tuple(
+                Control(one.name, scale=one.scale, start=one.start, end=one.end)
+                for one in request.controls
+            ),
+            image_prompts=tuple(
+                ImagePrompt(one.name, scale=one.scale) for one in request.image_prompts
+            ),
         )
-        self.thread.engine.factory.adapters.check(drawing.loras)
+        self.thread.engine.factory.check(drawing)
         kind = "draw" if request.image is None else "change" if request.mask is None else "fill"
         self.thread.engine.factory.rules.completed(drawing, kind)
         if request.image is not None:
             drawing = await self._with_images(drawing, request.image, request.mask)
+        drawing = await self._with_conditions(drawing, request)
         drawing = self.thread.engine.factory.rules.completed(drawing)
         return replace(drawing, **await self._resumed(request))
 
@@ -144,9 +161,31 @@ class Diffusion(Actor):
             raise BadRequest(f"mask: has {sizes}; both must be of one size", param="mask")
         return replace(drawing, image=picture, mask=where)
 
-    async def _picture(self, ref: BlobRef, read: Callable[..., Image]) -> Image:
+    async def _with_conditions(self, drawing: PictureRequest, request: Draw) -> PictureRequest:
+        """Return the request with the images that ControlNets and IP-Adapters read."""
+        controls = [
+            one._replace(image=await self._condition(given.image, f"controlnets[{number}].image"))
+            for number, (one, given) in enumerate(
+                zip(drawing.controls, request.controls, strict=True)
+            )
+        ]
+        prompts = [
+            one._replace(image=await self._condition(given.image, f"ip_adapters[{number}].image"))
+            for number, (one, given) in enumerate(
+                zip(drawing.image_prompts, request.image_prompts, strict=True)
+            )
+        ]
+        return replace(drawing, controls=tuple(controls), image_prompts=tuple(prompts))
+
+    async def _condition(self, ref: BlobRef | None, param: str) -> Image:
+        if ref is None:
+            raise BadRequest(f"{param}: is missing; send the image that is followed", param=param)
+        return await self._picture(ref, open_picture, param=param)
+
+    async def _picture(self, ref: BlobRef, read: Callable[..., Image], param: str = "") -> Image:
         data = bytes(await self._store.get(ref))
-        return await decoding(read, data, max_pixels=self.config.max_pixels)
+        fields = {"param": param} if param else {}
+        return await decoding(partial(read, **fields), data, max_pixels=self.config.max_pixels)
 
     async def _resumed(self, request: Draw) -> dict[str, Any]:
         """Return the fields of the checkpoint that the picture resumes from."""

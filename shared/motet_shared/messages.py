@@ -540,6 +540,27 @@ class Adapter(Struct, array_like=True, gc=False):
     scale: float = 1.0
 
 
+class Control(Struct, array_like=True, gc=False):
+    """ControlNet of a diffusion model, by its name on the server, with the image that it follows.
+
+    `start` and `end`: the part of the steps, 0 to 1, in which it takes part.
+    """
+
+    name: str
+    image: BlobRef | None = None
+    scale: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+
+
+class ImagePrompt(Struct, array_like=True, gc=False):
+    """IP-Adapter of a diffusion model, by its name on the server, with the image that it reads."""
+
+    name: str
+    image: BlobRef | None = None
+    scale: float = 1.0
+
+
 class Draw(Request, tag="draw"):
     """Request an image (anyone → diffusion): `DenoisingProgress` items for progress, one `Picture` at the end.
 
@@ -562,6 +583,9 @@ class Draw(Request, tag="draw"):
     previews: int = 0  # number of previews, spread evenly over the steps
     checkpoint_every: int = 0  # steps; 0: no checkpoints
     loras: list[Adapter] = []
+    scheduler: str = ""  # by name; empty: the model's own
+    controls: list[Control] = []
+    image_prompts: list[ImagePrompt] = []
     format: Literal["png", "jpeg", "webp"] = "png"
     quality: int = 90  # quality of jpeg and webp, 1 to 100
     resume: Checkpoint | None = None

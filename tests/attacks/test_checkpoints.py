@@ -20,9 +20,9 @@ from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_embedding.config import EngineConfig as EmbeddingConfig
 from motet_embedding.encoder import Encoder
 from motet_encoder.checkpoint import load_family
+from motet_kernels.linear.gguf_blocks import read_blocks
 from motet_llm.weights import checkpoint
 from motet_llm.weights.coded_linear import checked
-from motet_llm.weights.gguf.blocks import read_blocks
 from motet_models.checkpoints import check_checkpoint
 from motet_models.checkpoints.numbers import faults
 from motet_shared.errors import ConfigError

@@ -90,6 +90,16 @@ class Server:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise MotetError(f"{self.url} is not a Motet server; check --url") from None
 
+    def hears(self, model: str) -> bool:
+        """Return True if a chat model is given the sound of spoken conversations itself."""
+        try:
+            reply = self._http.get("/health/ready", params={"model": model})
+            return bool(reply.json()["speech"]["hears"])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        except (ValueError, KeyError, TypeError):
+            return False  # an unknown model, or a server that does not tell
+
     def load_adapter(self, name: str, folder: Path) -> None:
         """Have the server serve the adapter in a folder of its machine, from now on."""
         self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})

@@ -55,6 +55,7 @@ class UpSettings(Table, frozen=True):
     nats: str | None = None
     store: str | None = None
     no_store: bool | None = None
+    keep_connections: bool | None = None
     api_key_file: str | None = None
     tenants_file: str | None = None
     allowed_origins: list[str] | None = None

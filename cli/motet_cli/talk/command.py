@@ -67,9 +67,14 @@ def _conversation(
     key = read_key(args.api_key_file)
     with Server(args.url, key) as server:
         names = [options.model] if options.model else server.models()
-    if not names:
-        raise Unavailable(f"{args.url} serves no model yet; it may still be loading")
-    options = replace(options, model=names[0])
+        if not names:
+            raise Unavailable(f"{args.url} serves no model yet; it may still be loading")
+        options = replace(
+            options,
+            model=names[0],
+            transcribes=bool(server.models("transcription")),
+            hears=server.hears(names[0]),
+        )
     return converse_over_socket(args.url, key, dialogue.inputs(), options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config, stack_bus
@@ -38,6 +39,8 @@ async def converse_over_bus(
         async def files() -> BlobStore:
             return store
 
+        speech = SpeechServices.find(bus.directory, model=model)
+        options = replace(options, transcribes=bool(speech.transcription), hears=speech.hears)
         batches = converse(bus, files, inputs, options.settings(model))
         await exits.enter_async_context(aclosing(batches))
         async for batch in batches:

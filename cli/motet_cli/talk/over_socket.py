@@ -77,13 +77,15 @@ async def _connect(url: str, key: str | None, model: str) -> ClientConnection:
 
 
 def _session(options: Options) -> dict[str, Any]:
-    transcription = {"language": options.language} if options.language else {}
+    heard: dict[str, Any] = {"model_input": "audio"} if options.hears else {}
+    if options.transcribes:
+        heard["transcription"] = {"language": options.language} if options.language else {}
     output = {"voice": options.voice} if options.voice else {}
     return {
         "type": "realtime",
         "instructions": options.system,
         "temperature": options.temperature,
-        "audio": {"input": {"transcription": transcription}, "output": output},
+        "audio": {"input": heard, "output": output},
     }
 
 

@@ -157,9 +157,10 @@ def _word(rng: Random) -> str:
 
 
 def sample_skill(rng: Random) -> Skill:
-    """Draw a skill: a known one mostly, else one that is named after a verb and a thing."""
-    if rng.random() < 0.65:
-        return rng.choice(SKILLS)
+    """Draw a skill: a known one, at times under other names, or one of a verb and a thing."""
+    if rng.random() < 0.5:
+        skill = rng.choice(SKILLS)
+        return skill if rng.random() < 0.4 else renamed(skill, rng)
     verb, thing = rng.choice(_VERBS), _word(rng)
     kind = rng.choice(("name", "number", "thing", "place"))
     field = rng.choice(("id", "name", "value", "key", "title", thing))
@@ -168,7 +169,25 @@ def sample_skill(rng: Random) -> Skill:
         f"{verb.capitalize()} the {thing} {{{field}}}, please.",
         f"Can you {verb} the {thing} {{{field}}}?",
     )
-    return Skill(f"{verb}_{thing}", f"{verb.capitalize()} a {thing}.", {field: kind}, requests)
+    name = f"{verb}_{thing}" if rng.random() < 0.6 else rng.choice((verb, thing))
+    return Skill(name, f"{verb.capitalize()} a {thing}.", {field: kind}, requests)
+
+
+def renamed(skill: Skill, rng: Random) -> Skill:
+    """Return a skill whose name and fields are other words, which a call has to copy."""
+    names = {field: _word(rng) if rng.random() < 0.5 else field for field in skill.fields}
+    if len(set(names.values())) < len(names):
+        names = {field: field for field in skill.fields}
+    requests = skill.requests
+    for field, other in names.items():
+        requests = tuple(text.replace(f"{{{field}}}", f"{{{other}}}") for text in requests)
+    fields = {names[field]: kind for field, kind in skill.fields.items()}
+    other = (
+        f"{rng.choice(_VERBS)}_{_word(rng)}"
+        if rng.random() < 0.4
+        else rng.choice((_word(rng), skill.name))
+    )
+    return Skill(other, skill.description, fields, requests)
 
 
 def declaration(skill: Skill, rng: Random) -> dict[str, Any]:

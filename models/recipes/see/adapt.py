@@ -171,8 +171,9 @@ class TowerAdapter(Training[LessonBatch, TowerReport]):
 class LessonStream(Stream):
     """Serve the conversations of the second stage, by step.
 
-    Each step has the same share of every kind, in this order: pictures of other styles, the
-    micro-world's own, calls of tools, replies in JSON, and words alone, which preserve the rest.
+    Each step has the same share of every kind, in the order of `lessons`: pictures of other styles,
+    plain ones of up to six things, the micro-world's own, calls of tools, replies in JSON, and words
+    alone, which preserve the rest.
     """
 
     def __init__(
@@ -181,15 +182,16 @@ class LessonStream(Stream):
         stage: Stage,
         tokenizer: PreTrainedTokenizerFast,
         placeholder: int,
+        lessons: dict[str, int],
     ) -> None:
-        self.adaptation, self.stage = recipe, stage
+        self.adaptation, self.stage, self.lessons = recipe, stage, lessons
         super().__init__(Recipe(seed=recipe.seed, talk=stage), tokenizer, placeholder)
 
     def row(self, index: int) -> Row:
         """Return conversation `index`."""
         recipe, place = self.adaptation, index % self.stage.batch
         index += self.stage.first
-        for kind, count in recipe.lessons.items():
+        for kind, count in self.lessons.items():
             if place < count:
                 return self._lesson(kind, index)
             place -= count
@@ -201,8 +203,8 @@ class LessonStream(Stream):
         if kind == "own":
             return self.picture_row(picture_conversation(recipe.seed, index, mix=LOCATING))
         rng = Random(f"lessons/{recipe.seed}/{kind}/{index}")
-        if kind == "styled":
-            while (found := styled_conversation(rng, SEEING)) is None or (
+        if kind in ("styled", "plain"):
+            while (found := styled_conversation(rng, SEEING, plain=kind == "plain")) is None or (
                 found.conversation.keys & held_out_digests()
             ):
                 pass
@@ -253,7 +255,13 @@ def main() -> None:
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
         model.vision.requires_grad_(args.stage != "words")
-        stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
+        stream = LessonStream(
+            recipe,
+            stage,
+            model.tokenizer,
+            model.llava.config.image_token_index,
+            recipe.lessons[args.stage],
+        )
         trainer = TalkTrainer(stage, model, steps=args.steps, stream=stream)
     run_stage(trainer, args.state.with_name(f"{args.stage}.pt"), resume=args.resume, log=10)
     model.save(args.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from recipes.chat.mix import FINISHING, Mix
 from recipes.see.mix import LOCATING, VIEWING
@@ -66,7 +66,7 @@ class Adaptation:
                 first=1_000_000,
             ),
             "words": Stage(
-                steps=400, batch=20, matrix_lr=3e-3, other_lr=9e-4, warmup=30, decay=0.5
+                steps=1000, batch=20, matrix_lr=5e-3, other_lr=1.5e-3, warmup=40, decay=0.75
             ),
             "talk": Stage(
                 steps=350,
@@ -79,7 +79,14 @@ class Adaptation:
             ),
         }
     )
-    lessons: dict[str, int] = field(
-        default_factory=lambda: {"styled": 6, "own": 3, "calls": 3, "json": 2}
+    lessons: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {
+            "words": {"plain": 4, "own": 2, "calls": 6, "json": 4},
+            "talk": {"styled": 6, "own": 3, "calls": 3, "json": 2},
+        }
     )  # conversations of a step; the others are in words alone
-    text_mix: Mix = FINISHING
+    text_mix: Mix = field(  # with more of what is said about the model itself
+        default_factory=lambda: replace(
+            FINISHING, talk={**FINISHING.talk, "small-talk": 1.5, "refusal": 1.0}
+        )
+    )

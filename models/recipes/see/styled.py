@@ -17,10 +17,12 @@ from recipes.chat.mix import Mix
 from recipes.see.data import (
     PictureConversation,
     PictureWriter,
+    augmented_picture,
     cell_kinds,
     is_held_out_scene,
     weighted_choice,
 )
+from recipes.see.questions import in_reading_order
 from recipes.training.held_out_seeds import check_training_seed
 from recipes.world.pictures import SIZE, Picture, draw
 from recipes.world.scenes import Scene
@@ -66,16 +68,27 @@ def lesson(seed: int, index: int) -> Lesson:
     return Lesson(picture, draw(scene, rng), cell_kinds(scene.things))
 
 
-def styled_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
-    """Write questions about pictures of other styles; None if one is held out."""
-    from recipes.see.questions import in_reading_order
+def plain_scene(rng: Random) -> tuple[Scene, Picture]:
+    """Return a training scene of one to six things and its picture in the micro-world's style."""
+    while True:
+        scene = sample_pictured_scene(rng)
+        if len(scene.things) == 1 or not is_held_out_scene(scene):
+            return scene, augmented_picture(scene.things, rng)
 
+
+def styled_conversation(
+    rng: Random, mix: Mix, *, plain: bool = False
+) -> PictureConversation | None:
+    """Write questions about pictures of one to six things; None if one is held out.
+
+    plain: in the micro-world's style, else in any.
+    """
     writer = PictureWriter(rng, mix)
     writer.system()
     for number in range(rng.choice((1, 1, 2))):
         if writer.picture_pending:
             break
-        scene, picture = styled_scene(rng)
+        scene, picture = plain_scene(rng) if plain else styled_scene(rng)
         writer.show(in_reading_order(scene), picture)
         if number == 0 and rng.random() < 0.3:
             writer.ask("description")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import gcd
 
 import numpy as np
+import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
+from torchaudio import functional
+from torchaudio.transforms import Resample
 
 from recipes.speech.espeak import Speech
 
@@ -36,19 +38,24 @@ CLEAN = Conditions(
 )
 
 
+@cache
+def _resampler(source: int, target: int) -> torch.nn.Module:
+    """Return a filter of 64 zero crossings a side under a Kaiser window ("kaiser best")."""
+    resampler: torch.nn.Module = Resample(
+        source,
+        target,
+        lowpass_filter_width=64,
+        rolloff=0.9475937167399596,
+        resampling_method="sinc_interp_kaiser",
+        beta=14.769656459379492,
+    )
+    return resampler
+
+
 def resample(samples: Wave, source: int, target: int = RATE) -> Wave:
-    """Resample a whole clip by its spectrum."""
-    if source == target:
-        return samples
-    common = gcd(source, target)
-    blocks = smooth_length(-(-len(samples) * common // source))
-    size = blocks * target // common
-    spectrum = np.fft.rfft(samples, blocks * source // common)
-    kept = np.zeros(size // 2 + 1, complex)
-    shared = min(len(kept), len(spectrum))
-    kept[:shared] = spectrum[:shared]
-    wave = np.fft.irfft(kept, size)[: round(len(samples) * target / source)]
-    return (wave * (target / source)).astype(np.float32)
+    """Resample a whole clip."""
+    wave: Wave = _resampler(source, target)(torch.from_numpy(samples)).numpy()
+    return wave[: round(len(samples) * target / source)]
 
 
 def smooth_length(count: int) -> int:
@@ -130,8 +137,9 @@ def reverberate(rng: Generator, samples: Wave) -> Wave:
     )
     response *= rng.uniform(0.15, 0.9) / (np.sqrt(np.sum(response**2)) + 1e-9)
     response[0] = 1.0
-    size = smooth_length(len(samples) + len(response) - 1)
-    wet = np.fft.irfft(np.fft.rfft(samples, size) * np.fft.rfft(response, size), size)
+    wet = functional.fftconvolve(
+        torch.from_numpy(samples).double(), torch.from_numpy(response)
+    ).numpy()
     return wet[: len(samples)].astype(np.float32)
 
 
@@ -143,9 +151,8 @@ def telephone_band(samples: Wave) -> Wave:
     spectrum[(hertz < 300) | (hertz > 3400)] = 0
     narrow = np.fft.irfft(spectrum, size)[: len(samples)]
     scale = np.max(np.abs(narrow)) + 1e-9
-    law = np.sign(narrow) * np.log1p(255 * np.abs(narrow / scale)) / np.log(256)
-    law = np.round(law * 127) / 127
-    return (scale * np.sign(law) * np.expm1(np.abs(law) * np.log(256)) / 255).astype(np.float32)
+    law = functional.mu_law_encoding(torch.from_numpy(narrow / scale), 256)
+    return (scale * functional.mu_law_decoding(law, 256).numpy()).astype(np.float32)
 
 
 def apply_conditions(

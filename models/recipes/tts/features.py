@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from motet_tts.pocket.synth import to_mel
+from torch.nn import functional
+from torchaudio.compliance.kaldi import get_mel_banks
+from torchaudio.functional import spectrogram
 
 Wave = NDArray[np.float32]
 WINDOW = 960  # samples per band frame
@@ -22,20 +23,16 @@ CANDIDATES = 5
 @cache
 def filters(rate: int, size: int, bands: int) -> Tensor:
     """Return triangular filters `[size // 2 + 1, bands]`, equally wide on the mel scale."""
-    edges = torch.linspace(0, float(to_mel(torch.tensor(rate / 2))), bands + 2)
-    place = to_mel(torch.linspace(0, rate / 2, size // 2 + 1))[:, None]
-    rising = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
-    falling = (edges[2:] - place) / (edges[2:] - edges[1:-1])
-    return torch.minimum(rising, falling).clamp(min=0)
+    found, _ = get_mel_banks(bands, size, rate, 0.0, rate / 2, 100.0, -500.0, 1.0)
+    filters: Tensor = functional.pad(found, (0, 1)).T.contiguous()  # its last frequency has none
+    return filters
 
 
 def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
     """Return log band energies `[…, frames, count]` of samples `[…, L]`, a frame per hop."""
-    size = 1024
-    spectrum = torch.stft(
-        samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True
-    )
-    power = spectrum[..., : samples.shape[-1] // hop].abs().square().mT
+    size, window = 1024, torch.hann_window(WINDOW)
+    power = spectrogram(samples, 0, window, size, hop, WINDOW, 2.0, False)
+    power = power[..., : samples.shape[-1] // hop].mT
     return (power @ filters(rate, size, count) + 1e-6).log()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torchaudio.functional import spectrogram
 
 from motet_tts.pocket.codec import PITCH, SpeechCodec, later
 from motet_tts.pocket.frame_generator import FrameGenerator
@@ -76,8 +77,9 @@ def spectral(made_BL: Tensor, target_BL: Tensor, size: int) -> Tensor:
     window = torch.hann_window(size)
 
     def spectrum(samples: Tensor) -> Tensor:
-        found = torch.stft(samples, size, size // 4, size, window, return_complex=True)
-        return (found.real.square() + found.imag.square() + 1e-9).sqrt() / size**0.5
+        power = spectrogram(samples, 0, window, size, size // 4, size, 2.0, False)
+        found: Tensor = (power + 1e-9).sqrt() / size**0.5
+        return found
 
     made, target = spectrum(made_BL), spectrum(target_BL)
     log = ((made + 1e-3).log() - (target + 1e-3).log()).abs().mean()

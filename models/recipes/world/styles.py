@@ -262,7 +262,7 @@ def sample_style(rng: Random) -> Style:
     draw = rng.random()
     if draw < 0.5:
         side = float(SIZE)
-    elif draw < 0.96:
+    elif draw < 0.99:
         side = 24 * (240 / 24) ** rng.random()
     else:
         side = 240 * (1024 / 240) ** rng.random()

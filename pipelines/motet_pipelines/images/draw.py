@@ -15,8 +15,8 @@ fetches them. Leaving the generator early is a remote cancel; `aclosing` makes t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -52,18 +52,22 @@ async def draw(
     *,
     image: Bytes | None = None,
     mask: Bytes | None = None,
+    controls: Sequence[Bytes] = (),
+    prompts: Sequence[Bytes] = (),
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[DenoisingProgress, None]:
     """Yield a stroke per step, as far as the caller keeps up; then the picture is in `outcome`.
 
-    `image` and `mask` are files that replace those of the request. `deadline`: seconds for
+    `image`, `mask`, and those of `controls` and image `prompts`, one each, are files that replace
+    those of the request. `deadline`: seconds for
     everything. `patience`: seconds without progress, in which an instance may appear or restart,
     before the last retryable error is raised. Other errors are raised at once, Overloaded too
     unless a step was made.
     """
     outcome = outcome or Drawn()
-    attempt = _Attempt(bus, store, request, outcome, image, mask)
+    files = _Files(image, mask, controls, prompts)
+    attempt = _Attempt(bus, store, request, outcome, files)
     moves = Failover(
         bus,
         ROLE,
@@ -83,6 +87,40 @@ async def draw(
                 return
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Hold the files of a picture that is changed, or drawn by others."""
+
+    image: Bytes | None
+    mask: Bytes | None
+    controls: Sequence[Bytes]
+    prompts: Sequence[Bytes]
+
+    async def lend(
+        self, stack: AsyncExitStack, store: BlobStore, request: Draw, instance: str
+    ) -> Draw:
+        """Return the request for `instance`, with its files lent to that until `stack` closes."""
+
+        async def ref(data: Bytes) -> BlobRef:
+            return await stack.enter_async_context(lent(store, data, instance))
+
+        controls = [
+            msgspec.structs.replace(one, image=await ref(data))
+            for one, data in zip(request.controls, self.controls, strict=True)
+        ]
+        prompts = [
+            msgspec.structs.replace(one, image=await ref(data))
+            for one, data in zip(request.image_prompts, self.prompts, strict=True)
+        ]
+        return msgspec.structs.replace(
+            request,
+            image=None if self.image is None else await ref(self.image),
+            mask=None if self.mask is None else await ref(self.mask),
+            controls=controls,
+            image_prompts=prompts,
+        )
+
+
 class _Attempt:
     """Hold the request and the last checkpoint of a picture across attempts."""
 
@@ -92,21 +130,17 @@ class _Attempt:
         store: BlobStore,
         request: Draw,
         outcome: Drawn,
-        image: Bytes | None,
-        mask: Bytes | None,
+        files: _Files,
     ):
         self._bus, self._store, self._request, self._outcome = bus, store, request, outcome
-        self._image, self._mask = image, mask
+        self._files = files
         self._kept: tuple[int, bytes] | None = None  # (steps done, checkpoint)
 
     @asynccontextmanager
     async def asked(self, instance: str) -> AsyncIterator[Draw]:
         """Yield the request for `instance`, with its files lent to that instance."""
-        async with (
-            _perhaps(self._store, self._image, instance) as image,
-            _perhaps(self._store, self._mask, instance) as mask,
-        ):
-            asked = msgspec.structs.replace(self._request, image=image, mask=mask)
+        async with AsyncExitStack() as stack:
+            asked = await self._files.lend(stack, self._store, self._request, instance)
             if self._kept is None:
                 yield asked
             elif len(self._kept[1]) <= _INLINE:
@@ -145,15 +179,3 @@ class _Attempt:
         outcome = self._outcome
         outcome.data, outcome.width, outcome.height = data, picture.width, picture.height
         outcome.step = outcome.steps = picture.steps
-
-
-@asynccontextmanager
-async def _perhaps(
-    store: BlobStore, data: Bytes | None, instance: str
-) -> AsyncIterator[BlobRef | None]:
-    """Lend the file to `instance` while in the block; yield None if there is no file."""
-    if data is None:
-        yield None
-    else:
-        async with lent(store, data, instance) as ref:
-            yield ref

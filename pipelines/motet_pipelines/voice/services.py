@@ -56,6 +56,11 @@ class SpeechServices:
         found = {"asr": self.transcription, "vad": self.turn_detection, "tts": self.speech}
         return [role for role, name in found.items() if not name]
 
+    @property
+    def missing_to_talk(self) -> list[str]:
+        """Return the roles that a spoken conversation lacks; a model that hears needs no asr."""
+        return [role for role in self.missing if role != "asr" or not self.hears]
+
     def need(
         self,
         param: str,
@@ -79,21 +84,29 @@ class SpeechServices:
 async def model_of_conversation(
     directory: Directory, model: str = "", patience: float = 10.0
 ) -> str:
-    """Return a chat model to talk to, once a conversation with it can begin; "": the first served.
+    """Return a chat model to talk to, once a conversation with it can begin.
 
-    Raises Unavailable if a service is missing after `patience` seconds, UnknownModel for a model
-    that is not served.
+    "": the first served one that a conversation can be held with. Raises Unavailable if a service
+    is missing after `patience` seconds, UnknownModel for a model that is not served.
     """
+
+    def able(found: Directory) -> list[str]:
+        names = [model] if model else servable(found)
+        return [n for n in names if not SpeechServices.find(found, model=n).missing_to_talk]
+
     try:
-        await directory.wait_for(
-            lambda found: servable(found) and not SpeechServices.find(found).missing, patience
+        found: list[str] = await directory.wait_for(
+            lambda found: servable(found) and able(found), patience
         )
     except TimeoutError:
+        if model and servable(directory):
+            check_known(directory, model)
         chat = [] if servable(directory) else ["chat"]
-        missing = ", ".join([*chat, *SpeechServices.find(directory).missing])
+        lacking = SpeechServices.find(directory, model=model).missing_to_talk
         raise Unavailable(
-            f"a conversation needs chat, asr, vad and tts; not ready: {missing}"
+            "a conversation needs chat, vad, tts, and asr or a model that hears;"
+            f" not ready: {', '.join([*chat, *lacking])}"
         ) from None
     if model:
         check_known(directory, model)
-    return model or next(iter(servable(directory)))
+    return found[0]

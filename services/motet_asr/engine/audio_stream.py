@@ -36,7 +36,7 @@ class AudioStream(ABC):
 
     @abstractmethod
     def feed(self, samples: Any) -> list[StreamChunk]:
-        """Return the chunks that float32 `samples` at 16 kHz complete."""
+        """Return the chunks that float32 `samples`, at the family's `stream_rate`, complete."""
 
     @abstractmethod
     def finish(self) -> list[StreamChunk]:

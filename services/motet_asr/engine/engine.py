@@ -71,6 +71,7 @@ class RecognizerFamily(ABC):
     word_times: what times words: "frames" that tokens belong to, or "attention"; empty: nothing
         does, and times of words are refused.
     streams: whether live audio is heard chunk by chunk, each once: `open_stream`.
+    stream_rate: samples per second that such a stream is fed with.
     """
 
     device: torch.device
@@ -84,6 +85,7 @@ class RecognizerFamily(ABC):
     needs_language = False
     word_times = ""
     streams = False
+    stream_rate = SAMPLE_RATE
 
     @abstractmethod
     def features(self, audio: Audio) -> Tensor:

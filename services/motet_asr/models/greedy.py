@@ -54,24 +54,31 @@ class GreedyFamily(SlotFamily):
     def segments(self, result: WindowResult, seconds: float, words: bool) -> list[TimedSegment]:
         [window_pass] = result.passes
         text = self.text_of(window_pass.tokens)
-        if not text.strip():
-            return []
-        spaced = result.language not in UNSPACED
-        return [
-            TimedSegment(
-                text,
-                0.0,
-                seconds,
-                window_pass.tokens,
-                spread(text, 0.0, seconds, spaced) if words else [],
-                window_pass.avg_logprob,
-                0.0,
-                0.0,
-                text_compression(text),
-                window_pass.logprobs,
-            )
-        ]
+        return whole_window(text, window_pass, result.language, seconds, words)
 
     def text_of(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def whole_window(
+    text: str, window_pass: Pass, language: str, seconds: float, words: bool
+) -> list[TimedSegment]:
+    """Return a window's text as one segment, whose words have rough times; none without text."""
+    if not text.strip():
+        return []
+    spaced = language not in UNSPACED
+    return [
+        TimedSegment(
+            text,
+            0.0,
+            seconds,
+            window_pass.tokens,
+            spread(text, 0.0, seconds, spaced) if words else [],
+            window_pass.avg_logprob,
+            0.0,
+            0.0,
+            text_compression(text),
+            window_pass.logprobs,
+        )
+    ]

@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from motet_asr.config import EngineConfig
+from motet_asr.engine.causal_engine import CausalEngine
 from motet_asr.engine.engine import Engine
 from motet_asr.engine.slot_engine import SlotEngine
 from motet_asr.engine.transducer_engine import TransducerEngine
 
 from .canary import Canary, CohereTranscriber
 from .ctc import GRANITE, LASR, SPECTRUM, STACKED, UNPADDED, WAVEFORM, Ctc, CtcEngine, CtcModel
+from .delayed_streams import Kyutai, VoxtralRealtime
 from .moonshine import Moonshine, StreamingMoonshine
 from .nemotron import Nemotron, PromptedNemotron
+from .spoken_prompts import Qwen3Asr, VoxtralTranscriber
 from .transducer import Transducer
 from .whisper import Whisper
 
@@ -52,6 +55,9 @@ RECOGNIZERS: dict[str, Recognizer] = {
     "data2vec-audio": _ctc("Data2VecAudioForCTC", UNPADDED),
     "granite_speech5_ctc": _ctc("GraniteSpeech5ForCTC", GRANITE),
     "hubert": _ctc("HubertForCTC", WAVEFORM),
+    "kyutai_speech_to_text": Recognizer(
+        "KyutaiSpeechToTextForConditionalGeneration", Kyutai, CausalEngine
+    ),
     "lasr_ctc": _ctc("LasrForCTC", LASR),
     "moonshine": Recognizer("MoonshineForConditionalGeneration", Moonshine),
     "moonshine_streaming": Recognizer(
@@ -62,10 +68,15 @@ RECOGNIZERS: dict[str, Recognizer] = {
     "parakeet_ctc": _ctc("ParakeetForCTC", SPECTRUM),
     "parakeet_rnnt": Recognizer("ParakeetForRNNT", Transducer, TransducerEngine),
     "parakeet_tdt": Recognizer("ParakeetForTDT", Transducer, TransducerEngine),
+    "qwen3_asr": Recognizer("Qwen3ASRForConditionalGeneration", Qwen3Asr, CausalEngine),
     "sew": _ctc("SEWForCTC", UNPADDED),
     "sew-d": _ctc("SEWDForCTC", UNPADDED),
     "unispeech": _ctc("UniSpeechForCTC", WAVEFORM),
     "unispeech-sat": _ctc("UniSpeechSatForCTC", WAVEFORM),
+    "voxtral": Recognizer("VoxtralForConditionalGeneration", VoxtralTranscriber, CausalEngine),
+    "voxtral_realtime": Recognizer(
+        "VoxtralRealtimeForConditionalGeneration", VoxtralRealtime, CausalEngine
+    ),
     "wav2vec2": _ctc("Wav2Vec2ForCTC", WAVEFORM),
     "wav2vec2-bert": _ctc("Wav2Vec2BertForCTC", STACKED),
     "wav2vec2-conformer": _ctc("Wav2Vec2ConformerForCTC", UNPADDED),

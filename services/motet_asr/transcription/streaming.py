@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 
 from motet_asr.engine.audio_stream import AudioStream, StreamChunk
-from motet_asr.engine.engine import SAMPLE_RATE
 from motet_asr.engine.recognizer import Recognizer
 from motet_asr.engine.request import TranscriptionOptions, Word
 from motet_media.audio import Resampler
@@ -27,14 +26,15 @@ class StreamedTranscription:
         self, recognizer: Recognizer, options: TranscriptionOptions, rate: int, longest: float
     ):
         self._recognizer, self._options, self._longest = recognizer, options, longest
-        self._resampler = Resampler(rate, SAMPLE_RATE)
+        self._rate = recognizer.family.stream_rate
+        self._resampler = Resampler(rate, self._rate)
         self._stream: AudioStream = recognizer.family.open_stream()
         self._samples = 0
 
     @property
     def seconds(self) -> float:
         """Return how many seconds have been received."""
-        return self._samples / SAMPLE_RATE
+        return self._samples / self._rate
 
     async def run(self, pcm: AsyncIterator[bytes], show: Show) -> list[Word]:
         """Return all words when the input has ended.

@@ -18,13 +18,14 @@ from PIL import Image
 from torch import Tensor
 
 from motet_diffusion.kernels.guided import deferred_guidance, fused_step
+from motet_diffusion.pipeline.conditions import steps_from
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.image_to_image import SDEdit
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
 from .checkpoint import pack, scheduler_tensors, unpack
-from .merge import Call
+from .model_call import ModelCall
 from .request import Event, Key, PictureDone, PictureRequest, StepDone
 from .step_batcher import LoopCancelled, StepBatcher
 
@@ -85,6 +86,7 @@ class DenoiseLoop:
             self._batcher.end(self.key)
 
     def _draw(self) -> Image.Image:
+        self._factory.check_scheduler(self.drawing)
         pipeline = self._factory.open(self.drawing, self._denoise)
         self._wrap_scheduler(pipeline.scheduler)
         arguments = self._factory.rules.arguments(self.drawing, self._generator)
@@ -109,16 +111,17 @@ class DenoiseLoop:
             log.error("drawing a picture failed", exc_info=error)
         return as_motet_error(error)
 
-    def _denoise(self, call: Call) -> Any:
+    def _denoise(self, call: ModelCall) -> Any:
         self._has_called = True
         if self._step < self.drawing.resume_step:
-            return self._factory.trial.zeros(call)
-        return deferred_guidance(self._batcher.denoise(self.key, call, self.drawing.loras))
+            return self._factory.trial.zeros(call.call)
+        return deferred_guidance(self._batcher.denoise(self.key, call))
 
     def _wrap_scheduler(self, scheduler: Any) -> None:
         """Wrap the scheduler's `step`, so that every step is counted and reported."""
         step = scheduler.step
-        advance = functools.partial(fused_step, step) if self._factory.fuses_steps else step
+        is_fused = self._factory.fuses_steps(self.drawing.scheduler)
+        advance = functools.partial(fused_step, step) if is_fused else step
 
         @functools.wraps(step)
         def reporting_step(
@@ -141,7 +144,7 @@ class DenoiseLoop:
 
     def _begin(self, scheduler: Any, time: Any) -> None:
         """Initialize at the first step, when the number of steps is known."""
-        self._steps = _steps_from(scheduler, time)
+        self._steps = steps_from(scheduler, time)
         self._initial_tensors = scheduler_tensors(scheduler)
         self._preview_steps = preview_steps(self.drawing.previews, self._steps)
         if self.drawing.resume_step > self._steps:
@@ -192,18 +195,6 @@ def preview_steps(count: int, steps: int) -> frozenset[int]:
     spacing = (last - first) / max(count - 1, 1)
     previewed = {max(round(first + spacing * number), 1) for number in range(count)}
     return frozenset(step for step in previewed if step < steps)
-
-
-def _steps_from(scheduler: Any, time: Any) -> int:
-    """Return the number of steps, the first of which is at `time`.
-
-    It is less than the number set where a picture is changed.
-    """
-    times = torch.as_tensor(scheduler.timesteps)
-    if getattr(scheduler, "begin_index", None) is not None:
-        return len(times) - int(scheduler.begin_index)
-    first = (times == torch.as_tensor(time).to(times)).nonzero()
-    return len(times) - (int(first[0]) if len(first) else 0)
 
 
 def _picture(images: Tensor) -> Image.Image:

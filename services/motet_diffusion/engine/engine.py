@@ -27,6 +27,7 @@ from motet_shared.errors import Overloaded
 
 from .denoise_loop import DenoiseLoop
 from .merge import merge_calls, split_output
+from .model_call import DENOISER
 from .request import Event, Key, PictureDone, PictureRequest
 from .step_batcher import PendingCall, StepBatcher
 from .step_cache import StepCache
@@ -49,7 +50,9 @@ class Engine:
         self.max_rows = config.max_rows if self.factory.merges else 1
         self.rgb_preview = RGBPreview(self.factory.vae, self.factory.rules.vae_scale)
         self.cache = (
-            StepCache(self.factory.denoiser, config.step_cache) if config.step_cache else None
+            StepCache(self.factory.denoiser, config.step_cache, self.factory.adapters.denoiser)
+            if config.step_cache
+            else None
         )
         self.batcher = StepBatcher()
         self._emit = emit
@@ -72,7 +75,7 @@ class Engine:
         """
         if key in self._waiting or key in self._loops or key in self._cancelled:
             raise ValueError(f"key: {key!r} is in use by another picture")
-        self.factory.adapters.check(drawing.loras)
+        self.factory.check(drawing)
         drawing = self.factory.rules.completed(drawing)
         if len(self._waiting) >= self.config.max_waiting + self.config.max_running:
             raise Overloaded(
@@ -133,11 +136,12 @@ class Engine:
 
     def _denoise(self, calls: list[PendingCall]) -> list[Any]:
         rows = [call.rows for call in calls]
-        if self.cache is not None:
+        if self.cache is not None and calls[0].call.target == DENOISER:
             self.cache.begin([(call.key, row) for call in calls for row in range(call.rows)])
-        self.factory.adapters.denoiser.set([(call.loras, call.rows) for call in calls])
         with torch.no_grad():
-            output = self.factory.denoiser(**merge_calls([call.call for call in calls]))
+            output = self.factory.compute(
+                merge_calls([call.call.call for call in calls]), [call.call for call in calls], rows
+            )
         self.passes += 1
         self.rows += sum(rows)
         return split_output(output, rows)

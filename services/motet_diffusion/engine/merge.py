@@ -25,6 +25,10 @@ _POSITION_PARAMETERS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
 _LIST_PARAMETERS = frozenset({"x", "cap_feats", "img_shapes", "txt_seq_lens"})
 # Of these, those whose entries may have different lengths in one pass.
 _RAGGED_PARAMETERS = frozenset({"cap_feats", "txt_seq_lens"})
+# What ControlNets add within the denoiser: a call without them gets zeros, which change nothing.
+_RESIDUAL_PARAMETERS = frozenset(
+    {"down_block_additional_residuals", "mid_block_additional_residual"}
+)
 # Tensors whose rows are not their first dimension: HiDream's texts of several layers.
 _ROW_DIMENSIONS = {"encoder_hidden_states_llama3": 1}
 
@@ -38,7 +42,11 @@ def rows_of(call: Call) -> int:
 def merge_key(call: Call) -> Hashable:
     """Return a key: calls with equal keys can be merged."""
     rows = rows_of(call)
-    return tuple((name, _shape(name, value, rows)) for name, value in call.items())
+    return tuple(
+        (name, _shape(name, value, rows))
+        for name, value in call.items()
+        if name not in _RESIDUAL_PARAMETERS
+    )
 
 
 def merge_calls(calls: Sequence[Call]) -> dict[str, Any]:
@@ -46,6 +54,7 @@ def merge_calls(calls: Sequence[Call]) -> dict[str, Any]:
     if len(calls) == 1:
         return dict(calls[0])
     rows = [rows_of(call) for call in calls]
+    calls = _with_residuals(calls, rows)
     return {name: _join(name, [call[name] for call in calls], rows) for name in calls[0]}
 
 
@@ -71,6 +80,21 @@ def split_output(answer: Any, rows: Sequence[int]) -> list[Any]:
             for values in zip(*(split_output(value, rows) for value in answer), strict=True)
         ]
     return [answer] * len(rows)
+
+
+def _with_residuals(calls: Sequence[Call], rows: Sequence[int]) -> Sequence[Call]:
+    """Return the calls, those without residuals with zeros in the form of the others'."""
+    given = {name: call[name] for call in calls for name in _RESIDUAL_PARAMETERS if name in call}
+    return [
+        {**call, **{name: _zeros(like, count) for name, like in given.items() if name not in call}}
+        for call, count in zip(calls, rows, strict=True)
+    ]
+
+
+def _zeros(like: Any, rows: int) -> Any:
+    if isinstance(like, Tensor):
+        return like.new_zeros(rows, *like.shape[1:])
+    return tuple(_zeros(entry, rows) for entry in like)
 
 
 def _shape(name: str, value: Any, rows: int) -> Hashable:

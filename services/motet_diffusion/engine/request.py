@@ -21,6 +21,27 @@ class Lora(NamedTuple):
     scale: float = 1.0
 
 
+class Control(NamedTuple):
+    """Name a ControlNet that steers a picture, and the image that it follows.
+
+    image: RGB; None while it is not here yet. start, end: the part of the steps in which it does.
+    """
+
+    name: str
+    image: Image | None = None
+    scale: float = 1.0
+    start: float = 0.0
+    end: float = 1.0
+
+
+class ImagePrompt(NamedTuple):
+    """Name an IP-Adapter, and the image that it reads as a prompt. image: as that of `Control`."""
+
+    name: str
+    image: Image | None = None
+    scale: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class PictureRequest:
     """Request for one picture.
@@ -29,8 +50,9 @@ class PictureRequest:
 
     image: RGB, the picture to change; mask: L, white where it changes. strength: how far from the
     image, above 0 and at most 1. previews: number of estimates, the first after a fifth of the
-    steps. checkpoint_every: steps; 0: none. loras: adapters of the model that take part. resume: a
-    checkpoint (see `checkpoint`); resume_step: the steps done in it.
+    steps. checkpoint_every: steps; 0: none. scheduler: name; "": the model's own. loras, controls,
+    image_prompts: adapters and ControlNets of the model that take part. resume: a checkpoint (see
+    `checkpoint`); resume_step: the steps done in it.
     """
 
     prompt: str
@@ -45,7 +67,10 @@ class PictureRequest:
     strength: float | None = None
     previews: int = 0
     checkpoint_every: int = 0
+    scheduler: str = ""
     loras: tuple[Lora, ...] = ()
+    controls: tuple[Control, ...] = ()
+    image_prompts: tuple[ImagePrompt, ...] = ()
     resume: bytes = b""
     resume_step: int = 0
 

@@ -12,8 +12,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .merge import Call, merge_key, rows_of
-from .request import Key, Lora
+from .merge import merge_key, rows_of
+from .model_call import ModelCall
+from .request import Key
 
 # Seconds that `take` waits for loops between two passes: several times a scheduler's step.
 _BETWEEN_PASSES = 0.05
@@ -31,10 +32,9 @@ class PendingCall:
     """Hold a forward pass that a loop waits for."""
 
     key: Key
-    call: Call
+    call: ModelCall
     kind: Hashable
     rows: int
-    loras: tuple[Lora, ...] = ()
     output: Any = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
@@ -57,12 +57,13 @@ class StepBatcher:
         return len(self._pending)
 
     # ------------------------------------------------------------------------------ called by loops
-    def denoise(self, key: Key, call: Call, loras: tuple[Lora, ...] = ()) -> Any:
-        """Return the denoiser's output, with these adapters.
+    def denoise(self, key: Key, call: ModelCall) -> Any:
+        """Return the output of the call's model.
 
-        Raises what the denoiser raised, and LoopCancelled after `cancel`.
+        Raises what the model raised, and LoopCancelled after `cancel`.
         """
-        pending = PendingCall(key, call, merge_key(call), rows_of(call), loras)
+        kind = (call.target, merge_key(call.call))
+        pending = PendingCall(key, call, kind, rows_of(call.call))
         with self._changed:
             if key in self._cancelled:
                 raise LoopCancelled

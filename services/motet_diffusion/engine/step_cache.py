@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from motet_diffusion.pipeline.adapters import BatchAdapters
 from motet_shared.errors import ConfigError
 
 from .request import Key
@@ -38,16 +39,19 @@ class _Row:
 
 
 class StepCache:
-    """Wrap the blocks of `denoiser`. Raises ConfigError if it has no chain of blocks."""
+    """Wrap the blocks of `denoiser`, whose LoRA adapters are those of `adapters`.
 
-    def __init__(self, denoiser: nn.Module, threshold: float):
+    Raises ConfigError if it has no chain of blocks.
+    """
+
+    def __init__(self, denoiser: nn.Module, threshold: float, adapters: BatchAdapters):
         blocks = [block for chain in _CHAINS for block in getattr(denoiser, chain, [])]
         if len(blocks) < 2:
             kind = type(denoiser).__name__
             raise ConfigError(
                 f"step_cache={threshold}: a {kind} has no chain of transformer blocks; give 0"
             )
-        self._threshold = threshold
+        self._threshold, self._adapters = threshold, adapters
         self._cache: dict[Key, dict[int, _Row]] = {}
         self._pass = _Pass([], [], torch.empty(0), torch.empty(0), False)
         self._rows: list[tuple[Key, int]] = []
@@ -75,7 +79,8 @@ class StepCache:
                 result = forward(**kwargs)
                 self._decide(kwargs[_HIDDEN], result)
                 return result
-            result = self._pass.for_computed_rows(forward, kwargs)
+            with self._adapters.of_rows(self._pass.computed_rows):
+                result = self._pass.for_computed_rows(forward, kwargs)
             return self._merge(result) if is_last else result
 
         return wrapped

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,25 @@ class BatchAdapters:
             name: (torch.tensor(row_indices), torch.tensor(scales))
             for name, (row_indices, scales) in found.items()
         }
+
+    @contextmanager
+    def of_rows(self, rows: Sequence[int]) -> Iterator[None]:
+        """Leave out all other rows of the pass while in the block, for layers that get these only."""
+        if len(rows) == self.rows or not self._by_name:
+            yield
+            return
+        whole, count = self._by_name, self.rows
+        places = {row: place for place, row in enumerate(rows)}
+        self._by_name, self.rows = {}, len(rows)
+        for name, (indices, scales) in whole.items():
+            kept = [number for number, row in enumerate(indices.tolist()) if row in places]
+            if kept:
+                where = torch.tensor([places[int(indices[number])] for number in kept])
+                self._by_name[name] = (where, scales[kept])
+        try:
+            yield
+        finally:
+            self._by_name, self.rows = whole, count
 
     def of(self, name: str) -> tuple[Tensor, Tensor] | None:
         """Return the rows and scales of an adapter in the current pass; None if it is not used."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from motet_models.checkpoints import check_checkpoint
 from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
 
-from .support import pipeline_class, refusal
+from .quantized import load_gguf
+from .support import DENOISERS, pipeline_class, refusal
 
 
 def load(config: EngineConfig) -> Any:
@@ -35,16 +38,19 @@ def load(config: EngineConfig) -> Any:
     for part in (Path(config.model), *sorted(Path(config.model).iterdir())):
         if part.is_dir():
             check_checkpoint(part)
+    parts = missing_parts(Path(config.model)) | processors(Path(config.model))
+    if config.denoiser:
+        parts |= denoiser_of_file(config)
+    read = functools.partial(
+        DiffusionPipeline.from_pretrained,
+        Path(config.model),
+        dtype=getattr(torch, config.dtype),
+        local_files_only=True,
+        use_safetensors=True,
+        **parts,
+    )
     try:
-        pipeline = DiffusionPipeline.from_pretrained(
-            Path(config.model),
-            dtype=getattr(torch, config.dtype),
-            local_files_only=True,
-            use_safetensors=True,
-            low_cpu_mem_usage=False,
-            **missing_parts(Path(config.model)),
-            **processors(Path(config.model)),
-        )
+        pipeline = _read(read)
     except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
         cause = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {cause}") from None
@@ -52,7 +58,31 @@ def load(config: EngineConfig) -> Any:
     return pipeline.to(find_device(config.device, ConfigError))
 
 
-def missing_parts(folder: Path) -> dict[str, None]:
+def _read(read: Callable[..., Any]) -> Any:
+    try:
+        return read(low_cpu_mem_usage=False)
+    except ValueError as error:
+        # Models that keep parts in float32, as Kandinsky 5, are read in the other way only.
+        if "low_cpu_mem_usage" not in str(error):
+            raise
+        return read(low_cpu_mem_usage=True)
+
+
+def denoiser_of_file(config: EngineConfig) -> dict[str, Any]:
+    """Return the denoiser with the weights of the GGUF file, by the name of its part."""
+    import diffusers
+
+    index = json.loads((Path(config.model) / "model_index.json").read_text())
+    for name in DENOISERS:
+        library, kind = index.get(name) or (None, None)
+        if library == "diffusers" and inspect.isclass(found := getattr(diffusers, str(kind), None)):
+            dtype = getattr(torch, config.dtype)
+            folder = Path(config.model) / name
+            return {name: load_gguf(found, Path(config.denoiser), folder, dtype)}
+    raise ConfigError(f"denoiser={config.denoiser!r}: {config.model!r} has no denoiser to replace")
+
+
+def missing_parts(folder: Path) -> dict[str, Any]:
     """Return the parts that a folder declares missing, such as the largest text encoder of SD3.
 
     diffusers requires them as explicit arguments.

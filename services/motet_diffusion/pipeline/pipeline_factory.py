@@ -14,29 +14,36 @@ import inspect
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from motet_diffusion.config import EngineConfig
-from motet_diffusion.engine.merge import Call
-from motet_diffusion.engine.request import PictureRequest
+from motet_diffusion.engine.merge import Call, rows_of
+from motet_diffusion.engine.model_call import Denoise, ModelCall
+from motet_diffusion.engine.request import Control, ImagePrompt, PictureRequest
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
 from motet_kernels import gpu
-from motet_shared.errors import ConfigError, InternalError
+from motet_shared.errors import BadRequest, ConfigError, InternalError
 
 from .adapters import Adapters
+from .conditions import Conditions
+from .controlnets import ControlNets
+from .image_prompts import ImagePrompts
 from .loading import load, refused
+from .quantized import pack_gguf, quantize
 from .rules import Rules, folder_defaults, kind_of, vae_scale_of
-from .shared_modules import Denoise, LockedModule, SharedDenoiser, locked
+from .schedulers import make_scheduler
+from .shared_modules import LockedModule, SharedDenoiser, locked
 from .support import DENOISERS, DRAW, kinds_of, relatives
-from .trial import Trial, trial_request
+from .trial import Trial, attempt, scheduler_cause, trial_request
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +62,22 @@ class PipelineFactory:
         )
         if not self.denoiser_name or getattr(self.pipeline, "vae", None) is None:
             raise self._refused("the folder lacks its denoiser or its VAE")
+        self.controlnets = ControlNets(self.pipeline, config)
+        self.image_prompts = ImagePrompts(self.pipeline, config.ip_adapters)
         self.adapters = Adapters(self.pipeline, config.loras)
+        self._quantize(getattr(self.pipeline, self.denoiser_name))
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
         self.vae = self.pipeline.vae
         self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
-        self.merges = self.trial.merges(self.denoiser)
+        self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
+        self._try_conditions()
         if config.packed:
             pack(self.denoiser)
-        self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_linear(
-            self.pipeline.scheduler
-        )
+        self._linear: dict[str, bool] = {}
+        self._scheduler_causes: dict[tuple[str, str], str] = {}
         self._fuse()
 
     # ---------------------------------------------------------------------------------------- trial
@@ -87,17 +97,76 @@ class PipelineFactory:
             rules = Rules(
                 unlimited, self.pipeline, {kind: pipeline}, self.denoiser.config, defaults
             )
-            if trial.run(rules, self.open, self.denoiser, kind):
+            if trial.run(rules, self.open, self._compute_one, kind):
                 kept[kind] = pipeline
             else:
                 log.info("%s: no %s: %s", type(pipeline).__name__, kind, trial.causes[kind])
         if not kept:
-            raise self._refused(trial.causes[next(iter(own))])
+            raise self._refused(trial.causes[list(own)[-1]])
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
 
+    def _quantize(self, denoiser: torch.nn.Module) -> None:
+        if self.config.denoiser:
+            pack_gguf(denoiser, getattr(torch, self.config.dtype))
+        elif self.config.quantization:
+            quantize(denoiser, self.config.quantization)
+
+    def _try_conditions(self) -> None:
+        """Draw a small picture with each ControlNet and IP-Adapter. Raises ConfigError if one fails."""
+        kind = DRAW if DRAW in self._pipelines else next(iter(self._pipelines))
+        base = trial_request(self.rules, kind)
+        image = Image.new("RGB", (base.width, base.height), "gray")
+        tried = {
+            f"controlnets={name}": replace(base, controls=(Control(name, image),))
+            for name in self.controlnets.names
+        } | {
+            f"ip_adapters={name}": replace(base, image_prompts=(ImagePrompt(name, image),))
+            for name in self.image_prompts.names
+        }
+        for where, drawing in tried.items():
+            cause, _ = attempt(self.rules, self.open, self._compute_one, kind, drawing)
+            if cause:
+                raise ConfigError(f"{where}: does not work with this model: {cause}")
+
+    def _compute_one(self, call: ModelCall) -> Any:
+        return self.compute(call.call, [call], [rows_of(call.call)])
+
     def _refused(self, cause: str) -> ConfigError:
         return refused(self.config, type(self.pipeline).__name__, cause)
+
+    # -------------------------------------------------------------------------------------- requests
+    def check(self, drawing: PictureRequest) -> None:
+        """Raise BadRequest if a request names an adapter or ControlNet that the model lacks."""
+        self.adapters.check(drawing.loras)
+        self.controlnets.check(drawing.controls)
+        self.image_prompts.check(drawing.image_prompts)
+
+    def check_scheduler(self, drawing: PictureRequest) -> None:
+        """Raise BadRequest if the pipeline's loop does not run with the scheduler that is asked for.
+
+        That is tried once for each, with a denoiser that answers zeros; call it on a loop's thread.
+        """
+        if not drawing.scheduler:
+            return
+        kind = kind_of(drawing)
+        if (kind, drawing.scheduler) not in self._scheduler_causes:
+            self._scheduler_causes[kind, drawing.scheduler] = scheduler_cause(
+                self.rules, self.open, self.trial.zeros, drawing
+            )
+        if cause := self._scheduler_causes[kind, drawing.scheduler]:
+            family = type(self.pipeline_of(kind)).__name__
+            message = f"scheduler: a {family} does not run with {drawing.scheduler} ({cause})"
+            raise BadRequest(f"{message}; give another, or none", param="scheduler")
+
+    def compute(self, merged: Call, calls: Sequence[ModelCall], rows: Sequence[int]) -> Any:
+        """Return the output of `merged`, which is made of `calls` of one model with these rows."""
+        if target := calls[0].target:
+            return self.controlnets.call(target, merged)
+        counted = list(zip(calls, rows, strict=True))
+        self.adapters.denoiser.set([(call.loras, count) for call, count in counted])
+        self.image_prompts.current.set([(call.prompts, count) for call, count in counted])
+        return self.denoiser(**merged)
 
     # ------------------------------------------------------------------------------------ pipelines
     def pipeline_of(self, kind: str) -> Any:
@@ -108,10 +177,16 @@ class PipelineFactory:
         """Return a pipeline for one picture, with `denoise` as its denoiser."""
         pipeline = copy.copy(self.pipeline_of(kind_of(drawing)))
         attributes = vars(pipeline)
+        scheduler = make_scheduler(drawing.scheduler, pipeline.scheduler)
+        with self._text_lock:
+            prompts = self.image_prompts.read(pipeline, drawing)
+        controls = self.controlnets.of(drawing) if drawing.controls else None
         attributes[self.denoiser_name] = SharedDenoiser(
-            self.denoiser, self.denoiser_signature, denoise
+            self.denoiser,
+            self.denoiser_signature,
+            Conditions(drawing, scheduler, controls, prompts, denoise),
         )
-        attributes["scheduler"] = copy.deepcopy(pipeline.scheduler)
+        attributes["scheduler"] = scheduler
         if "default_sample_size" in attributes:
             # HiDream draws every size with the area of this; rounding must not make it smaller.
             side = math.sqrt(drawing.width * drawing.height) / float(vae_scale_of(self.pipeline))
@@ -158,6 +233,14 @@ class PipelineFactory:
         return latents / (getattr(config, "scaling_factor", None) or 1.0) + shift
 
     # --------------------------------------------------------------------------------------- fusing
+    def fuses_steps(self, scheduler: str) -> bool:
+        """Return True if the steps of a scheduler, by name, can be part of the kernel of guidance."""
+        if not gpu.takes(next(self.denoiser.parameters())):
+            return False
+        if scheduler not in self._linear:
+            self._linear[scheduler] = is_linear(make_scheduler(scheduler, self.pipeline.scheduler))
+        return self._linear[scheduler]
+
     def _fuse(self) -> None:
         """Fuse kernels of the denoiser and the decoder on a GPU."""
         first_call = functools.cache(self._first_call)
@@ -170,8 +253,8 @@ class PipelineFactory:
         drawing = self.rules.completed(trial_request(self.rules, kind))
         calls: list[Call] = []
 
-        def capture(call: Call) -> None:
-            calls.append(call)
+        def capture(call: ModelCall) -> None:
+            calls.append(call.call)
             raise _CallCaptured
 
         try:

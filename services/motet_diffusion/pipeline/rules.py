@@ -17,6 +17,7 @@ from motet_diffusion.engine.request import PictureRequest
 from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
 
 from .image_to_image import STRENGTH, supports_sdedit
+from .schedulers import names_for
 
 DEFAULTS_FILE = "generation_config.json"  # beside model_index.json; diffusers has no such file
 # Known names with their minimum values.
@@ -145,6 +146,7 @@ class Rules:
         """
         kind = kind or kind_of(drawing)
         self._check_kind(kind)
+        self._check_scheduler(drawing.scheduler)
         width, height = self._size(drawing)
         steps = self._steps(drawing, kind)
         if drawing.negative_prompt and not self._takes_negative_prompt(kind):
@@ -220,6 +222,14 @@ class Rules:
         return {"intermediate_timesteps": None} if is_changed else {}
 
     # --------------------------------------------------------------------------------------- checks
+    def _check_scheduler(self, name: str) -> None:
+        if not name:
+            return
+        if name not in (known := names_for(self._pipeline.scheduler)):
+            found = f"give one of {', '.join(known)}" if known else "it has only its own"
+            message = f"scheduler: {name[:40]!r} is not for this model; {found}"
+            raise BadRequest(message, param="scheduler")
+
     def _check_kind(self, kind: str) -> None:
         if kind not in self._parameters:
             family = type(self._pipeline).__name__

@@ -12,13 +12,13 @@ from torch import nn
 
 from motet_diffusion.engine.merge import Call
 
-Denoise = Callable[[Call], Any]
-
 
 class SharedDenoiser:
     """Replace a pipeline's denoiser: calls go to the engine, attribute access to the module."""
 
-    def __init__(self, module: nn.Module, signature: inspect.Signature, denoise: Denoise):
+    def __init__(
+        self, module: nn.Module, signature: inspect.Signature, denoise: Callable[[Call], Any]
+    ):
         self._module, self._signature, self._denoise = module, signature, denoise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

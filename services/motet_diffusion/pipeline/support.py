@@ -67,10 +67,14 @@ def refusal(kind: Any) -> str | None:
     for name in _FOREIGN_INPUTS:
         if name in parameters:
             return f"it needs `{name}` with every request"
+    if "layers" in parameters:
+        return "it gives several pictures, one for each layer"
     if not any(name in components for name in DENOISERS):
         return f"it chains several models (none of its components is `{'` or `'.join(DENOISERS)}`)"
     if "vae" not in components:
         return "it has no VAE: its pictures are drawn in stages, or in pixels"
+    if not hasattr(kind, "encode_prompt"):
+        return "it reads its text outside of `encode_prompt`, where pictures take turns"
     return None
 
 
@@ -79,7 +83,9 @@ def kinds_of(kind: Any) -> tuple[str, ...]:
     parameters = call_parameters(kind)
     if "mask_image" in parameters:
         return (FILL,)
-    return (DRAW, CHANGE) if "image" in parameters else (DRAW,)
+    if (image := parameters.get("image")) is None:
+        return (DRAW,)
+    return (CHANGE,) if image.default is inspect.Parameter.empty else (DRAW, CHANGE)
 
 
 def relatives(pipeline: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, split_output
+from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
 from motet_diffusion.engine.request import PictureRequest
 
-from .rules import Rules
+from .rules import Rules, kind_of
 from .support import DRAW, FILL
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ _STEPS = 2
 # Largest difference, relative to the largest value, that a pass of two calls may make.
 _TOLERANCES = {torch.float32: 1e-3}
 _TOLERANCE = 0.1
+
+
+Open = Callable[[PictureRequest, Denoise], Any]
 
 
 @dataclass
@@ -46,32 +50,15 @@ class Trial:
     def run(
         self,
         rules: Rules,
-        open_pipeline: Callable[[PictureRequest, Callable[[Call], Any]], Any],
-        denoiser: Callable[..., Any],
+        open_pipeline: Open,
+        compute: Denoise,
         kind: str,
     ) -> bool:
         """Draw a small picture of a kind. Return True if it can be drawn."""
-        calls: list[tuple[Call, Any]] = []
         self.causes.pop(kind, None)  # of another pipeline that was tried for this kind
-
-        def denoise(call: Call) -> Any:
-            call = dict(call)
-            merge_key(call)
-            answer = denoiser(**call)
-            calls.append((call, answer))
-            return split_output(answer, [rows_of(call)])[0]
-
-        try:
-            with torch.no_grad():
-                drawing = rules.completed(trial_request(rules, kind))
-                pipeline = open_pipeline(drawing, denoise)
-                images = pipeline(
-                    **rules.arguments(drawing, torch.Generator().manual_seed(0))
-                ).images
-            self.causes.update(_result_causes(kind, images, drawing, calls))
-        except Exception as error:  # whatever a pipeline raises is the cause of its refusal
-            self.causes[kind] = _described(error)
-        if kind in self.causes:
+        cause, calls = attempt(rules, open_pipeline, compute, kind)
+        if cause:
+            self.causes[kind] = cause
             return False
         self.calls = self.calls or calls
         return True
@@ -110,6 +97,57 @@ class Trial:
         return (zero(_first_output(answer)),)
 
 
+def attempt(
+    rules: Rules,
+    open_pipeline: Open,
+    compute: Denoise,
+    kind: str,
+    drawing: PictureRequest | None = None,
+) -> tuple[str, list[tuple[Call, Any]]]:
+    """Draw a small picture; return the cause if that fails, and the denoiser's calls and answers.
+
+    compute: returns the whole answer of a model's call.
+    """
+    calls: list[tuple[Call, Any]] = []
+
+    def denoise(call: ModelCall) -> Any:
+        merge_key(call.call)
+        answer = compute(call)
+        if call.target == DENOISER:
+            calls.append((dict(call.call), answer))
+        return split_output(answer, [rows_of(call.call)])[0]
+
+    try:
+        with torch.no_grad():
+            drawing = rules.completed(drawing or trial_request(rules, kind))
+            pipeline = open_pipeline(drawing, denoise)
+            images = pipeline(**rules.arguments(drawing, torch.Generator().manual_seed(0))).images
+        return _result_cause(images, drawing, calls), calls
+    except Exception as error:  # whatever a pipeline raises is the cause of its refusal
+        return _described(error), calls
+
+
+def scheduler_cause(
+    rules: Rules, open_pipeline: Open, answer: Callable[[Call], Any], drawing: PictureRequest
+) -> str:
+    """Return why a pipeline's loop does not run with a picture's scheduler; "" if it does.
+
+    A small picture of the same kind is drawn with these answers, without its pixels.
+    """
+    kind = kind_of(drawing)
+    try:
+        with torch.no_grad():
+            small = rules.completed(
+                replace(trial_request(rules, kind), scheduler=drawing.scheduler)
+            )
+            pipeline = open_pipeline(small, lambda call: answer(call.call))
+            arguments = rules.arguments(small, torch.Generator().manual_seed(0))
+            latents = pipeline(**arguments | {"output_type": "latent"}).images
+        return "" if bool(latents.isfinite().all()) else "its steps are not finite"
+    except Exception as error:  # whatever a pipeline raises is the cause of the refusal
+        return _described(error)
+
+
 def trial_request(rules: Rules, kind: str) -> PictureRequest:
     """Return the request for the trial picture of a kind: small, of few steps."""
     multiple = rules.size_multiple
@@ -131,19 +169,17 @@ def trial_request(rules: Rules, kind: str) -> PictureRequest:
     )
 
 
-def _result_causes(
-    kind: str, images: Any, drawing: PictureRequest, calls: list[tuple[Call, Any]]
-) -> dict[str, str]:
-    """Return why what a pipeline returned is no picture, by kind; {} if it is one."""
+def _result_cause(images: Any, drawing: PictureRequest, calls: list[tuple[Call, Any]]) -> str:
+    """Return why what a pipeline returned is no picture; "" if it is one."""
     if not calls:
-        return {kind: "it draws without its denoiser"}
+        return "it draws without its denoiser"
     if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != 1:
-        return {kind: "it gives several pictures, or none, for one request"}
+        return "it gives several pictures, or none, for one request"
     size = (images.shape[3], images.shape[2])
     if images.shape[1] != 3 or size != (drawing.width, drawing.height):
         form = "x".join(str(side) for side in images.shape[1:])
-        return {kind: f"it gives {form} for 3x{drawing.height}x{drawing.width}"}
-    return {}
+        return f"it gives {form} for 3x{drawing.height}x{drawing.width}"
+    return ""
 
 
 def _described(error: Exception) -> str:

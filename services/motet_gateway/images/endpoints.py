@@ -24,6 +24,7 @@ from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.errors import MotetError
 from motet_shared.messages import DenoisingProgress, Draw
 
+from .conditions import image_files
 from .jobs_endpoints import image_url_of
 from .schema import FILES, GenerationBody, ImageBody, check, edit_body, requests
 
@@ -71,7 +72,14 @@ class _ImageCall:
         check(body, kept=service.store is not None)
         service.check_open()
         self.service, self.http, self.body = service, http, body
-        self._action, self._files = action, {"image": image, "mask": mask}
+        self._action = action
+        most = service.config.max_image
+        self._files: dict[str, Any] = {
+            "image": image,
+            "mask": mask,
+            "controls": image_files("controlnets", body.controlnets, most),
+            "prompts": image_files("ip_adapters", body.ip_adapters, most),
+        }
         model = model_of(service.bus.directory, ROLE, body.model)
         self.requests = requests(body, model, http.request_id)
         self._created = int(time.time())

@@ -27,7 +27,7 @@ from motet_gateway.openai.requests import random_seed
 from motet_gateway.storage.jetstream import ERRORS, unavailable
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, MotetError, as_motet_error
+from motet_shared.errors import BadRequest, MotetError, UnsupportedParameter, as_motet_error
 from motet_shared.messages import Draw
 from motet_shared.wire.bus import Bus
 
@@ -98,6 +98,10 @@ class ImageJobs:
             raise BadRequest(
                 "`stream` is not supported for jobs; poll GET /v1/images/jobs/ID", param="stream"
             )
+        for field in ("controlnets", "ip_adapters"):
+            if getattr(body, field):
+                message = f"`{field}` is not supported for jobs, which keep no further images; draw at once"
+                raise UnsupportedParameter(message, param=field)
         wanted = body
         if body.seed is None:
             body = msgspec.structs.replace(body, seed=random_seed())

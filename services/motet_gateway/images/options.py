@@ -20,7 +20,7 @@ class LoraBody(Strict, kw_only=True):
 class ImageOptions(Strict, kw_only=True):
     """Options that generations, edits and the image tool share.
 
-    `steps`, `guidance_scale`, `negative_prompt`, `loras` and `progress` are extensions.
+    `steps`, `scheduler`, `guidance_scale`, `negative_prompt`, `loras` and `progress` are extensions.
     """
 
     model: str = ""
@@ -31,6 +31,7 @@ class ImageOptions(Strict, kw_only=True):
     background: Literal["auto", "opaque", "transparent"] | None = None
     partial_images: Annotated[int, Meta(ge=0, le=8)] | None = None
     steps: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    scheduler: Annotated[str, Meta(max_length=40)] = ""
     guidance_scale: Annotated[float, Meta(ge=0, le=100)] | None = None
     negative_prompt: str = ""
     loras: Annotated[list[LoraBody], Meta(max_length=8)] | None = None

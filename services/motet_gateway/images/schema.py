@@ -16,11 +16,13 @@ from motet_gateway.http.fields import Int64
 from motet_gateway.http.multipart import Form
 from motet_gateway.openai.requests import random_seed
 from motet_shared.errors import BadRequest, UnsupportedParameter
-from motet_shared.messages import Adapter, Draw
+from motet_shared.messages import Adapter, Control, Draw, ImagePrompt
 
+from .conditions import Controls, IPAdapters
 from .options import ImageOptions, check_options
 
 FILES = ("image", "mask")
+_LISTS = {"loras", "controlnets", "ip_adapters"}  # fields that a form has as JSON text
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _SEED_MASK = 2**63 - 1
 # The image of a failed worker continues from its last checkpoint. Each has some hundred kilobytes,
@@ -29,7 +31,10 @@ _CHECKPOINT_EVERY = 4  # steps
 
 
 class ImageBody(ImageOptions, kw_only=True):
-    """Fields that image generations and edits share."""
+    """Fields that image generations and edits share.
+
+    The extensions `controlnets` and `ip_adapters` name images that steer the picture.
+    """
 
     prompt: Annotated[str, Meta(min_length=1)]
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
@@ -38,6 +43,8 @@ class ImageBody(ImageOptions, kw_only=True):
     safety_identifier: str | None = None
     stream: bool | None = None
     seed: Int64 | None = None
+    controlnets: Controls | None = None
+    ip_adapters: IPAdapters | None = None
 
 
 class GenerationBody(ImageBody, kw_only=True):
@@ -80,15 +87,17 @@ def _converted(form: Form) -> EditBody:
 
 def _listed(fields: dict[str, Any]) -> dict[str, Any]:
     """Decode the form fields that hold JSON."""
-    if "loras" not in fields:
-        return {}
-    try:
-        return {"loras": msgspec.json.decode(fields["loras"])}
-    except msgspec.DecodeError as error:
-        message = (
-            f'`loras`: is not JSON ({error}); in a form, send a list such as [{{"name": "ink"}}]'
-        )
-        raise BadRequest(message, param="loras") from None
+    found = {}
+    for name in _LISTS & fields.keys():
+        try:
+            found[name] = msgspec.json.decode(fields[name])
+        except msgspec.DecodeError as error:
+            message = (
+                f"`{name}`: is not JSON ({error});"
+                ' in a form, send a list such as [{"name": "ink"}]'
+            )
+            raise BadRequest(message, param=name) from None
+    return found
 
 
 def check(body: ImageBody, *, kept: bool) -> None:
@@ -122,6 +131,10 @@ def requests(body: ImageBody, model: str, request_id: str) -> list[Draw]:
         image_request(body, model, request_id),
         prompt=body.prompt,
         strength=body.strength if isinstance(body, EditBody) else None,
+        controls=[
+            Control(one.name, None, one.scale, one.start, one.end) for one in body.controlnets or []
+        ],
+        image_prompts=[ImagePrompt(one.name, None, one.scale) for one in body.ip_adapters or []],
     )
     seed = random_seed() if body.seed is None else body.seed
     return [
@@ -140,6 +153,7 @@ def image_request(options: ImageOptions, model: str, request_id: str) -> Draw:
         width=width,
         height=height,
         steps=options.steps or 0,
+        scheduler=options.scheduler,
         guidance_scale=options.guidance_scale,
         loras=[Adapter(lora.name, lora.scale) for lora in options.loras or []],
         previews=options.partial_images or 0,

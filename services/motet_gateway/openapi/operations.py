@@ -19,8 +19,11 @@ class Version(Struct):
     version: str
 
 
-class MissingRoles(Struct):
+class SpeechInput(Struct):
+    """Report roles that spoken conversations lack, and whether the model gets the user's sound."""
+
     missing: list[str]
+    hears: bool
 
 
 class ImageInput(Struct):
@@ -35,7 +38,7 @@ class Health(Struct):
 
     status: Literal["ready", "unavailable"]
     models: list[str]
-    speech: MissingRoles
+    speech: SpeechInput
     images: ImageInput
     missing: list[str] = []
 

@@ -48,7 +48,7 @@ async def answer_canned(page: Page) -> None:
     answers: dict[str, Any] = {
         "**/v1/models": {"object": "list", "data": MODELS},
         "**/v1/audio/voices": {"object": "list", "data": []},
-        "**/health/ready": {"ready": True, "speech": {"missing": []}},
+        "**/health/ready*": {"ready": True, "speech": {"missing": [], "hears": False}},
         "**/metrics/replies?*": {"replies": [reply(number) for number in range(4)]},
         "**/metrics/doctor": {"findings": [FINDING]},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from playwright.async_api import Locator, Page, expect
 
 from e2e.browser.accessible import violations
 from e2e.browser.browser import browsing, send
+from motet_gateway.ollama import pull
 from motet_shared.messages import Text
 from motet_shared.testing import NatsServer, running
 from support.services.fake_services import FakeDecode, FakeTokenizer, tool_call, words
@@ -256,7 +258,7 @@ async def test_a_stream_tells_how_far_its_model_is_loaded(chat: Chat) -> None:
     try:
         told = await chat.page.evaluate("""async () => {
             const { streamChat } = await import("/common/api.js");
-            const { loadingText } = await import("/chat/loading.js");
+            const { loadingText } = await import("/models/loading.js");
             const told = [];
             const follow = { begun: (id) => told.push(id), loading: (state) => told.push(loadingText(state)) };
             for await (const chunk of streamChat({}, "", undefined, follow)) told.push(chunk.choices[0].delta.content);
@@ -370,6 +372,43 @@ async def test_the_first_view_shows_what_each_model_can_do(chat: Chat) -> None:
     assert await violations(page) == []
     await page.keyboard.press("Escape")
     await expect(lightbox).to_be_hidden()
+
+
+DOWNLOAD = """
+import json, os, sys, time
+def tell(**fields): print(json.dumps(fields), flush=True)
+tell(status="pulling manifest")
+tell(status="pulling", completed=400_000, total=1_000_000)
+while not os.path.exists(PATH): time.sleep(0.02)
+tell(**({"status": "success"} if sys.argv[-1] == "org/name" else {"error": "no such repository"}))
+"""
+
+
+async def test_a_model_is_downloaded_with_its_progress(
+    chat: Chat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, go_on = chat.page, tmp_path / "go on"
+    program = DOWNLOAD.replace("PATH", repr(str(go_on)))
+    monkeypatch.setattr(pull, "COMMAND", (sys.executable, "-S", "-c", program))
+    await page.get_by_text("Add a model").click()
+    for name in ("org/name", "org/none"):
+        await page.get_by_label("Name on the hub").fill(name)
+        await page.get_by_role("button", name="Download", exact=True).click()
+    none, named = (
+        page.get_by_role("list", name="Downloads").get_by_role("listitem").nth(n) for n in (0, 1)
+    )
+    await expect(named).to_contain_text("40 % of 1.00 MB")
+    await expect(named.get_by_role("progressbar")).to_have_attribute("value", "400000")
+    await expect(none).to_contain_text("40 %")
+    assert await violations(page) == []
+    go_on.touch()
+    await expect(named).to_contain_text("motet up org/name")
+    await expect(none).to_contain_text("no such repository")
+    go_on.unlink()
+    await page.get_by_label("Name on the hub").fill("org/name")
+    await page.get_by_role("button", name="Download", exact=True).click()
+    await page.get_by_role("button", name="Cancel the download of org/name").click()
+    await expect(page.get_by_role("list", name="Downloads")).to_contain_text("cancelled")
 
 
 @pytest.mark.long(after=1)

@@ -33,6 +33,11 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
+DURATION = """(sound) => new Promise((done) => {
+  const told = () => done(sound.duration);
+  if (sound.readyState) told();
+  else sound.addEventListener("loadedmetadata", told);
+})"""
 STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
@@ -221,6 +226,32 @@ async def test_words_appear_while_they_are_spoken(tmp_path: Path) -> None:
         await expect(bubbles(page, "assistant")).to_have_text("Here they are.")
         assert not stack.asr.requests  # nothing was left to transcribe
     assert chat(stack) == [("user", "two red circles")]
+
+
+async def test_a_model_that_hears_needs_no_recognizer(tmp_path: Path) -> None:
+    """What was said is kept as sound: after a reload, it can be played, and the model gets it again."""
+    args = microphone(tmp_path, silence(1500) + say(HELLO) + silence(1000))
+    async with voice_stack(hearing=True) as stack, browsing(url(stack), args) as page:
+        stack.tokenizer.reply = lambda request: words("Here they are.")
+        await talk(page)
+        await expect(bubbles(page, "assistant")).to_have_text("Here they are.")
+        said = page.get_by_role("log").locator("audio")
+        seconds = float(await said.evaluate(DURATION))
+        assert seconds == pytest.approx(len(say(HELLO)) / 48000, abs=1.0)
+        await expect(page.locator(".ahead")).to_be_empty()  # all of it was heard
+        await silent(page)
+        await page.get_by_role("button", name="End", exact=True).click()
+        await page.locator("#conversation-list [aria-current]").wait_for()
+        await page.reload()
+        assert float(await said.evaluate(DURATION)) == seconds
+        await send(page, "And now?")
+        await expect(bubbles(page, "assistant").nth(1)).to_have_text("Here they are.")
+    assert chat(stack) == [
+        ("user", [{"type": "audio"}]),
+        ("assistant", "Here they are."),
+        ("user", "And now?"),
+    ]
+    assert [len(request.images) for request in stack.tokenizer.requests] == [1, 1]
 
 
 async def test_without_a_voice_replies_are_written(tmp_path: Path) -> None:

@@ -100,6 +100,22 @@ async def test_speech_interrupts_a_reply_which_is_cut_to_what_was_heard(
     assert any(sound[stopped:])
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_model_that_hears_needs_no_recognizer(way: Way, tmp_path: Path) -> None:
+    said, heard = tmp_path / "said.wav", tmp_path / "heard.wav"
+    said.write_bytes(wav(silence(BEGIN_S * 1000) + say(FIRST)))
+    async with voice_stack(hearing=True) as made:
+        made.tokenizer.reply = lambda request: words("once upon a time")
+        command = talk(made, way, "--input", str(said), "--output", str(heard))
+        done = await asyncio.to_thread(run, command, credentials(made))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == "    › once upon a time\n"
+        (request,) = made.tokenizer.requests
+        assert [message["content"] for message in request.messages] == [[{"type": "audio"}]]
+        assert len(request.images) == 1
+    assert any(loud(heard))
+
+
 async def test_a_microphone_is_answered_through_speakers_until_ctrl_c(tmp_path: Path) -> None:
     room, played = tmp_path / "room.pcm", tmp_path / "played.pcm"
     room.write_bytes(silence(300) + say(FIRST))

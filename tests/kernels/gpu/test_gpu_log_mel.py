@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchaudio.transforms import MelSpectrogram
 from transformers import WhisperFeatureExtractor
 
 from motet_asr.models.whisper_features import WhisperFeatures
 from motet_kernels import gpu
 from motet_kernels.audio.log_mel import log_mel, log_mel_torch
-from motet_kernels.audio.mel_tables import MelTables
+from motet_kernels.audio.mel_tables import FLOOR, MelTables
 from motet_kernels.runtime.errors import KernelError
 from support.running.refusals import refuses
 
@@ -51,6 +52,26 @@ def test_bands_are_those_of_the_twin(
     due = log_mel_torch(samples.double(), given)
     assert due.shape == (shape[0], bands, shape[1] // hop)
     torch.testing.assert_close(log_mel(samples, given).double(), due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("width", "bands", "hop", "scale"), [(400, 80, 160, "slaney"), (320, 40, 80, "htk")]
+)
+def test_the_twin_computes_torchaudio_s_spectrogram(
+    width: int, bands: int, hop: int, scale: str
+) -> None:
+    reference = MelSpectrogram(
+        16_000,
+        width,
+        hop_length=hop,
+        n_mels=bands,
+        norm=scale.replace("htk", "") or None,
+        mel_scale=scale,
+    )
+    tables = MelTables.of(torch.hann_window(width), reference.mel_scale.fb, hop)
+    samples = noise(2, 5000)
+    due = reference(samples)[..., : samples.shape[1] // hop].clamp(min=FLOOR).log10()
+    torch.testing.assert_close(log_mel_torch(samples, tables), due, rtol=1e-4, atol=1e-4)
 
 
 def test_silence_is_the_floor(device: torch.device) -> None:

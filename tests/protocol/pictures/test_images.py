@@ -21,6 +21,7 @@ from motet_cli.main import main
 from motet_diffusion.service import Diffusion
 from motet_media.pictures import to_file
 from support.checkpoints import diffusion_checkpoints
+from support.checkpoints.condition_checkpoints import write_controlnet, write_ip_adapter
 from support.checkpoints.diffusion_checkpoints import SIZE
 from support.stages.diffusion_stage import MODEL, config, pixels
 from support.stages.served_gateway import KEY, Served, served
@@ -219,6 +220,59 @@ async def test_adapters_are_asked_for_by_name(
                 image=("a.png", image),
                 extra_body={**OURS, "loras": "ink"},
             )
+
+
+@pytest.mark.long
+async def test_images_steer_a_picture_by_the_names_of_what_reads_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    net = write_controlnet(folder, tmp_path / "net", 1)
+    style = write_ip_adapter(folder, tmp_path / "ip", "style", 1)
+    files = [
+        base64.b64encode(to_file(Image.new("RGB", (SIZE, SIZE), colour))).decode()
+        for colour in ("red", "blue")
+    ]
+
+    def lines(number: int = 0, **fields: Any) -> dict[str, Any]:
+        return {"controlnets": [{"name": "lines", "image": files[number], **fields}]}
+
+    def styled(number: int = 0, **fields: Any) -> dict[str, Any]:
+        url = f"data:image/png;base64,{files[number]}"
+        return {"ip_adapters": [{"name": "style", "image": url, **fields}]}
+
+    ways: list[dict[str, Any]] = [
+        *({}, {"scheduler": "ddim"}, lines(), lines(1), lines(scale=0.3), lines(end=0.5)),
+        *(styled(), styled(1), styled(scale=0.3), lines() | styled()),
+    ]
+    settings: Any = {"controlnets": (f"lines={net}",), "ip_adapters": (f"style={style}",)}
+    async with serving(folder, **settings) as service, service.client() as client:
+        drawn = [(await pictures(client, ours))[0] for ours in ways]
+        assert len(set(drawn)) == len(ways)
+        together = await asyncio.gather(*(pictures(client, ours) for ours in ways))
+        near = [pixels(a[0]) - pixels(b) for a, b in zip(together, drawn, strict=True)]
+        assert max(abs(one).max() for one in near) <= 1
+        for ours, param in (
+            ({"scheduler": "slow"}, "scheduler"),
+            (lines(name="oil"), "controlnets[0].name"),
+            (lines(scale=99.0), "controlnets[0].scale"),
+            (lines(start=0.5, end=0.5), "controlnets[0].end"),
+            (lines(image="!"), "controlnets[0].image"),
+            (lines(image=base64.b64encode(b"no picture").decode()), "controlnets[0].image"),
+            (styled(name="oil"), "ip_adapters[0].name"),
+            (styled(scale=99.0), "ip_adapters[0].scale"),
+            (styled(image="data:,"), "ip_adapters[0].image"),
+        ):
+            error = await refusal(client, ours=ours)
+            assert (error.status_code, error.param) == (400, param)
+        body: Any = {
+            "model": MODEL,
+            "prompt": PROMPT,
+            "image": ("a.png", base64.b64decode(files[0])),
+        }
+        form = {**OURS, **{name: json.dumps(value) for name, value in (lines() | styled()).items()}}
+        changed = await client.images.edit(**body, extra_body=form)
+        plain = await client.images.edit(**body, extra_body=OURS)
+        assert decoded(changed.data[0]) != decoded(plain.data[0])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,12 @@ from support.checkpoints.asr_checkpoints import (
     tiny_parakeet,
     tiny_whisper,
 )
+from support.checkpoints.causal_recognizers import (
+    tiny_kyutai,
+    tiny_qwen3_asr,
+    tiny_voxtral,
+    tiny_voxtral_realtime,
+)
 
 VOCABULARY = ("<pad>", "<s>", "</s>", "<unk>", "|", *(chr(code) for code in range(0x61, 0x7B)))
 SIZES: dict[str, Any] = {
@@ -263,6 +269,7 @@ TINY: dict[str, Callable[[Path], Path]] = {
     "canary": tiny_canary,
     "cohere_asr": tiny_cohere,
     "granite_speech5_ctc": tiny_granite_speech5,
+    "kyutai_speech_to_text": tiny_kyutai,
     "lasr_ctc": tiny_lasr,
     "moonshine": tiny_moonshine,
     "parakeet_ctc": tiny_parakeet,
@@ -271,6 +278,9 @@ TINY: dict[str, Callable[[Path], Path]] = {
     "nemotron_asr_streaming": tiny_nemotron,
     "parakeet_rnnt": lambda path: tiny_transducer(path, "ParakeetForRNNT"),
     "parakeet_tdt": lambda path: tiny_transducer(path, "ParakeetForTDT", blank=4.0),
+    "qwen3_asr": tiny_qwen3_asr,
+    "voxtral": tiny_voxtral,
+    "voxtral_realtime": tiny_voxtral_realtime,
     "wav2vec2-bert": tiny_wav2vec2_bert,
     "whisper": tiny_whisper,
 }

@@ -249,7 +249,7 @@ def vits(path: Path, *, seed: int = 0, speakers: int = 1, stochastic: bool = Tru
     return path
 
 
-def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
+def speecht5(path: Path, *, seed: int = 0, sample: bool = True, positions: int = 120) -> Path:
     """Write a SpeechT5 over letters with its vocoder and two voices; its noise is dropout."""
     torch.manual_seed(seed)
     speaker_dim = 6
@@ -268,7 +268,7 @@ def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
         speech_decoder_postnet_units=12,
         speech_decoder_postnet_layers=3,
         speaker_embedding_dim=speaker_dim,
-        max_text_positions=120,
+        max_text_positions=positions,
         encoder_max_relative_position=20,
         pad_token_id=1,
         bos_token_id=0,
@@ -299,7 +299,13 @@ def speecht5(path: Path, *, seed: int = 0, sample: bool = True) -> Path:
 
 
 def dia(
-    path: Path, *, seed: int = 0, sample: bool = False, guidance: float = 3.0, ends: bool = False
+    path: Path,
+    *,
+    seed: int = 0,
+    sample: bool = False,
+    guidance: float = 3.0,
+    ends: bool = False,
+    positions: int = 128,
 ) -> Path:
     """Write a Dia with four codebooks of 32 codes.
 
@@ -315,7 +321,7 @@ def dia(
     }
     cross = {"cross_num_attention_heads": 4, "cross_head_dim": 8, "cross_num_key_value_heads": 4}
     config = DiaConfig(
-        encoder_config={**shared, "num_key_value_heads": 4, "max_position_embeddings": 128},
+        encoder_config={**shared, "num_key_value_heads": 4, "max_position_embeddings": positions},
         decoder_config={
             **shared,
             **cross,

@@ -6,8 +6,6 @@ pipeline that only changes or fills pictures has the modules of one that draws, 
 
 from __future__ import annotations
 
-import copy
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,83 +13,31 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderDC, AutoencoderKL, FlowMatchEulerDiscreteScheduler
-from tokenizers.processors import TemplateProcessing
+from diffusers import AutoencoderDC
 from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
-    Gemma2Config,
-    Gemma2Model,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2VLImageProcessor,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from motet_models.processors import without_videos
 from support.checkpoints import diffusion_checkpoints as parts
-from support.checkpoints.tiny_tokenizers import CHATML, SPECIALS, byte_level
+from support.families import more_picture_families
+from support.families.tiny_parts import (
+    chat_tokenizer,
+    deep_vae,
+    flow,
+    gemma,
+    qwen_vl,
+    qwen_vl_processor,
+    sizes,
+    tokenizer_with_pictures,
+)
 
 HIDDEN = parts.HIDDEN
 _ROWS = 8  # of a tiny transformer's rotary halves
-
-
-def _flow(**fields: Any) -> FlowMatchEulerDiscreteScheduler:
-    return FlowMatchEulerDiscreteScheduler(**fields)
-
-
-def _tokenizer(length: int = 512, side: str = "right") -> PreTrainedTokenizerFast:
-    backend = copy.deepcopy(byte_level())
-    backend.post_processor = TemplateProcessing(
-        single=f"{SPECIALS[1]} $A", special_tokens=[(SPECIALS[1], 1)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        model_max_length=length,
-        eos_token=SPECIALS[2],
-        bos_token=SPECIALS[1],
-        pad_token=SPECIALS[0],
-        padding_side=side,
-    )
-    tokenizer.chat_template = CHATML
-    return tokenizer
-
-
-def _sizes(layers: int, **fields: Any) -> dict[str, Any]:
-    return {
-        "vocab_size": 512,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 2048,
-        "pad_token_id": 0,
-        **fields,
-    }
-
-
-def _deep_vae(channels: int = 4, levels: int = 4, **fields: Any) -> AutoencoderKL:
-    """Return a VAE that halves `levels - 1` times."""
-    return AutoencoderKL(
-        in_channels=3,
-        out_channels=3,
-        block_out_channels=(8,) * levels,
-        down_block_types=("DownEncoderBlock2D",) * levels,
-        up_block_types=("UpDecoderBlock2D",) * levels,
-        layers_per_block=1,
-        latent_channels=channels,
-        norm_num_groups=4,
-        sample_size=8 << levels,
-        **fields,
-    )
-
-
-def _gemma() -> Gemma2Model:
-    return Gemma2Model(Gemma2Config(**_sizes(2), sliding_window=64))
 
 
 def stable_diffusion_3_5() -> Any:
@@ -113,7 +59,7 @@ def stable_diffusion_3_5() -> Any:
     )
     return diffusers.StableDiffusion3Pipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(shift=3.0),
+        scheduler=flow(shift=3.0),
         vae=parts._vae(16, shift_factor=0.06),
         text_encoder=parts._clip(CLIPTextModelWithProjection),
         tokenizer=parts._clip_tokenizer(),
@@ -139,7 +85,7 @@ def chroma() -> Any:
     )
     return diffusers.ChromaPipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(),
+        scheduler=flow(),
         vae=parts._vae(shift_factor=0.06),
         text_encoder=parts._t5(),
         tokenizer=parts._t5_tokenizer(),
@@ -170,10 +116,10 @@ def flux_2_klein() -> Any:
     )
     return diffusers.Flux2KleinPipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(use_dynamic_shifting=True),
+        scheduler=flow(use_dynamic_shifting=True),
         vae=vae,
-        text_encoder=Qwen3ForCausalLM(Qwen3Config(**_sizes(28))),
-        tokenizer=_tokenizer(),
+        text_encoder=Qwen3ForCausalLM(Qwen3Config(**sizes(28))),
+        tokenizer=chat_tokenizer(),
     )
 
 
@@ -202,81 +148,25 @@ def _qwen_transformer() -> Any:
     )
 
 
-def _qwen_vl() -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    config = Qwen2_5_VLConfig(
-        text_config=_sizes(
-            2,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [1, 1, 2],
-            },
-        ),
-        vision_config={
-            "depth": 1,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_heads": 2,
-            "out_hidden_size": HIDDEN,
-            "fullatt_block_indexes": [0],
-        },
-        image_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|image_pad|>"),
-        vision_start_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=_tokenizer_with_pictures().convert_tokens_to_ids("<|vision_end|>"),
-    )
-    return Qwen2_5_VLForConditionalGeneration(config)
-
-
-def _tokenizer_with_pictures() -> PreTrainedTokenizerFast:
-    tokenizer = _tokenizer(4096)
-    tokenizer.add_special_tokens(
-        {
-            "additional_special_tokens": [
-                "<|image_pad|>",
-                "<|vision_start|>",
-                "<|vision_end|>",
-                "<|video_pad|>",
-            ]
-        }
-    )
-    tokenizer.image_token, tokenizer.video_token = "<|image_pad|>", "<|video_pad|>"
-    return tokenizer
-
-
 def qwen_image() -> Any:
     return diffusers.QwenImagePipeline(
         transformer=parts._lively(_qwen_transformer()),
-        scheduler=_flow(use_dynamic_shifting=True),
+        scheduler=flow(use_dynamic_shifting=True),
         vae=_qwen_vae(),
-        text_encoder=_qwen_vl(),
-        tokenizer=_tokenizer_with_pictures(),
+        text_encoder=qwen_vl(),
+        tokenizer=tokenizer_with_pictures(),
     )
-
-
-def _save_processor(processor: Any, folder: Path, **_: Any) -> None:
-    processor.image_processor.save_pretrained(folder)
-    processor.tokenizer.save_pretrained(folder)
 
 
 def qwen_image_edit() -> Any:
     """Write Qwen-Image's editing, whose VAE halves five times: it reads images of 1024x1024."""
-    from transformers import Qwen2VLProcessor
-    from transformers.processing_utils import MODALITY_TO_AUTOPROCESSOR_MAPPING
-
-    processor = without_videos(Qwen2VLProcessor, MODALITY_TO_AUTOPROCESSOR_MAPPING)(
-        image_processor=Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56),
-        tokenizer=_tokenizer_with_pictures(),
-    )
-    processor.save_pretrained = functools.partial(_save_processor, processor)
     return diffusers.QwenImageEditPipeline(
         transformer=parts._lively(_qwen_transformer()),
-        scheduler=_flow(use_dynamic_shifting=True),
+        scheduler=flow(use_dynamic_shifting=True),
         vae=_qwen_vae(5),
-        text_encoder=_qwen_vl(),
-        tokenizer=_tokenizer_with_pictures(),
-        processor=processor,
+        text_encoder=qwen_vl(),
+        tokenizer=tokenizer_with_pictures(),
+        processor=qwen_vl_processor(),
     )
 
 
@@ -294,10 +184,10 @@ def z_image() -> Any:
     )
     return diffusers.ZImagePipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(use_dynamic_shifting=True),
+        scheduler=flow(use_dynamic_shifting=True),
         vae=parts._vae(16, shift_factor=0.06),
-        text_encoder=Qwen3ForCausalLM(Qwen3Config(**_sizes(2))).model,
-        tokenizer=_tokenizer(),
+        text_encoder=Qwen3ForCausalLM(Qwen3Config(**sizes(2))).model,
+        tokenizer=chat_tokenizer(),
     )
 
 
@@ -341,10 +231,10 @@ def _sana_transformer(**fields: Any) -> Any:
 def sana() -> Any:
     return diffusers.SanaPipeline(
         transformer=parts._lively(_sana_transformer()),
-        scheduler=_flow(shift=3.0),
+        scheduler=flow(shift=3.0),
         vae=_dc(),
-        text_encoder=_gemma(),
-        tokenizer=_tokenizer(2048),
+        text_encoder=gemma(),
+        tokenizer=chat_tokenizer(2048),
     )
 
 
@@ -355,8 +245,8 @@ def sana_sprint() -> Any:
         ),
         scheduler=diffusers.SCMScheduler(),
         vae=_dc(),
-        text_encoder=_gemma(),
-        tokenizer=_tokenizer(2048),
+        text_encoder=gemma(),
+        tokenizer=chat_tokenizer(2048),
     )
 
 
@@ -376,10 +266,10 @@ def lumina_2() -> Any:
     )
     return diffusers.Lumina2Pipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(),
-        vae=_deep_vae(shift_factor=0.06),
-        text_encoder=_gemma(),
-        tokenizer=_tokenizer(),
+        scheduler=flow(),
+        vae=deep_vae(shift_factor=0.06),
+        text_encoder=gemma(),
+        tokenizer=chat_tokenizer(),
     )
 
 
@@ -425,7 +315,7 @@ def hidream() -> Any:
     )
     return diffusers.HiDreamImagePipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(),
+        scheduler=flow(),
         vae=parts._vae(scaling_factor=0.3611, shift_factor=0.1159),
         text_encoder=parts._clip(CLIPTextModelWithProjection, 256),
         tokenizer=parts._clip_tokenizer(),
@@ -433,8 +323,8 @@ def hidream() -> Any:
         tokenizer_2=parts._clip_tokenizer(),
         text_encoder_3=parts._t5(),
         tokenizer_3=parts._t5_tokenizer(),
-        text_encoder_4=LlamaForCausalLM(LlamaConfig(**_sizes(2))),
-        tokenizer_4=_tokenizer(),
+        text_encoder_4=LlamaForCausalLM(LlamaConfig(**sizes(2))),
+        tokenizer_4=chat_tokenizer(),
     )
 
 
@@ -457,7 +347,7 @@ def aura_flow() -> Any:
     )
     return diffusers.AuraFlowPipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(),
+        scheduler=flow(),
         vae=parts._vae(),
         text_encoder=encoder,
         tokenizer=parts._t5_tokenizer(),
@@ -482,10 +372,10 @@ def cogview_4() -> Any:
     )
     return diffusers.CogView4Pipeline(
         transformer=parts._lively(model),
-        scheduler=_flow(use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75),
+        scheduler=flow(use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75),
         vae=parts._vae(),
-        text_encoder=GlmModel(GlmConfig(**_sizes(2))),
-        tokenizer=_tokenizer(side="left"),
+        text_encoder=GlmModel(GlmConfig(**sizes(2))),
+        tokenizer=chat_tokenizer(side="left"),
     )
 
 
@@ -519,6 +409,7 @@ MAKERS: dict[str, Maker] = {
     "AuraFlowPipeline": aura_flow,
     "CogView4Pipeline": cogview_4,
     "LatentConsistencyModelPipeline": latent_consistency,
+    **more_picture_families.MAKERS,
 }
 # Those of `diffusion_checkpoints.py`, which write their folder themselves.
 WRITERS: dict[str, Callable[[Path], Path]] = {
@@ -550,6 +441,7 @@ SAME_MODULES = {
     "ZImageInpaintPipeline": "ZImagePipeline",
     "SanaSprintImg2ImgPipeline": "SanaSprintPipeline",
     "LatentConsistencyModelImg2ImgPipeline": "LatentConsistencyModelPipeline",
+    **more_picture_families.SAME_MODULES,
 }
 NAMES = sorted({*MAKERS, *WRITERS, *SAME_MODULES})
 

@@ -170,6 +170,12 @@ class FakeDecode(Actor):
         ]
 
 
+class FakeEncoder(FakeDecode):
+    """Announce that the model's pictures and sounds can be encoded."""
+
+    role = "encoder"
+
+
 @asynccontextmanager
 async def fake_services(tokenizer: Bus, decode: Bus) -> AsyncIterator[FakeTokenizer]:
     """Start both; the buses stay open."""

@@ -126,14 +126,18 @@ def model() -> Model:
     return load(Adaptation(), Path("models/pocket-chat"))
 
 
-def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model) -> None:
+@pytest.mark.parametrize(("name", "first_kind"), [("words", "plain"), ("talk", "styled")])
+def test_each_step_has_its_share_of_every_kind_of_lesson(
+    model: Model, name: str, first_kind: str
+) -> None:
     recipe = Adaptation()
-    stage = recipe.stages["words"]
-    stream = LessonStream(recipe, stage, model.tokenizer, model.llava.config.image_token_index)
+    stage, lessons = recipe.stages[name], recipe.lessons[name]
+    placeholder = model.llava.config.image_token_index
+    stream = LessonStream(recipe, stage, model.tokenizer, placeholder, lessons)
     rows = [stream.row(index) for index in range(stage.batch)]
-    pictured = recipe.lessons["styled"] + recipe.lessons["own"]
+    pictured = lessons[first_kind] + lessons["own"]
     assert [bool(row.pictures) for row in rows] == [n < pictured for n in range(stage.batch)]
-    reply = rows[pictured + recipe.lessons["calls"]]
+    reply = rows[pictured + lessons["calls"]]
     opening = len(model.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
     first = reply.weights.index(1.0)
     assert reply.weights[first - 1] == 0.0

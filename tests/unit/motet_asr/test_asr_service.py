@@ -349,7 +349,7 @@ async def test_word_times_that_nothing_tells_are_refused_by_name(tmp_path: Path)
 
 
 @pytest.mark.long(after=1)
-@pytest.mark.parametrize("kind", ["parakeet_tdt", "canary", "hubert"])
+@pytest.mark.parametrize("kind", ["parakeet_tdt", "canary", "hubert", "qwen3_asr"])
 async def test_every_way_of_decoding_survives_leaving_and_death(tmp_path: Path, kind: str) -> None:
     """One family for each engine: what is left frees its place, and another instance goes on."""
     async with world(TINY[kind](tmp_path), {"window": 2.0, "parallel": 2}) as made:

@@ -121,5 +121,3 @@ def test_files_that_are_no_adapters_are_refused(tmp_path: Path) -> None:
     pixart = FAMILIES["pixart"](tmp_path / "pixart" / "model")
     with refuses(ConfigError, "loras"):
         RecordingEngine(pixart, loras=(f"ink={alien}",))
-    with refuses(ConfigError, "step_cache"):
-        RecordingEngine(model, loras=(f"ink={alien}",), step_cache=0.1)

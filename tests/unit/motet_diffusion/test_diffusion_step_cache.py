@@ -10,9 +10,9 @@ import pytest
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import PictureRequest
+from motet_diffusion.engine.request import Lora, PictureRequest
 from motet_shared.errors import ConfigError
-from support.checkpoints.diffusion_checkpoints import FAMILIES, SIZE
+from support.checkpoints.diffusion_checkpoints import FAMILIES, SIZE, write_adapter
 from support.engine.recording_engine import RecordingEngine, assert_alike
 from support.running.refusals import refuses
 
@@ -53,6 +53,22 @@ def test_everything_may_be_left_out_but_the_first_step(folder: Path) -> None:
         cached.draw(RED)
         assert cached.engine.cache is not None
         assert cached.engine.cache.computed * STEPS == cached.engine.rows
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["sd3", "flux"])
+def test_rows_that_are_left_out_leave_their_adapters_out(family: str, tmp_path: Path) -> None:
+    """A layer then gets fewer rows than the pass has, and each has its own picture's adapters."""
+    model = FAMILIES[family](tmp_path / family / "model")
+    ink = write_adapter(model, tmp_path / "ink.safetensors", 1)
+    inked = replace(RED, loras=(Lora("ink", 0.3),))
+    with RecordingEngine(model, step_cache=0.3, loras=(f"ink={ink}",)) as cached:
+        (plain,), (alone,) = cached.draw(RED), cached.draw(inked)
+        assert 0 < cached.engine.stats()["rows_skipped"] < cached.engine.rows
+        assert np.abs(plain - alone).max() > 5
+        drawn, other, *_ = cached.draw(inked, RED, *OTHERS)
+        assert_alike(drawn, alone)
+        assert_alike(other, plain)
 
 
 def test_a_unet_has_no_such_chain(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchaudio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torchaudio.compliance.kaldi import get_mel_banks
 
 from motet_media.audio import wav_header
 from motet_media.sound_file import RATE
@@ -27,7 +29,7 @@ from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from motet_speakers.config import SpeakersConfig
 from motet_speakers.encoder import Shape, SpeakerEncoder
-from motet_speakers.features import BANDS, HOP, features
+from motet_speakers.features import BANDS, HOP, SPECTRUM, WINDOW, features
 from motet_speakers.service import Speakers
 from motet_speakers.stretches import check, stretches
 from recipes.speakers import data as speaker_data
@@ -88,6 +90,29 @@ def test_features_do_not_know_the_level() -> None:
     assert features(speech).shape == ((len(speech) - 400) // HOP + 1, BANDS)
     assert np.abs(features(np.zeros(RATE, np.float32))).max() < 1e-3, "silence is like nobody"
     assert len(features(np.ones(1, np.float32))) == len(features(sound(0.4)))
+
+
+def test_features_are_torchaudio_s_spectra_and_kaldi_s_bands() -> None:
+    sound = (0.1 * np.random.default_rng(3).standard_normal(2 * RATE)).astype(np.float32)
+    found = features(sound)
+    left = (SPECTRUM - WINDOW) // 2  # the window is in the middle of what is transformed
+    power = torchaudio.functional.spectrogram(
+        torch.nn.functional.pad(torch.from_numpy(sound), (left, left)),
+        0,
+        torch.hann_window(WINDOW, periodic=False),
+        SPECTRUM,
+        HOP,
+        WINDOW,
+        2.0,
+        False,
+        center=False,
+    )
+    banks, _ = get_mel_banks(BANDS, SPECTRUM, RATE, 60.0, 7600.0, 100.0, -500.0, 1.0)
+    energy = power[:-1].T @ banks.T
+    level = energy.clamp(min=float(energy.max()) * 1e-6 + 1e-12).log()
+    due = ((level - level.mean()) / 3.0).numpy()
+    assert found.shape == due.shape
+    np.testing.assert_allclose(found, due, atol=1e-3)
 
 
 def test_a_folder_is_read_as_it_was_written(tmp_path: Path) -> None:

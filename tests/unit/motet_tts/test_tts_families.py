@@ -22,19 +22,16 @@ from support.stages.tts_stage import Speech, ask, decoding, said, stage
 
 OWN = "motet_pocket_tts"
 POCKET = Path(__file__).resolve().parents[3] / "models" / "pocket-tts"
-# Sentences of random weights end where the positions do.
-SHORT: dict[str, dict[str, Any]] = {"csm": {"positions": 400}}
+# Sentences of random weights end where the positions do; those of texts have room for `LONG`.
+POSITIONS = {"csm": 400, "dia": 320, "speecht5": 320}
 LONG = "It is red. Then, " + "as it is said, it was blue and " * 10 + "so it ends. No?"
 LATE = pytest.mark.long(after=2)
 
 
 @asynccontextmanager
 async def speaking(family: str, root: Path) -> AsyncIterator[tuple[Bus, Tts]]:
-    folder = (
-        POCKET
-        if family == OWN
-        else tts_checkpoints.MAKERS[family](root / family, **SHORT.get(family, {}))
-    )
+    options = {"positions": POSITIONS[family]} if family in POSITIONS else {}
+    folder = POCKET if family == OWN else tts_checkpoints.MAKERS[family](root / family, **options)
     # Chunks of a tiny model are as short as its frames, those of the released one are not.
     async with stage(folder, chunk=0.32 if family == OWN else 0.05) as (bus, (tts,), hub):
         if family != "llama":

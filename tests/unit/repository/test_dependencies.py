@@ -75,6 +75,7 @@ OPTIONAL = {
     },
     "motet_kernels": {"triton"},
     "motet_cli": {"matplotlib"},
+    "motet_tts": {"diffusers", "snac"},
 }
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from motet_kernels.linear.gguf_blocks import KINDS, read_blocks
 from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
 from motet_shared.errors import ConfigError
 
 from ..coded_linear import checked
-from .blocks import KINDS, read_blocks
 from .header import Header, TensorPlace, read_header
 from .hybrids import decoder_layers
 from .layout import LAYOUTS, Layout

@@ -151,7 +151,7 @@ KINDS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("kind", [*KINDS, "IQ4_XS", "MXFP4", "tied"])
 def test_gguf_files(kind: str, tmp_path: Path) -> None:
-    from motet_llm.weights.gguf.blocks import KINDS as READ
+    from motet_kernels.linear.gguf_blocks import KINDS as READ
     from unit.motet_llm.weights.test_llm_gguf import MIXED, make
 
     assert {*KINDS, "IQ4_XS", "MXFP4"} == set(READ)

@@ -121,8 +121,8 @@ def test_every_setting_is_a_flag_of_motet_up() -> None:
     flags = vars(parser().parse_args(["up"])).keys()
     settings = {one.name for one in fields(UpSettings)}
     assert settings <= flags
-    # Models have tables of their own; a file does not name another one.
-    others = {"llm", "adapter", "chat_template", "config", "command", "module"}
+    # Models have tables of their own; a file names neither another one nor a preset.
+    others = {"llm", "adapter", "chat_template", "config", "preset", "command", "module"}
     assert flags - settings == others
 
 

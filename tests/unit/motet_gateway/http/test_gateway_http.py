@@ -14,10 +14,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import motet_gateway
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded, WorkerLost
-from motet_shared.messages import Chat, Text
+from motet_shared.messages import Chat, ModelCard, Text
 from motet_shared.testing import memory_bus, running, settle
 from support.clients.gateway_client import Http, World, world
-from support.services.fake_services import MODEL, FakeDecode, words
+from support.services.fake_services import MODEL, FakeEncoder, words
 
 
 @pytest.fixture
@@ -248,22 +248,21 @@ async def test_models(here: World) -> None:
     assert await refusal(here.get("/v1/models/gpt-99")) == (404, "model_not_found")
 
 
-class Eyes(FakeDecode):
-    """Announces that it sees for the model."""
-
-    role = "encoder"
-
-
 async def test_health(here: World) -> None:
     assert (await here.get("/health/live").done()).status == 200
     ready = await here.get("/health/ready").done()
     assert (ready.status, ready.json()["models"]) == (200, [MODEL])
-    assert ready.json()["speech"] == {"missing": ["asr", "vad", "tts"]}
+    assert ready.json()["speech"] == {"missing": ["asr", "vad", "tts"], "hears": False}
     assert ready.json()["images"] == {"missing": ["encoder"], "models": [MODEL]}
-    async with running(Eyes(None, await memory_bus(here.hub, "encoder"))):
+    async with running(FakeEncoder(None, await memory_bus(here.hub, "encoder"))):
         await settle()
         ready = await here.get("/health/ready").done()
         assert ready.json()["images"] == {"missing": [], "models": []}
+        here.tokenizer.card = ModelCard(name=MODEL, context=4096, audio=True)
+        here.tokenizer.bus.heartbeat()
+        await settle()
+        ready = await Http(here.app, "/health/ready", b"", "GET", query=f"model={MODEL}").done()
+        assert ready.json()["speech"] == {"missing": ["vad", "tts"], "hears": True}
     await here.buses[2].close()
     await settle()
     ready = await here.get("/health/ready").done()

@@ -52,7 +52,7 @@ from support.media.coded_speech import (
     say,
     words_in,
 )
-from support.services.fake_services import MODEL, words
+from support.services.fake_services import MODEL, FakeEncoder, words
 from support.stages import vlm_stage
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
@@ -60,15 +60,6 @@ SERVER = {"type": "server_vad", "prefix_padding_ms": 0}
 END = quiet(800)
 NAME = "qwen2_audio"
 TIE = 1e-4
-
-
-class Encoder(Actor):
-    """Announce that the fake model's sound can be encoded."""
-
-    role = "encoder"
-
-    def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=0)]
 
 
 @dataclass
@@ -132,7 +123,7 @@ async def ears(
         here.tokenizer.on_request = fetch
         actors: list[Actor] = [CodedVad(await memory_bus(here.hub, "vad"))]
         if encoder:
-            actors.append(Encoder(None, await memory_bus(here.hub, "encoder")))
+            actors.append(FakeEncoder(None, await memory_bus(here.hub, "encoder")))
         recognizer = CodedAsr(await memory_bus(here.hub, "asr")) if asr else None
         actors += [recognizer] if recognizer is not None else []
         for actor in actors:

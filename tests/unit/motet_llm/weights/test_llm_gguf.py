@@ -13,8 +13,8 @@ import torch
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
+from motet_kernels.linear.gguf_blocks import KINDS, read_blocks
 from motet_llm.weights.coded_linear import checked
-from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 from support.checkpoints.quantized_checkpoints import SIZES, answer, calmed, check, engine_of

@@ -1,4 +1,4 @@
-"""G.711 against the tables of its standard, the resampler against theory, PCM and WAV against other readers."""
+"""G.711 against its standard, the resampler against theory and torchaudio, PCM and WAV against other readers."""
 
 import io
 import itertools
@@ -7,6 +7,8 @@ from bisect import bisect_right
 
 import numpy as np
 import pytest
+import torch
+import torchaudio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +170,23 @@ def test_tones_keep_their_place_and_height_and_what_cannot_be_kept_is_gone(
             resampled(tone(1.02 * lower, source).astype("<i2").tobytes(), source, target), "<i2"
         )
         assert np.abs(got[target // 50 : -target // 50]).max() < 12000 * 0.001 + 1
+
+
+@pytest.mark.parametrize("source", [*RATES, 22050, 44100, 48000])
+@pytest.mark.parametrize("target", RATES)
+def test_what_both_rates_can_hold_is_what_torchaudio_makes_of_it(source: int, target: int) -> None:
+    """Noise below 0.78 of the lower Nyquist frequency, which neither filter touches."""
+    count = source // 2
+    spectrum = np.fft.rfft(np.random.default_rng(source).standard_normal(count))
+    spectrum[np.fft.rfftfreq(count, 1 / source) > 0.78 * min(source, target) / 2] = 0
+    pcm = (3000 * np.fft.irfft(spectrum, count)).astype("<i2")
+    got = np.frombuffer(resampled(pcm.tobytes(), source, target), "<i2").astype(np.float64)
+    due = torchaudio.functional.resample(
+        torch.from_numpy(pcm.astype(np.float64)), source, target, lowpass_filter_width=64
+    ).numpy()
+    inner = slice(target // 50, -target // 50)
+    assert len(due) == len(got)
+    assert np.abs(got - due)[inner].max() < 0.002 * np.abs(pcm).max() + 1
 
 
 def test_constants_stay_and_loud_input_is_clipped_not_wrapped() -> None:

@@ -11,9 +11,10 @@ import { draftFiles, draftText, keepFiles, keepText } from "./draft.js";
 import { enterHint, isTouch, sends } from "./enter-key.js";
 import { generate } from "./generation.js";
 import { Lightbox } from "./lightbox.js";
+import "../models/pull.js";
 import { editMessage } from "./message-editor.js";
 import { showMessage } from "./message-view.js";
-import { showModels } from "./model-cards.js";
+import { showModels } from "../models/model-cards.js";
 import { readAloud, stopReading } from "./read-aloud.js";
 import { read, write } from "../conversations/store.js";
 import { showSuggestions } from "./suggestions.js";
@@ -84,10 +85,11 @@ async function loadModels(tries = 60) {
 
 // Shows the controls that the chosen model and this server support.
 function showAbilities() {
-  const { imageModel, acceptsImages, supportsTools, asrModel, speechModel, key } = settings();
-  attachments.enable({ images: acceptsImages, asrModel, key });
+  const { imageModel, acceptsImages, acceptsSounds, supportsTools, asrModel, speechModel, key } = settings();
+  attachments.enable({ images: acceptsImages, sounds: acceptsSounds, asrModel, key });
+  talk.check();
   $("draw").hidden = !imageModel;
-  const abilities = { draws: imageModel, sees: acceptsImages, talks: asrModel && speechModel };
+  const abilities = { draws: imageModel, sees: acceptsImages, talks: (asrModel || acceptsSounds) && speechModel };
   showSuggestions(abilities, {
     send: (text, picture) => {
       if (picture) attachments.add(picture);

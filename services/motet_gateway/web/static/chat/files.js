@@ -7,14 +7,14 @@ const MAX_SIDE = 1536; // px; larger pictures are downscaled, since models use n
 const MAX_TEXT = 256 * 1024; // bytes
 const MAX_SOUND = 24 * 1024 * 1024; // bytes
 
-// Returns {kind: "picture" | "sound" | "text", name, url, text}. `abilities`: {images, asrModel, key}. Throws Error with a
-// message for the user.
-export async function readFile(file, { images, asrModel, key }) {
+// Returns {kind: "picture" | "sound" | "text", name, url, text}. `abilities`: {images, sounds, asrModel, key}. A sound that nothing
+// transcribes has no text: the model hears it. Throws Error with a message for the user.
+export async function readFile(file, { images, sounds, asrModel, key }) {
   if (file.type.startsWith("image/")) {
     if (!images) throw new Error("This model does not accept pictures: choose another one.");
     return { kind: "picture", name: file.name, url: await downscaled(file).catch(() => unreadable(file)) };
   }
-  if (file.type.startsWith("audio/")) return readSound(file, asrModel, key);
+  if (file.type.startsWith("audio/")) return readSound(file, sounds, asrModel, key);
   return { kind: "text", name: file.name, text: await readText(file) };
 }
 
@@ -22,11 +22,18 @@ function unreadable({ name }) {
   throw new Error(`${name} is not a picture that this browser can read.`);
 }
 
-async function readSound(file, model, key) {
-  if (!model) throw new Error("Sounds need speech recognition, which this server does not run (--asr).");
+async function readSound(file, heard, model, key) {
+  if (!model && !heard) throw new Error("Sounds need a model that hears or speech recognition (--asr), which this server does not run.");
   if (file.size > MAX_SOUND) throw new Error(`${file.name} is larger than 24 MiB.`);
-  const [url, text] = await Promise.all([dataUri(file), transcribe(file, model, key)]);
+  if (!model && !soundFormat(file.type)) throw new Error(`${file.name}: models hear WAV and MP3 only.`);
+  const [url, text] = await Promise.all([dataUri(file), model ? transcribe(file, model, key) : ""]);
   return { kind: "sound", name: file.name, url, text };
+}
+
+// Returns the format of a sound as chat requests name it, or "" for one that they cannot have.
+export function soundFormat(type) {
+  if (/^audio\/(x-|vnd\.)?wave?$/.test(type)) return "wav";
+  return /^audio\/(mpeg|mp3)$/.test(type) ? "mp3" : "";
 }
 
 async function readText(file) {

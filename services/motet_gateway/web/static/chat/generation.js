@@ -1,11 +1,12 @@
 // Generates the reply to the last message of a conversation: a chat completion, or a picture for a message that asks to draw.
 
 import { streamChat, streamEdit, streamPicture } from "../common/api.js";
-import { blobOf } from "../common/data-uri.js";
+import { blobOf, partsOf } from "../common/data-uri.js";
 import { settings } from "../common/settings.js";
 import { remove } from "./bubbles.js";
+import { soundFormat } from "./files.js";
 import { Drawing, STREAM_OPTIONS, TOOL } from "./drawing.js";
-import { loadingText } from "./loading.js";
+import { loadingText } from "../models/loading.js";
 import { Meter } from "./meter.js";
 import { ReplyView } from "./reply-view.js";
 
@@ -70,13 +71,13 @@ async function writeReply(conversation, signal, status) {
 }
 
 function requestBody(conversation) {
-  const { model, system, temperature, topP, seed, maxTokens, imageModel, acceptsImages, supportsTools } = settings();
+  const { model, system, temperature, topP, seed, maxTokens, imageModel, acceptsImages, acceptsSounds, supportsTools } = settings();
   const messages = conversation.path.filter(({ content, images, files, drawn, drawing }) => !drawing && (content || images?.length || files?.length || drawn?.length));
   return {
     model,
     messages: [
       ...(system ? [{ role: "system", content: system }] : []),
-      ...messages.map((node) => asMessage(node, acceptsImages)),
+      ...messages.map((node) => asMessage(node, acceptsImages, acceptsSounds)),
     ],
     temperature,
     seed,
@@ -86,18 +87,28 @@ function requestBody(conversation) {
   };
 }
 
-// Converts a message for the API; a model that does not accept pictures gets the text only.
-function asMessage({ role, content, images = [], files = [], drawn = [] }, acceptsImages) {
+// Converts a message for the API; of pictures and sounds, a model gets those that it accepts.
+function asMessage({ role, content, images = [], files = [], drawn = [] }, acceptsImages, acceptsSounds) {
   if (drawn.length) return { role, content, images: drawn };
-  const text = [...files.map(fileText), content].filter(Boolean).join("\n\n");
-  if (!images.length || !acceptsImages) return { role, content: text };
-  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  const heard = files.filter((file) => acceptsSounds && isUnwritten(file));
+  const text = [...files.filter((file) => !heard.includes(file)).map(fileText), content].filter(Boolean).join("\n\n");
+  const parts = acceptsImages ? images.map((url) => ({ type: "image_url", image_url: { url } })) : [];
+  parts.push(...heard.map(soundPart));
+  if (!parts.length) return { role, content: text };
   return { role, content: text ? [...parts, { type: "text", text }] : parts };
+}
+
+// Returns whether a file is a sound that was not transcribed.
+const isUnwritten = ({ kind, url, text }) => kind === "sound" && url && !text;
+
+function soundPart({ url }) {
+  const { type, data } = partsOf(url);
+  return { type: "input_audio", input_audio: { data, format: soundFormat(type) } };
 }
 
 // Writes a file in front of the message, between fences that its own text does not have.
 function fileText({ kind, name, text }) {
-  if (kind === "sound") return `Transcript of ${name}: ${text}`;
+  if (kind === "sound") return text ? `Transcript of ${name}: ${text}` : `(${name}: a sound without a transcript)`;
   const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
   const fence = "`".repeat(longest + 1);
   return `File ${name}:\n${fence}\n${text}\n${fence}`;

@@ -18,9 +18,10 @@ function showQuestion({ content, images = [], files = [] }) {
   bubble("user", ...pictures, ...files.map(attachedFile)).textContent = content;
 }
 
-function attachedFile({ kind, name, url, text }) {
-  const parts = [element("summary", {}, name), element("pre", { tabindex: "0" }, text)];
-  if (kind === "sound" && url) parts.push(element("audio", { controls: "", src: URL.createObjectURL(blobOf(url)), "aria-label": name }));
+export function attachedFile({ kind, name, url, text }) {
+  const sound = kind === "sound" && url ? element("audio", { controls: "", src: URL.createObjectURL(blobOf(url)), "aria-label": name }) : "";
+  if (sound && !text) return sound;
+  const parts = [element("summary", {}, name), element("pre", { tabindex: "0" }, text), sound];
   return element("details", { class: "fold" }, ...parts);
 }
 

@@ -22,7 +22,8 @@ async function request(path, options) {
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => null);
-  throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+  const told = typeof body?.error === "string" ? body.error : body?.error?.message; // Ollama's routes answer a string
+  throw new ApiError(told ?? `The server answered ${response.status}.`, response.status);
 }
 
 // A request that gets no answer, say while the gateway is replaced, is given up, so that its caller can try again.
@@ -31,8 +32,21 @@ async function list(path, key) {
   return (await response.json()).data;
 }
 
-// Returns all models: `id`, `kind`, and of chat models `images` and `tools`.
+// Returns all models: `id`, `kind`, and of chat models `images`, `audio` and `tools`.
 export const listModels = (key) => list("v1/models", key);
+
+// Yields the progress of the download of a model from the hub: {status, completed, total}; aborting `signal` ends it.
+export async function* pullModel(model, key, signal) {
+  const response = await request("api/pull", { method: "POST", headers: headers(key), body: JSON.stringify({ model }), signal });
+  let last = {};
+  for await (const line of pieces(response.body, "\n")) {
+    if (!line) continue;
+    last = JSON.parse(line);
+    if (last.error) throw new ApiError(last.error);
+    yield last;
+  }
+  if (last.status !== "success") throw new ApiError(`The download of ${model} broke off; download it again to go on from here.`);
+}
 
 // Returns the voices of the speech synthesis model; none without one.
 export async function listVoices(key) {
@@ -51,11 +65,11 @@ export const readReplies = async (key, request = "") => (await metrics(`replies?
 // Returns the doctor's findings, the most costly first.
 export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
 
-// Returns the roles that the server lacks for spoken conversations: "asr", "vad", "tts".
-export async function missingForSpeech() {
-  const response = await fetch("health/ready").catch(() => null);
+// Returns what a spoken conversation with a model lacks and whether that gets the user's sound: {missing: ["asr", "vad", "tts"], hears}.
+export async function readSpeech(model) {
+  const response = await fetch(`health/ready?${new URLSearchParams({ model })}`).catch(() => null);
   const body = await response?.json().catch(() => null);
-  return body?.speech?.missing ?? ["asr", "vad", "tts"];
+  return body?.speech ?? { missing: ["asr", "vad", "tts"], hears: false };
 }
 
 // Yields the chunks of a chat completion; aborting `signal` also cancels it on the server. `begun` gets the id of the request, and
@@ -132,18 +146,25 @@ async function* pictureEvents(path, options) {
 const LOADING = ": loading "; // begins a comment of a stream
 
 async function* events(stream, loading = () => {}) {
+  for await (const part of pieces(stream, "\n\n")) {
+    for (const line of part.split("\n")) {
+      if (line.startsWith("data: ")) yield line.slice(6);
+      else if (line.startsWith(LOADING)) loading(JSON.parse(line.slice(LOADING.length)));
+    }
+  }
+}
+
+// Yields what a stream has between separators, as it arrives.
+async function* pieces(stream, separator) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) return;
-      const parts = (buffer + value).split("\n\n");
+      const parts = (buffer + value).split(separator);
       buffer = parts.pop();
-      for (const line of parts.flatMap((part) => part.split("\n"))) {
-        if (line.startsWith("data: ")) yield line.slice(6);
-        else if (line.startsWith(LOADING)) loading(JSON.parse(line.slice(LOADING.length)));
-      }
+      yield* parts;
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;

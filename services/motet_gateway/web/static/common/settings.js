@@ -36,6 +36,7 @@ export function settings() {
     speechModel: firstOf("speech"),
     asrModel: firstOf("transcription"),
     acceptsImages: Boolean(chat?.images),
+    acceptsSounds: Boolean(chat?.audio),
     supportsTools: Boolean(chat?.tools),
     key: $("key").value,
     system: $("system").value.trim(),

@@ -51,7 +51,7 @@ function plain(node) {
   const drawn = (node.drawn ?? []).filter((one) => own(one?.image_url?.url));
   const files = (node.files ?? [])
     .filter(({ name, text }) => typeof name === "string" && typeof text === "string")
-    .map(({ kind, name, text, url }) => ({ kind: kind === "sound" ? kind : "text", name, text, ...(own(url) ? { url } : {}) }));
+    .map(({ kind, name, text, url, spoken }) => ({ kind: kind === "sound" ? kind : "text", name, text, ...(own(url) ? { url } : {}), ...(spoken ? { spoken: true } : {}) }));
   const calls = (node.calls ?? []).map((call) => ({ name: String(call?.name), arguments: String(call?.arguments) }));
   const made = { id, parent, role, content, images, drawn, files, calls, drawing: Boolean(drawing) };
   if (typeof reasoning === "string") made.reasoning = reasoning;

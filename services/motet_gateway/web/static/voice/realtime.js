@@ -118,8 +118,13 @@ function origin(eventId) {
   return eventId.slice(0, eventId.lastIndexOf("_"));
 }
 
+const CHUNK = 2 ** 15; // bytes; a call takes no more arguments than its stack holds
+
 export function toBase64(pcm) {
-  return btoa(String.fromCharCode(...new Uint8Array(pcm.buffer, pcm.byteOffset, pcm.byteLength)));
+  const bytes = new Uint8Array(pcm.buffer, pcm.byteOffset, pcm.byteLength);
+  let text = "";
+  for (let at = 0; at < bytes.length; at += CHUNK) text += String.fromCharCode(...bytes.subarray(at, at + CHUNK));
+  return btoa(text);
 }
 
 // Decodes 16-bit samples into a buffer of their own.

@@ -1,6 +1,6 @@
 // Starts, mutes and ends spoken conversations, and shows why they are unavailable.
 
-import { ApiError, missingForSpeech } from "../common/api.js";
+import { ApiError, readSpeech } from "../common/api.js";
 import { setSpoken } from "../chat/bubbles.js";
 import { DeviceError } from "./microphone.js";
 import { lockModel, settings } from "../common/settings.js";
@@ -8,7 +8,7 @@ import { Voice } from "./voice.js";
 import { Waveform } from "./waveform.js";
 
 const $ = (id) => document.getElementById(id);
-const NEEDED = { asr: "speech recognition (--asr)", vad: "voice activity detection (vad)" };
+const NEEDED = { asr: "speech recognition (--asr) and this model does not hear", vad: "voice activity detection (vad)" };
 const STATES = {
   listening: "Listening. Speak, or type.",
   hearing: "You are speaking…",
@@ -25,6 +25,8 @@ export class Talk {
   #waveform = null;
   #starting = false;
   #unavailable = ""; // the reason why, if voice is unavailable
+  #hears = false; // the model gets the user's sound
+  #checking = 0; // timer of the next check
 
   // `ended` is called after a spoken conversation.
   constructor(history, problem, ended) {
@@ -35,7 +37,6 @@ export class Talk {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.#voice?.interrupt();
     });
-    this.check();
   }
 
   get on() {
@@ -46,15 +47,19 @@ export class Talk {
     this.#voice.sendText(text);
   }
 
-  // Checks the server's speech services, repeatedly while some are missing: models take time to load.
+  // Checks whether one can talk with the chosen model, repeatedly while services are missing: models take time to load.
   async check(tries = 40) {
-    const missing = (await missingForSpeech()).filter((role) => role in NEEDED);
-    const parts = missing.map((role) => NEEDED[role]);
+    clearTimeout(this.#checking);
+    const { model } = settings();
+    const speech = await readSpeech(model);
+    if (model !== settings().model) return; // another one was chosen meanwhile
+    this.#hears = speech.hears;
+    const parts = speech.missing.filter((role) => role in NEEDED).map((role) => NEEDED[role]);
     this.#unavailable = parts.length ? `Voice is unavailable: this server runs no ${parts.join(" and no ")}.` : "";
     $("talk").setAttribute("aria-disabled", String(Boolean(this.#unavailable)));
     $("talk").title = this.#unavailable;
     $("talk-unavailable").textContent = this.#unavailable;
-    if (this.#unavailable && tries > 0) setTimeout(() => this.check(tries - 1), 3000);
+    if (this.#unavailable && tries > 0) this.#checking = setTimeout(() => this.check(tries - 1), 3000);
   }
 
   end(reason = "") {
@@ -78,7 +83,7 @@ export class Talk {
       ended: (reason) => this.end(reason),
     };
     try {
-      this.#voice = await Voice.open(settings(), await this.#history(), view);
+      this.#voice = await Voice.open({ ...settings(), hears: this.#hears }, await this.#history(), view);
     } catch (error) {
       if (!(error instanceof ApiError || error instanceof DeviceError)) throw error;
       this.#problem(error.message);

@@ -1,6 +1,7 @@
-// Tracks one spoken message of the user: its transcript and history entry.
+// Tracks one spoken message of the user: its transcript, or its sound where nothing transcribes it, and its history entry.
 
 import { bubble, remove, show } from "../chat/bubbles.js";
+import { attachedFile } from "../chat/message-view.js";
 
 export class Turn {
   #text = bubble("user");
@@ -14,6 +15,13 @@ export class Turn {
   finish(text) {
     if (text) this.#draw(text);
     else this.drop();
+  }
+
+  // Sets the sound of a turn that has no transcript, as a data URI.
+  keep(url) {
+    const file = { kind: "sound", name: "What you said", url, text: "", spoken: true };
+    this.entry.files = [file];
+    show(() => this.#text.before(attachedFile(file)));
   }
 
   drop() {

@@ -8,6 +8,7 @@ import { Latency } from "./latency.js";
 import { Microphone, RATE } from "./microphone.js";
 import { Player } from "./player.js";
 import { fromBase64, Realtime, toBase64 } from "./realtime.js";
+import { Recording, soundOf } from "./recording.js";
 import { Reply } from "./reply.js";
 import { Turn } from "./turn.js";
 
@@ -23,6 +24,7 @@ export class Voice {
   #player;
   #detection; // the session's turn_detection
   #turns = new Map(); // by item
+  #recording = null; // of the sent audio, where nothing transcribes it
   #replies = new Map(); // by item
   #unsent = []; // packets recorded before the session was open
   #sent = 0; // samples
@@ -61,16 +63,19 @@ export class Voice {
     this.#updateState();
   }
 
-  #configure({ system, temperature, maxTokens, voice }) {
+  #configure({ system, temperature, maxTokens, voice, hears, asrModel }) {
     const session = { type: "realtime", instructions: system, temperature, max_output_tokens: maxTokens ?? "inf" };
-    const audio = { input: { transcription: {} }, ...(voice && { output: { voice } }) };
-    this.#socket.send("session.update", { session: { ...session, audio } });
-    for (const { role, content } of this.#history) if (content) this.#create(role, content);
+    const input = { ...(asrModel && { transcription: {} }), ...(hears && { model_input: "audio" }) };
+    if (!asrModel) this.#recording = new Recording();
+    this.#socket.send("session.update", { session: { ...session, audio: { input, ...(voice && { output: { voice } }) } } });
+    for (const { role, content, files = [] } of this.#history) {
+      if (content) this.#create(role, textPart(role, content));
+      else if (hears) for (const { spoken, url } of files) if (spoken) this.#create(role, { type: "input_audio", audio: soundOf(url) });
+    }
   }
 
-  #create(role, text) {
-    const type = role === "user" ? "input_text" : "output_text";
-    this.#socket.send("conversation.item.create", { item: { type: "message", role, content: [{ type, text }] } });
+  #create(role, part) {
+    this.#socket.send("conversation.item.create", { item: { type: "message", role, content: [part] } });
   }
 
   // -------------------------------------------------------------------------------------------------- the user's side
@@ -86,7 +91,7 @@ export class Voice {
   // Sends a text instead of speech; it is already in the history. It interrupts the current reply.
   sendText(text) {
     this.interrupt();
-    this.#create("user", text);
+    this.#create("user", textPart("user", text));
     this.#expectResponse(new Latency(performance.now()), null);
     this.#responseOwed = true;
     this.#requestResponse();
@@ -116,6 +121,7 @@ export class Voice {
 
   #send(packet) {
     if (!this.#socket) return this.#unsent.push(packet);
+    this.#recording?.add(packet);
     this.#sent += packet.length;
     this.#sentAt = performance.now();
     this.#socket.send("input_audio_buffer.append", { audio: toBase64(packet) });
@@ -133,8 +139,9 @@ export class Voice {
       if (error.code !== "response_cancel_not_active") this.#view.problem(error.message); // it had just ended
     },
 
-    "input_audio_buffer.speech_started": () => {
+    "input_audio_buffer.speech_started": ({ audio_start_ms }) => {
       this.#userSpeaks = true;
+      this.#recording?.begin(audio_start_ms * MS);
       this.#stopPlayback();
       this.#updateState();
     },
@@ -143,9 +150,15 @@ export class Voice {
       const silence = this.#detection.silence_duration_ms ?? 0;
       this.#expectResponse(new Latency(this.#timeOf(audio_end_ms - silence)), item_id);
       this.#pendingLatency.mark("speechEnded");
+      this.#recording?.end(audio_end_ms * MS);
       this.#updateState();
     },
-    "input_audio_buffer.committed": ({ item_id }) => this.#turn(item_id),
+    "input_audio_buffer.committed": ({ item_id }) => {
+      const turn = this.#turn(item_id);
+      if (!this.#recording) return;
+      turn.keep(this.#recording.take());
+      this.#turns.delete(item_id);
+    },
     [`${TRANSCRIPTION}.delta`]: ({ item_id, delta }) => this.#turn(item_id).append(delta),
     [`${TRANSCRIPTION}.completed`]: ({ item_id, transcript }) => {
       this.#turn(item_id).finish(transcript);
@@ -268,3 +281,5 @@ export class Voice {
     this.#view.state(this.#muted && state === "listening" ? "muted" : state);
   }
 }
+
+const textPart = (role, text) => ({ type: role === "user" ? "input_text" : "output_text", text });

@@ -7,10 +7,10 @@ const $ = (id) => document.getElementById(id);
 const KINDS = { speech: "speaks", transcription: "hears", embedding: "embeds", ranking: "ranks", image: "draws" };
 
 // Returns what a model of `/v1/models` can do, as words.
-export function abilitiesOf({ kind, images, tools, reasoning, context_length: context }) {
+export function abilitiesOf({ kind, images, audio, tools, reasoning, context_length: context }) {
   if (kind !== "chat") return [KINDS[kind] ?? kind];
   const length = context >= 1024 ? `${Math.round(context / 1024)}k` : context;
-  return ["chats", images && "sees", reasoning && "thinks", tools && "calls tools", context && `${length} tokens of context`].filter(Boolean);
+  return ["chats", images && "sees", audio && "hears", reasoning && "thinks", tools && "calls tools", context && `${length} tokens of context`].filter(Boolean);
 }
 
 // Returns what is shown of a model that is not ready.
