@@ -19,19 +19,22 @@ async def live() -> dict[str, str]:
 
 
 async def ready(
-    service: Service, model: Annotated[str, Query(description="Ask for this model alone.")] = ""
+    service: Service,
+    model: Annotated[str, Query(description="Ask for this model alone.")] = "",
+    speech_model: Annotated[str, Query(description="Tell of conversations with this model.")] = "",
 ) -> JSONResponse:
     """Answer 200 once all configured models have served and while any serves; else 503.
 
     A 503 lists what is missing. `?model=` asks for one model: 200 while it can be used, 404 for
     a name that is unknown. `models`: chat models. `speech.missing`: roles that a spoken
-    conversation lacks, with `model` if given; `speech.hears`: that one gets the user's sound itself.
+    conversation lacks, with `speech_model` or `model` if given; `speech.hears`: that one gets the
+    user's sound itself.
     `images.models`: models that read images but cannot be given any now.
     """
     missing = service.readiness.missing(model)
     models = list(servable(service.bus.directory))
     blind = without_encoder(service.bus.directory)
-    speech = SpeechServices.find(service.bus.directory, model=model)
+    speech = SpeechServices.find(service.bus.directory, model=speech_model or model)
     body: dict[str, Any] = {
         "models": models,
         "speech": {"missing": speech.missing_to_talk, "hears": speech.hears},

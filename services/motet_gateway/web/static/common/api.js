@@ -67,7 +67,7 @@ export const readDoctor = async (key) => (await metrics("doctor", key)).findings
 
 // Returns what a spoken conversation with a model lacks and whether that gets the user's sound: {missing: ["asr", "vad", "tts"], hears}.
 export async function readSpeech(model) {
-  const response = await fetch(`health/ready?${new URLSearchParams({ model })}`).catch(() => null);
+  const response = await fetch(`health/ready?${new URLSearchParams({ speech_model: model })}`).catch(() => null);
   const body = await response?.json().catch(() => null);
   return body?.speech ?? { missing: ["asr", "vad", "tts"], hears: false };
 }
