@@ -42,7 +42,9 @@ def run(stack: MotetStack, folder: Path, code: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("block", blocks("docs/bench.md"), ids=lambda block: f"line {block.line}")
-def test_the_command_works(block: Block, stack: MotetStack, folder: Path) -> None:
+def test_the_command_works(block: Block, request: pytest.FixtureRequest, folder: Path) -> None:
+    speech = "--endpoint speech" in block.code
+    stack: MotetStack = request.getfixturevalue("pocket" if speech else "stack")
     done = run(stack, folder, block.code)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -51,7 +53,7 @@ def test_the_command_works(block: Block, stack: MotetStack, folder: Path) -> Non
         check_trace(json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes())))
     else:
         assert " failed" not in done.stdout
-        told = "underruns" if "--endpoint speech" in block.code else "plumbing"
+        told = "underruns" if speech else "plumbing"
         assert told in done.stdout, "our gateway tells where the time went"
     if "run.json" in block.code:
         check_report(json.loads((folder / "run.json").read_text()))
