@@ -103,8 +103,8 @@ class BatchQueue:
         taken_at = time.monotonic()
         try:
             revision = await self._leases.create(batch.key, b"")
-        except nats.js.errors.KeyWrongLastSequenceError:
-            return None
+        except (nats.js.errors.KeyWrongLastSequenceError, nats.js.errors.KeyNotFoundError):
+            return None  # not found: it expired while it was read; the next try takes it
         return Lease(self._js, self._leases, batch.key, revision, self._patience, taken_at)
 
 

@@ -73,7 +73,7 @@ def tiny_qwen3_asr(path: Path) -> Path:
         pad_token_id=ids["<|im_end|>"],
         eos_token_id=[ids["<|endoftext|>"], ids["<|im_end|>"]],
     )
-    model = _spread(transformers.Qwen3ASRForConditionalGeneration(config), 0, ids["<|im_end|>"])
+    model = _spread(transformers.Qwen3ASRForConditionalGeneration(config), 3, ids["<|im_end|>"])
     model.generation_config.eos_token_id = config.eos_token_id
     model.generation_config.pad_token_id = config.pad_token_id
     model.save_pretrained(path)
@@ -83,7 +83,8 @@ def tiny_qwen3_asr(path: Path) -> Path:
 
 
 def _bytes_tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {letter: index for index, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())  # it has another order in each process
+    vocabulary = {letter: index for index, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
