@@ -55,6 +55,11 @@ def version_of(python: Path, package: str) -> str:
 LEFT_OUT_CHECKS = "positive_data_acceptance"
 # Operations that change the machine on which the server runs.
 LEFT_OUT = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+# Operations that fail a check, each with the reason.
+MISSES = {
+    "POST /v1/images/edits": "in a form the boolean true and the text `true` of `user` are the same"
+    " bytes, which are a valid text"
+}
 
 
 def test_schemathesis(stack: MotetStack, tmp_path: Path) -> None:
@@ -71,7 +76,7 @@ def test_schemathesis(stack: MotetStack, tmp_path: Path) -> None:
     found = json.loads(report.read_text())
     cases = operations_of(found)
     assert found["operations"]["tested"] == found["operations"]["selected"], done.stdout[-6000:]
-    wrong = record("schemathesis", "Schemathesis", found["schemathesis_version"], cases, {})
+    wrong = record("schemathesis", "Schemathesis", found["schemathesis_version"], cases, MISSES)
     assert not wrong, done.stdout[-6000:]
     assert found["operations"]["errored"] == 0, done.stdout[-6000:]
 
