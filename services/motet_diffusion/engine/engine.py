@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_shared.errors import Overloaded
+from motet_shared.process.batch_isolation import computed
 
 from .denoise_loop import DenoiseLoop
 from .merge import merge_calls, split_output
@@ -121,20 +122,14 @@ class Engine:
             loop.start()
 
     def _answer_calls(self, calls: list[PendingCall]) -> None:
-        """Compute one pass for all calls; if it fails, one each, so that only faulty calls fail."""
-        try:
-            outputs = self._denoise(calls)
-        except Exception as error:
-            if len(calls) == 1:
-                self.batcher.deliver(calls[0], error=error)
-                return
-            for call in calls:
-                self._answer_calls([call])
-            return
-        for call, output in zip(calls, outputs, strict=True):
-            self.batcher.deliver(call, output)
+        """Compute one pass for all calls; a call fails alone if it cannot be computed alone."""
+        for call, output in zip(calls, computed(self._denoise, calls), strict=True):
+            if isinstance(output, Exception):
+                self.batcher.deliver(call, error=output)
+            else:
+                self.batcher.deliver(call, output)
 
-    def _denoise(self, calls: list[PendingCall]) -> list[Any]:
+    def _denoise(self, calls: Sequence[PendingCall]) -> list[Any]:
         rows = [call.rows for call in calls]
         if self.cache is not None and calls[0].call.target == DENOISER:
             self.cache.begin([(call.key, row) for call in calls for row in range(call.rows)])
