@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from motet_shared.wire.discovery import Directory
 from motet_shared.wire.failover import StreamMoves
 from support.checkpoints.asr_checkpoints import noise, wav
 from support.checkpoints.recognizers import TINY
+from support.running import strikes
 from support.running.fork_server import ForkServer
 
 pytestmark = [
@@ -168,7 +167,7 @@ async def test_every_family_survives_leaving_moving_and_death(
     assert len(instances) == 1
     assert len(whole) > 3
     instance = await leave(processes, sense, family)
-    await idle(processes, sense, instance)
+    await strikes.idle(processes.directory, [instance])
     for strike in (send_away, kill):
         items, instances = await collect(processes, sense, family, strike)
         assert items == whole
@@ -203,29 +202,9 @@ async def leave(world: World, sense: Sense, family: str) -> str:
     raise AssertionError("nothing came")
 
 
-async def idle(world: World, sense: Sense, instance: str) -> None:
-    """Wait until the next heartbeats of an instance say that it does nothing."""
-    seen = world.beat(sense, instance).seq
-    async with asyncio.timeout(20):
-        while True:
-            beat = world.beat(sense, instance)
-            if beat.seq > seen + 1 and not beat.load.get("active") and not beat.load.get("running"):
-                return
-            await asyncio.sleep(0.05)
-
-
 async def send_away(world: World, sense: Sense, instance: str) -> None:
-    """Have an instance hand over what it has, as a restart does: SIGTERM, and again."""
-    pid = world.beat(sense, instance).pid
-    os.kill(pid, signal.SIGTERM)
-    ends = functools.partial(_takes_no_more, sense.role, instance)
-    await world.directory.wait_for(ends, 20.0)
-    os.kill(pid, signal.SIGTERM)
-
-
-def _takes_no_more(role: str, instance: str, directory: Directory) -> bool:
-    return all(beat.instance != instance for beat in directory.ready(role))
+    await strikes.send_away(world.directory, world.beat(sense, instance))
 
 
 async def kill(world: World, sense: Sense, instance: str) -> None:
-    os.kill(world.beat(sense, instance).pid, signal.SIGKILL)
+    strikes.kill(world.beat(sense, instance))

@@ -7,8 +7,6 @@ The families are the exact rows of docs/pictures.md. One for each form of a deno
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -27,6 +25,7 @@ from motet_shared.messages import Draw, Heartbeat
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
 from support.families import picture_families
+from support.running import strikes
 from support.running.fork_server import ForkServer
 from support.stages.diffusion_stage import LOADED
 
@@ -102,7 +101,7 @@ async def test_every_family_survives_leaving_moving_and_death(
     whole, instances = await drawn(processes, family)
     assert len(instances) == 1
     left, _ = await drawn(processes, family, leaves=True)
-    await idle(processes, str(left.instance))
+    await strikes.idle(processes.bus.directory, [str(left.instance)])
     for strike in (send_away, kill):
         struck, instances = await drawn(processes, family, strike)
         assert len(instances) == TWO
@@ -156,26 +155,9 @@ def _file(mode: str) -> bytes:
     return out.getvalue()
 
 
-async def idle(world: World, instance: str) -> None:
-    """Wait until the next heartbeats of an instance say that it does nothing."""
-    seen = world.beat(instance).seq
-    async with asyncio.timeout(20):
-        while True:
-            beat = world.beat(instance)
-            if beat.seq > seen + 1 and not beat.load.get("active") and not beat.load.get("running"):
-                return
-            await asyncio.sleep(0.05)
-
-
 async def send_away(world: World, instance: str) -> None:
-    """Have an instance hand over what it has, as a restart does: SIGTERM, and again."""
-    pid = world.beat(instance).pid
-    os.kill(pid, signal.SIGTERM)
-    await world.bus.directory.wait_for(
-        lambda found: all(beat.instance != instance for beat in found.ready(ROLE)), 20.0
-    )
-    os.kill(pid, signal.SIGTERM)
+    await strikes.send_away(world.bus.directory, world.beat(instance))
 
 
 async def kill(world: World, instance: str) -> None:
-    os.kill(world.beat(instance).pid, signal.SIGKILL)
+    strikes.kill(world.beat(instance))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 from motet_tts.checkpoint import FAMILIES
 from support.checkpoints import tts_checkpoints
+from support.running import strikes
 from support.running.fork_server import ForkServer
 
 pytestmark = [
@@ -125,14 +124,14 @@ async def test_every_voice_survives_leaving_moving_and_death(
     assert whole
     assert len(instances) == 1
     await leave(processes, family, folder.name)
-    await idle(processes)
+    await strikes.idle(processes.directory)
     for role in roles:
         for strike in (send_away, kill):
             pcm, instances = await spoken(processes, family, folder.name, role, strike)
             assert pcm == whole
             assert len(instances) == (2 if role == "tts" else 1)
             await processes.begin(role, folder, 1)
-    await idle(processes)
+    await strikes.idle(processes.directory)
     await processes.forks.end_all()
 
 
@@ -170,29 +169,9 @@ async def leave(world: World, family: str, model: str) -> None:
     raise AssertionError("nothing came")
 
 
-async def idle(world: World) -> None:
-    """Wait until the next heartbeats of all instances say that they do nothing."""
-    seen = {beat.instance: beat.seq for beat in world.directory.everyone()}
-    async with asyncio.timeout(20):
-        while any(  # noqa: ASYNC110  # heartbeats wake nobody
-            beat.seq <= seen.get(beat.instance, 0) + 1
-            or beat.load.get("active")
-            or beat.load.get("running")
-            for beat in world.directory.everyone()
-        ):
-            await asyncio.sleep(0.05)
-
-
 async def send_away(world: World, struck: Heartbeat) -> None:
-    """Have an instance hand over what it has, as a restart does: SIGTERM, and again."""
-    os.kill(struck.pid, signal.SIGTERM)
-    await world.directory.wait_for(lambda found: not _is_ready(found, struck), 60)
-    os.kill(struck.pid, signal.SIGTERM)
-
-
-def _is_ready(directory: Directory, struck: Heartbeat) -> bool:
-    return struck.instance in {beat.instance for beat in directory.ready(struck.role)}
+    await strikes.send_away(world.directory, struck, 60)
 
 
 async def kill(world: World, struck: Heartbeat) -> None:
-    os.kill(struck.pid, signal.SIGKILL)
+    strikes.kill(struck)
