@@ -17,7 +17,7 @@ from .engine import Features, Served
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of config.json, or of its text part. Raises ConfigError."""
+    """Return the contents of config.json. Raises ConfigError."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -26,6 +26,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(config, dict):
         raise ConfigError(f"model: {str(folder / 'config.json')!r} is no object", param="model")
+    return config
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """Return the part of config.json that describes the language model. Raises ConfigError."""
+    config = read_config(folder)
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
@@ -36,7 +42,7 @@ def model_cards(config: EnginesConfig, served: Served, features: Features) -> li
     The context is the least of the model's, the engine's and the setting.
     """
     folder = Path(config.model)
-    contents = read_config(folder)
+    contents = read_text_config(folder)
     limits = [trained_context(contents) or 0, served.context, config.context]
     card = ModelCard(
         name=config.model_name,

@@ -29,9 +29,7 @@ class PromptImages:
     and pictures differ.
     """
 
-    def __init__(
-        self, chat: Chat, marked: list[int], vocabulary: Vocabulary, encode: EncodeImages
-    ):
+    def __init__(self, chat: Chat, marked: list[int], vocabulary: Vocabulary, encode: EncodeImages):
         vocabulary.template.placeholders(marked, len(chat.images))
         self._chat = chat
         self._marked = marked

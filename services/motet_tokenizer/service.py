@@ -219,8 +219,8 @@ class Tokenizer(Actor):
         if not request.images and (mark is None or mark not in prompt):
             return prompt, None
         self._image_encoding.check_count(request)
-        encode = partial(self._image_encoding.encode_images, call, request)
-        return prompt, PromptImages(request, prompt, vocabulary, encode)
+        encode_images = partial(self._image_encoding.encode_images, call, request)
+        return prompt, PromptImages(request, prompt, vocabulary, encode_images)
 
     def _encodes_first(self, request: Chat) -> bool:
         """Return True if pictures are encoded before an instance is chosen, which may not need it.
@@ -228,10 +228,10 @@ class Tokenizer(Actor):
         Scores of a prompt need all of its tokens.
         """
         cards = self._shared.router.first_cards(request.model, request.target)
-        takes_files = all(card.takes_images for card in cards)
-        if takes_files and (request.sampling.prompt_logprobs >= 0 or not cards):
-            return self._image_encoding.is_possible(request.model)
-        return not takes_files
+        if any(not (card.takes_images or card.refuses_images) for card in cards):
+            return True
+        is_scored = request.sampling.prompt_logprobs >= 0
+        return (is_scored or not cards) and self._image_encoding.is_possible(request.model)
 
     async def _with_placeholders(self, request: Chat, images: PromptImages) -> list[int]:
         """Return the ids of a prompt with pictures. Raises UnsupportedParameter without an encoder."""

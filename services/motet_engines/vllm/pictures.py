@@ -82,9 +82,7 @@ async def _decoded(picture: Picture, max_pixels: int) -> Image.Image:
     from motet_media.pictures import open_picture
     from motet_media.pool import decoding
 
-    found = await decoding(
-        open_picture, picture.file, max_pixels=max_pixels, param=picture.param
-    )
+    found = await decoding(open_picture, picture.file, max_pixels=max_pixels, param=picture.param)
     pixels = found.width * found.height
     if 0 < picture.max_pixels < pixels:
         scale = (picture.max_pixels / pixels) ** 0.5
