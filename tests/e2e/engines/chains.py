@@ -168,7 +168,7 @@ class Moving:
         self.killed: list[tuple[str, int]] = []  # process, and the tokens that had come
         self._stack = stack
         self._model = asked.get("model", MODEL)
-        long = {"ignore_eos": True, "max_tokens": LONG, **asked}
+        long: dict[str, Any] = {"ignore_eos": True, "max_tokens": LONG, **asked}
         self._events = stream(stack, self.found, target=target, **long)
 
     def at_tokens(self, more: int) -> None:

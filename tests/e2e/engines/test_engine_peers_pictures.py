@@ -112,7 +112,7 @@ def test_pictures(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
 def test_a_reply_about_a_picture_goes_on_at_our_engine(stack: MotetStack, runs: EngineRuns) -> None:
     """llama.cpp, the next target, takes no pictures and is passed over."""
     needs("vllm")
-    asked = {"model": MODEL, "messages": question(), "max_tokens": LONG}
+    asked: dict[str, Any] = {"model": MODEL, "messages": question(), "max_tokens": LONG}
     undisturbed = Streamed()
     for _ in stream(stack, undisturbed, target="vllm", ignore_eos=True, **asked):
         pass

@@ -19,6 +19,7 @@ from motet_gateway.service import Gateway
 from motet_shared.errors import BadRequest, Overloaded, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Chat, Complete, Image, PromptPiece, Sampling, Tokenize
 from motet_shared.testing import die, memory_bus
+from motet_tokenizer.service import Tokenizer
 from support.checkpoints.vlm_checkpoints import tiny_vlm
 from support.media.videos import random_video
 from support.peers.scripted_openai import OpenAIServer
@@ -94,7 +95,7 @@ def counts(reply: Reply) -> dict[str, int]:
 
 async def in_mid_reply(stage: Stage, **asked: Any) -> asyncio.Task[Any]:
     """Ask for a long reply; return when some of its tokens have come."""
-    (tokenizer,) = (one for one in stage.actors if one.role == "tokenizer")
+    (tokenizer,) = (one for one in stage.actors if isinstance(one, Tokenizer))
     before = tokenizer.counters.tokens
     asking = asyncio.create_task(stage.ask(ONE, stage.pictures(1), max_tokens=200, **asked))
     async with asyncio.timeout(60):

@@ -362,7 +362,7 @@ def test_pictures_are_decoded_in_an_environment_without_our_packages(
     try:
         limits = JobLimits(10.0, 60.0, 1 << 30)
         data = encoded(pattern(8, 6))
-        args = {"max_pixels": 100, "param": "image"}
+        args: dict[str, int | str] = {"max_pixels": 100, "param": "image"}
         ((meta, _),) = decoder.run("picture", data, limits, BadRequest, **args)
     finally:
         decoder.close()
