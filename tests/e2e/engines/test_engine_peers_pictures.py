@@ -31,7 +31,7 @@ from e2e.stack import MotetStack
 from recipes.world.pictures import draw_things
 from recipes.world.scenes import Thing
 from support.media.picture_files import encoded
-from support.peers.engine_models import gguf_file, text_checkpoint
+from support.peers.engine_models import gguf_file, seeing_checkpoint, text_checkpoint
 from support.peers.engine_runs import EngineRuns
 
 pytestmark = [pytest.mark.extended("peers"), pytest.mark.timeout(1500)]
@@ -70,7 +70,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
         "vllm": "--dtype float32 --enforce-eager --max-num-seqs 2 --max-model-len 2048",
         "llama.cpp": f"gguf={gguf} n_parallel=2",
     }
-    text = f'[models.{MODEL}]\nsource = "{MODEL}"\n'
+    text = f'[models.{MODEL}]\nsource = "{seeing_checkpoint(folder / MODEL)}"\n'
     for engine in CHAIN:
         if engine == "motet" or engine in pythons():
             text += f'[[models.{MODEL}.targets]]\nname = "{engine}"\nengine = "{engine}"\n'
