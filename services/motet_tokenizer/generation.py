@@ -21,6 +21,7 @@ from motet_shared.errors import (
 from motet_shared.messages import (
     Body,
     Chat,
+    CountedTokens,
     End,
     Generate,
     PromptPiece,
@@ -275,7 +276,8 @@ class Generation:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
         piece = self._text.feed(ids)
-        self._prompt_tokens = batch[0].prompt_tokens or self._prompt_tokens
+        if isinstance(batch[-1], CountedTokens):
+            self._prompt_tokens = batch[-1].prompt_tokens
         if not self._request.output:
             piece.prompt_tokens = self._prompt_tokens
         self._request.output += piece.ids
