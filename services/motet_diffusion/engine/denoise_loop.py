@@ -22,6 +22,7 @@ from motet_diffusion.pipeline.conditions import steps_from
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.image_to_image import SDEdit
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
+from motet_diffusion.pipeline.trial import picture_of
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
 from .checkpoint import pack, scheduler_tensors, unpack
@@ -87,13 +88,13 @@ class DenoiseLoop:
 
     def _draw(self) -> Image.Image:
         self._factory.check_scheduler(self.drawing)
-        pipeline = self._factory.open(self.drawing, self._denoise)
+        pipeline = self._factory.open(self.drawing, self._denoise, self._generator)
         self._wrap_scheduler(pipeline.scheduler)
         arguments = self._factory.rules.arguments(self.drawing, self._generator)
         if self._factory.rules.uses_sdedit(self.drawing):
             self._sdedit = SDEdit(pipeline, pipeline.vae, self.drawing, self._generator)
             arguments |= self._sdedit.arguments()
-        return _picture(pipeline(**arguments).images)
+        return _picture(picture_of(pipeline, arguments))
 
     def _report(self, event: Event) -> None:
         if not self._cancelled:

@@ -191,6 +191,11 @@ class Rules:
             name: value for name, value in given.items() if name in known and value is not None
         } | self._distilled_times(drawing, known)
 
+    def calls_per_step(self, drawing: PictureRequest) -> int:
+        """Return 2 if the pipeline calls its denoiser for the negative prompt by itself, else 1."""
+        name = self._guidance_name(kind_of(drawing))
+        return 2 if name == "true_cfg_scale" and (drawing.guidance_scale or 0.0) > 1 else 1
+
     def _guidance_name(self, kind: str) -> str:
         """Return the parameter of classifier-free guidance, or of guidance within the weights."""
         is_distilled = getattr(self._denoiser_config, "guidance_embeds", False)

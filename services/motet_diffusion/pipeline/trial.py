@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Generator, Tensor
 
 from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, split_output
 from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
@@ -33,7 +33,7 @@ _TOLERANCES = {torch.float32: 1e-3}
 _TOLERANCE = 0.1
 
 
-Open = Callable[[PictureRequest, Denoise], Any]
+Open = Callable[[PictureRequest, Denoise, Generator], Any]
 
 
 @dataclass
@@ -120,8 +120,9 @@ def attempt(
     try:
         with torch.no_grad():
             drawing = rules.completed(drawing or trial_request(rules, kind))
-            pipeline = open_pipeline(drawing, denoise)
-            images = pipeline(**rules.arguments(drawing, torch.Generator().manual_seed(0))).images
+            generator = Generator().manual_seed(0)
+            pipeline = open_pipeline(drawing, denoise, generator)
+            images = picture_of(pipeline, rules.arguments(drawing, generator))
         return _result_cause(images, drawing, calls), calls
     except Exception as error:  # whatever a pipeline raises is the cause of its refusal
         return _described(error), calls
@@ -140,12 +141,18 @@ def scheduler_cause(
             small = rules.completed(
                 replace(trial_request(rules, kind), scheduler=drawing.scheduler)
             )
-            pipeline = open_pipeline(small, lambda call: answer(call.call))
-            arguments = rules.arguments(small, torch.Generator().manual_seed(0))
-            latents = pipeline(**arguments | {"output_type": "latent"}).images
+            generator = Generator().manual_seed(0)
+            pipeline = open_pipeline(small, lambda call: answer(call.call), generator)
+            arguments = rules.arguments(small, generator)
+            latents = picture_of(pipeline, arguments | {"output_type": "latent"})
         return "" if bool(latents.isfinite().all()) else "its steps are not finite"
     except Exception as error:  # whatever a pipeline raises is the cause of the refusal
         return _described(error)
+
+
+def picture_of(pipeline: Any, arguments: dict[str, Any]) -> Any:
+    """Return the pictures of a call, which outputs of families have under different names."""
+    return pipeline(**arguments, return_dict=False)[0]
 
 
 def trial_request(rules: Rules, kind: str) -> PictureRequest:

@@ -136,7 +136,8 @@ def stable_diffusion_3(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def flux(path: Path, *, seed: int = 0) -> Path:
+def flux(path: Path, *, seed: int = 0, is_distilled: bool = True) -> Path:
+    """Write Flux [dev]; [schnell], which has no guidance in its weights, if not `is_distilled`."""
     torch.manual_seed(seed)
     pipeline = FluxPipeline(
         transformer=_lively(
@@ -150,7 +151,7 @@ def flux(path: Path, *, seed: int = 0) -> Path:
                 joint_attention_dim=HIDDEN,
                 pooled_projection_dim=HIDDEN,
                 axes_dims_rope=(4, 4, 8),
-                guidance_embeds=True,
+                guidance_embeds=is_distilled,
             )
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
