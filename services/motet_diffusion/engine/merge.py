@@ -20,9 +20,13 @@ Call = Mapping[str, Any]
 
 _TIME_PARAMETERS = frozenset({"timestep", "timesteps"})
 # Positions of a sequence: their first dimension is no batch dimension, though it may be as long.
-_POSITION_PARAMETERS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
-# Lists with an entry for each row: latents and texts of Z-Image, sizes of Qwen-Image.
-_LIST_PARAMETERS = frozenset({"x", "cap_feats", "img_shapes", "txt_seq_lens"})
+_POSITION_PARAMETERS = frozenset(
+    {"img_ids", "txt_ids", "image_rotary_emb", "position_ids", "visual_rope_pos", "text_rope_pos"}
+)
+# Lists with an entry for each row: latents, texts and images of Z-Image, sizes of Qwen-Image.
+_LIST_PARAMETERS = frozenset(
+    {"x", "cap_feats", "siglip_feats", "image_noise_mask", "img_shapes", "txt_seq_lens"}
+)
 # Of these, those whose entries may have different lengths in one pass.
 _RAGGED_PARAMETERS = frozenset({"cap_feats", "txt_seq_lens"})
 # What ControlNets add within the denoiser: a call without them gets zeros, which change nothing.
@@ -167,6 +171,8 @@ def _has_rows(name: str, value: Tensor, rows: int) -> bool:
 
 def _entry_shape(entry: Any) -> Hashable:
     """Return what entries of a list with one for each row must have in common."""
+    if isinstance(entry, list):
+        return tuple(map(_entry_shape, entry))
     return (entry.dtype, entry.shape) if isinstance(entry, Tensor) else repr(entry)
 
 

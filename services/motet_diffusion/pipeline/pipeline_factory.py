@@ -105,7 +105,7 @@ class PipelineFactory:
             else:
                 log.info("%s: no %s: %s", type(pipeline).__name__, kind, trial.causes[kind])
         if not kept:
-            raise self._refused(trial.causes[list(own)[-1]])
+            raise self._refused(trial.causes[next(iter(own))])
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
 
@@ -227,6 +227,13 @@ class PipelineFactory:
             # HiDream draws every size with the area of this; rounding must not make it smaller.
             side = math.sqrt(drawing.width * drawing.height) / float(vae_scale_of(self.pipeline))
             attributes["default_sample_size"] = side * (1 + 1e-9)
+        if "resolutions" in attributes:  # Kandinsky 5 draws in one of these
+            attributes["resolutions"] = [(drawing.width, drawing.height)]
+        for name in ("guider", "ocr_guider"):  # HunyuanImage's, which note what they guide
+            if attributes.get(name) is not None:
+                attributes[name] = copy.deepcopy(attributes[name])
+        if attributes.get("guider") is not None:
+            attributes["guider"].guidance_scale = drawing.guidance_scale
         attributes["encode_prompt"] = locked(
             self._text_lock, self._with_adapters(pipeline.encode_prompt, drawing)
         )

@@ -114,7 +114,12 @@ def attempt(
         merge_key(call.call)
         answer = compute(call)
         if call.target == DENOISER:
-            calls.append((dict(call.call), answer))
+            # Some pipelines change their latents in place.
+            kept = {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in call.call.items()
+            }
+            calls.append((kept, answer))
         return split_output(answer, [rows_of(call.call)])[0]
 
     try:

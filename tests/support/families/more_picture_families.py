@@ -95,18 +95,6 @@ def _wider(unet: Any, channels: int, **fields: Any) -> Any:
     return diffusers.UNet2DConditionModel.from_config(config)
 
 
-def upscale() -> Any:
-    unet = _wider(parts._unet(cross_attention_dim=HIDDEN), 7, num_class_embeds=1000)
-    return diffusers.StableDiffusionUpscalePipeline(
-        vae=parts._vae(),
-        text_encoder=parts._clip(CLIPTextModel),
-        tokenizer=parts._clip_tokenizer(),
-        unet=unet,
-        low_res_scheduler=diffusers.DDPMScheduler(),
-        scheduler=parts.SCHEDULERS["ddim"](),
-    )
-
-
 def cogview_3() -> Any:
     model = diffusers.CogView3PlusTransformer2DModel(
         patch_size=2,
@@ -254,6 +242,15 @@ def longcat() -> Any:
 
 
 def kandinsky_5() -> Any:
+    return _kandinsky_5(diffusers.Kandinsky5T2IPipeline)
+
+
+def kandinsky_5_changing() -> Any:
+    """Write the model that changes pictures, whose transformer gets the image beside the noise."""
+    return _kandinsky_5(diffusers.Kandinsky5I2IPipeline, visual_cond=True)
+
+
+def _kandinsky_5(kind: Any, **fields: Any) -> Any:
     model = diffusers.Kandinsky5Transformer3DModel(
         in_visual_dim=16,
         in_text_dim=HIDDEN,
@@ -266,8 +263,9 @@ def kandinsky_5() -> Any:
         num_text_blocks=1,
         num_visual_blocks=1,
         axes_dims=(4, 4, 8),
+        **fields,
     )
-    return diffusers.Kandinsky5T2IPipeline(
+    return kind(
         transformer=parts._lively(model),
         scheduler=flow(),
         vae=deep_vae(16),
@@ -284,12 +282,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CogView3PlusPipeline": cogview_3,
     "FluxFillPipeline": flux_fill,
     "HunyuanDiTPipeline": hunyuan_dit,
+    "Kandinsky5I2IPipeline": kandinsky_5_changing,
     "Kandinsky5T2IPipeline": kandinsky_5,
     "LongCatImagePipeline": longcat,
     "LuminaPipeline": lumina,
     "OvisImagePipeline": ovis,
     "StableDiffusionInstructPix2PixPipeline": instruct_pix2pix,
-    "StableDiffusionUpscalePipeline": upscale,
     "StableDiffusionXLInstructPix2PixPipeline": instruct_pix2pix_xl,
 }
 # The same modules under another name.

@@ -297,7 +297,8 @@ def test_the_step_cache_keeps_what_each_row_is_drawn_with(family: str, tmp_path:
         for drawn, picture in zip(recording.draw_together(*drawings), cached, strict=True):
             assert_alike(drawn, picture)
         assert recording.engine.cache is not None
-        assert recording.engine.cache.skipped and recording.engine.cache.computed
+        assert recording.engine.cache.skipped
+        assert recording.engine.cache.computed
 
 
 def schedulers() -> list[Any]:
