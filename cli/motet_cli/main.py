@@ -585,6 +585,23 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=[],
         help="LoRA adapter of the server and its scale (default: 1); repeatable",
     )
+    draw.add_argument("--scheduler", metavar="NAME", help="scheduler (default: the model's)")
+    draw.add_argument(
+        "--controlnet",
+        metavar="NAME=FILE[:SCALE[:START:END]]",
+        action="append",
+        default=[],
+        help="ControlNet of the server, the image that it follows, its scale (default: 1), and the "
+        "part of the steps, such as 0:0.5 (default: all); repeatable",
+    )
+    draw.add_argument(
+        "--ip-adapter",
+        metavar="NAME=FILE[:SCALE]",
+        action="append",
+        default=[],
+        help="IP-Adapter of the server, the image that it reads as a prompt, and its scale "
+        "(default: 1); repeatable",
+    )
     draw.add_argument("--image", metavar="FILE", help="image to edit")
     draw.add_argument(
         "--mask",
