@@ -55,11 +55,13 @@ class _Progress:
     decoder, encoder: of the acoustic decoder and of the semantic encoder.
     guided: for each position, whether the branch without the text has it: where its audio begins,
         and the frames since.
+    seen: `[K]`, which of the tokens that may be next there have been, in the prompt or since.
     """
 
     decoder: _Contexts
     encoder: _Contexts
     guided: list[bool]
+    seen: Tensor
 
 
 class _Samples(Codec):
@@ -101,6 +103,7 @@ class VibeVoice(CodecLm):
         generation = self._model.generation_config
         self._scheduler, self._steps = _scheduler(folder, generation)
         self._guidance = float(getattr(generation, "guidance_scale", None) or 1.0)
+        self._penalty = float(getattr(generation, "repetition_penalty", None) or 1.0)
         self._context = int(config.text_config.max_position_embeddings)
         audio = config.audio_config
         given = processor_settings(folder).get("feature_extractor") or {}
@@ -141,6 +144,7 @@ class VibeVoice(CodecLm):
             self._empty(model.audio_tower.decoder),
             self._empty(model.semantic_tokenizer_encoder),
             guided,
+            torch.isin(self._kinds, ids_P),
         )
         return sentence
 
@@ -211,8 +215,7 @@ class VibeVoice(CodecLm):
 
     def draw(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         config = self._config
-        told_BK, _, untold_BK = F.linear(hidden_BWE, self._kinds_KE).float().unbind(1)
-        kinds_B = self._kinds[self._guided(told_BK, untold_BK).argmax(-1)]
+        kinds_B = self._kinds[self._scores(hidden_BWE, sentences).argmax(-1)]
         kinds = kinds_B.tolist()
         tokens_BE = heard_BE = self._model.get_input_embeddings()(kinds_B)
         audio = [row for row, kind in enumerate(kinds) if kind == config.audio_token_id]
@@ -230,6 +233,23 @@ class VibeVoice(CodecLm):
         inputs_BIE = torch.stack([heard_BE, tokens_BE], 1)
         return Drawn(inputs_BIE, heard, [kind == config.eos_token_id for kind in kinds])
 
+    def _scores(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Tensor:
+        """Return scores `[B, K]` of the tokens that may be next, as transformers' processors have them.
+
+        What there has been is scored lower by a `repetition_penalty`, whose effect depends on the
+        sign: with guidance scores are logarithms of probabilities, of all tokens.
+        """
+        if self._penalty == 1:
+            told_BK, _, untold_BK = F.linear(hidden_BWE, self._kinds_KE).float().unbind(1)
+            return self._guided(told_BK, untold_BK)
+        told_BV, _, untold_BV = self._model.lm_head(hidden_BWE).float().unbind(1)
+        if self._guidance != 1:
+            told_BV, untold_BV = told_BV.log_softmax(-1), untold_BV.log_softmax(-1)
+        scores_BK = self._guided(told_BV[:, self._kinds], untold_BV[:, self._kinds])
+        seen_BK = torch.stack([sentence.family_state.seen for sentence in sentences])
+        penalty_BK = torch.where(scores_BK < 0, self._penalty, 1 / self._penalty)
+        return torch.where(seen_BK, scores_BK * penalty_BK, scores_BK)
+
     def _guided(self, told: Tensor, untold: Tensor) -> Tensor:
         """Return what a branch with the text says, strengthened against one without it."""
         return untold + self._guidance * (told - untold)
@@ -241,6 +261,7 @@ class VibeVoice(CodecLm):
         elif kind != self._config.audio_token_id:
             progress.guided[-1] = False
         progress.guided.append(True)
+        progress.seen = progress.seen | (self._kinds == kind)
 
     def _latent(self, hidden_MWE: Tensor, sentences: list[CodecSentence]) -> Tensor:
         """Return the latents `[M, D]` that the head draws, in as many steps as the checkpoint says."""

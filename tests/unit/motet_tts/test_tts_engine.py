@@ -552,14 +552,22 @@ def test_codes_end_where_transformers_ends(
 
 
 @pytest.mark.parametrize(
-    ("seed", "guidance", "limit", "ended"),
-    [(18, 1.5, 50, 5), (18, 1.5, 9, 1), (24, 1.5, 50, 2), (3, 1.5, 50, 0), (18, 1.0, 50, 5)],
+    ("seed", "guidance", "penalty", "limit", "ended"),
+    [
+        (18, 1.5, 1.0, 50, 5),
+        (18, 1.5, 1.0, 9, 1),
+        (24, 1.5, 1.0, 50, 2),
+        (3, 1.5, 1.0, 50, 0),
+        (18, 1.0, 1.0, 50, 5),
+        (24, 1.5, 1.3, 50, 5),
+        (18, 1.0, 1.1, 50, 2),
+    ],
 )
 def test_vibevoice_chooses_the_tokens_that_transformers_chooses(
-    folder: Callable[..., Path], seed: int, guidance: float, limit: int, ended: int
+    folder: Callable[..., Path], seed: int, guidance: float, penalty: float, limit: int, ended: int
 ) -> None:
     """It stops audio, begins it anew and ends by itself; `ended` of the texts end before the limit."""
-    path = folder("vibevoice", seed=seed, guidance=guidance, ends=True)
+    path = folder("vibevoice", seed=seed, guidance=guidance, penalty=penalty, ends=True)
     speaker = engine(path, max_running=3)
     tokens = _tokens_of(speaker)
     for number, text in enumerate(TEXTS):
