@@ -301,7 +301,11 @@ async def test_images_steer_a_picture_by_the_names_of_what_reads_them(
 @pytest.mark.parametrize(
     ("flag", "given", "message"),
     [
-        ("--controlnet", "lines", "'lines' is no name and file; give NAME=FILE[:SCALE[:START:END]]"),
+        (
+            "--controlnet",
+            "lines",
+            "'lines' is no name and file; give NAME=FILE[:SCALE[:START:END]]",
+        ),
         ("--controlnet", "=a.png", "'=a.png' is no name"),
         ("--controlnet", "lines=none.png:1", "'none.png:1' is not a file"),
         ("--controlnet", f"lines={__file__}:much", "'much' in"),

@@ -47,7 +47,7 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import StepOutput, Utterance, VoiceSample
-from motet_tts.models import voices
+from motet_tts.models import higgs_audio, voices
 from motet_tts.models.codec_lm import Drawn
 from motet_tts.models.noise import Noise, hash_numbers
 from support.checkpoints import tts_checkpoints
@@ -766,3 +766,11 @@ def test_a_cancelled_sentence_is_gone_before_the_next_step(folder: Callable[...,
     speaker.cancel("c")
     speaker.check_integrity()
     assert not speaker.has_work
+
+
+def test_higgs_audio_names_the_package_that_it_lacks(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(higgs_audio, "is_torchaudio_available", lambda: False)
+    with pytest.raises(ConfigError, match="pip install torchaudio"):
+        engine(folder("higgs_audio_v2"))
