@@ -47,6 +47,7 @@ from .support import DENOISERS, DRAW, kinds_of, relatives
 from .trial import Trial, attempt, scheduler_cause, trial_request
 
 log = logging.getLogger(__name__)
+GUIDERS = ("guider", "ocr_guider")  # HunyuanImage's, which remember what they guided
 
 
 class PipelineFactory:
@@ -229,7 +230,7 @@ class PipelineFactory:
             attributes["default_sample_size"] = side * (1 + 1e-9)
         if "resolutions" in attributes:  # Kandinsky 5 draws in one of these
             attributes["resolutions"] = [(drawing.width, drawing.height)]
-        for name in ("guider", "ocr_guider"):  # HunyuanImage's, which note what they guide
+        for name in GUIDERS:
             if attributes.get(name) is not None:
                 attributes[name] = copy.deepcopy(attributes[name])
         if attributes.get("guider") is not None:

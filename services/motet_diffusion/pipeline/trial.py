@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,8 @@ class Trial:
                     shape[axis] = gave if had != gave else shape[axis]
             return now.new_zeros(shape)
 
+        if isinstance(answer, Mapping):
+            return type(answer)(**{name: zero(value) for name, value in answer.items()})
         return (zero(_first_output(answer)),)
 
 
@@ -207,8 +209,13 @@ def _first_output(answer: Any) -> Any:
 
 
 def _first(value: Any) -> Tensor:
-    """Return the noisy latents of a call: a tensor, or the first of a list."""
-    tensor: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+    """Return the noisy latents of a call: a tensor, or one of a list for each row.
+
+    Where a row is a list too, they come last, behind those of the images that it is drawn from.
+    """
+    while isinstance(value, (list, tuple)):
+        value = value[-1]
+    tensor: Tensor = value
     return tensor
 
 

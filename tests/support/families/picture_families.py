@@ -320,7 +320,7 @@ def aura_flow() -> Any:
         num_attention_heads=4,
         joint_attention_dim=HIDDEN,
         caption_projection_dim=32,
-        pos_embed_max_size=256,
+        pos_embed_max_size=1024,
     )
     encoder = UMT5EncoderModel(
         UMT5Config(vocab_size=64, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
