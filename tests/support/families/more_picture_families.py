@@ -32,21 +32,11 @@ HIDDEN = parts.HIDDEN
 
 def flux_fill() -> Any:
     """Write Flux' filling, whose transformer gets the image and the mask beside the noise."""
-    model = diffusers.FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=48,
-        out_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=HIDDEN,
-        pooled_projection_dim=HIDDEN,
-        axes_dims_rope=(4, 4, 8),
-        guidance_embeds=True,
+    model = parts._flux_transformer(
+        48, out_channels=16, num_layers=1, num_single_layers=1, guidance_embeds=True
     )
     return diffusers.FluxFillPipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(use_dynamic_shifting=True),
         vae=parts._vae(shift_factor=0.06),
         text_encoder=parts._clip(CLIPTextModel),
@@ -72,12 +62,7 @@ def instruct_pix2pix() -> Any:
 
 
 def instruct_pix2pix_xl() -> Any:
-    unet = parts._unet(
-        cross_attention_dim=2 * HIDDEN,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + HIDDEN,
-    )
+    unet = parts._unet_xl(cross_attention_dim=2 * HIDDEN)
     return diffusers.StableDiffusionXLInstructPix2PixPipeline(
         vae=parts._vae(),
         text_encoder=parts._clip(CLIPTextModel),

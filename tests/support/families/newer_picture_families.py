@@ -57,6 +57,21 @@ def flux_2_vae() -> Any:
     )
 
 
+def flux_2_transformer(**fields: Any) -> Any:
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * HIDDEN,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+        **fields,
+    )
+    return parts._lively(model)
+
+
 def mistral(layers: int) -> Any:
     vision = {
         "model_type": "pixtral",
@@ -74,19 +89,8 @@ def mistral(layers: int) -> Any:
 
 def flux_2() -> Any:
     """Write Flux.2 [dev]; its text is read from layers 10, 20 and 30."""
-    model = diffusers.Flux2Transformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=3 * HIDDEN,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=True,
-    )
     return diffusers.Flux2Pipeline(
-        transformer=parts._lively(model),
+        transformer=flux_2_transformer(guidance_embeds=True),
         scheduler=flow(use_dynamic_shifting=True),
         vae=flux_2_vae(),
         text_encoder=mistral(30),
@@ -421,13 +425,8 @@ def kolors(path: Path) -> Path:
         multi_query_group_num=2,
         original_rope=True,
     )
-    unet = parts._unet(
-        cross_attention_dim=HIDDEN,
-        encoder_hid_dim=HIDDEN,
-        encoder_hid_dim_type="text_proj",
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + HIDDEN,
+    unet = parts._unet_xl(
+        cross_attention_dim=HIDDEN, encoder_hid_dim=HIDDEN, encoder_hid_dim_type="text_proj"
     )
     pipeline = diffusers.KolorsPipeline(
         vae=parts._vae(),

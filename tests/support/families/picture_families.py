@@ -43,23 +43,9 @@ _ROWS = 8  # of a tiny transformer's rotary halves
 
 def stable_diffusion_3_5() -> Any:
     """Write SD3.5: attention twice in some blocks, normalized queries and keys."""
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=16,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        joint_attention_dim=2 * HIDDEN,
-        caption_projection_dim=32,
-        pooled_projection_dim=2 * HIDDEN,
-        out_channels=16,
-        pos_embed_max_size=32,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
+    model = parts._sd3_transformer(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm")
     return diffusers.StableDiffusion3Pipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(shift=3.0),
         vae=parts._vae(16, shift_factor=0.06),
         text_encoder=parts._clip(CLIPTextModelWithProjection),
@@ -95,19 +81,9 @@ def chroma() -> Any:
 
 def flux_2_klein() -> Any:
     """Write Flux.2 [klein]; its text is read from layers 9, 18 and 27."""
-    model = diffusers.Flux2Transformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=3 * HIDDEN,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=False,
-    )
+    model = newer_picture_families.flux_2_transformer(guidance_embeds=False)
     return diffusers.Flux2KleinPipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(use_dynamic_shifting=True),
         vae=newer_picture_families.flux_2_vae(),
         text_encoder=Qwen3ForCausalLM(Qwen3Config(**sizes(28))),
