@@ -221,8 +221,9 @@ class SD3Controls(ControlFamily):
             rows, *posterior.mean.shape[1:], generator=generator, dtype=first.dtype
         ).to(first)
         shift = 0.0 if net.config.force_zeros_for_pooled_projection else config.shift_factor
-        latents: Tensor = posterior.mean + posterior.std * noise
-        return (latents - shift) * config.scaling_factor
+        sample = posterior.mean + posterior.std * noise
+        latents: Tensor = (sample - shift) * config.scaling_factor
+        return latents
 
     def call(self, net: Any, call: Call, image: Tensor) -> dict[str, Any]:
         changed = dict(call)

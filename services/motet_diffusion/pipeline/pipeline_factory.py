@@ -155,18 +155,17 @@ class PipelineFactory:
         self.adapters.check(drawing.loras)
         self.controlnets.check(drawing.controls)
         self.image_prompts.check(drawing.image_prompts)
-        named = {"controlnets": drawing.controls, "ip_adapters": drawing.image_prompts}
-        for field, number, name in (
-            (field, number, one.name)
-            for field, ones in named.items()
-            for number, one in enumerate(ones)
-        ):
-            if cause := self._condition_causes.get((kind_of(drawing), field, name)):
-                family = type(self.pipeline_of(kind_of(drawing))).__name__
-                message = (
-                    f"{field}[{number}].name: {name!r} does not work with a {family} ({cause})"
-                )
-                raise BadRequest(f"{message}; leave it out", param=f"{field}[{number}].name")
+        kind = kind_of(drawing)
+        named = {
+            "controlnets": [one.name for one in drawing.controls],
+            "ip_adapters": [one.name for one in drawing.image_prompts],
+        }
+        for field, names in named.items():
+            for number, name in enumerate(names):
+                if cause := self._condition_causes.get((kind, field, name)):
+                    where, family = f"{field}[{number}].name", type(self.pipeline_of(kind)).__name__
+                    message = f"{where}: {name!r} does not work with a {family} ({cause})"
+                    raise BadRequest(f"{message}; leave it out", param=where)
 
     def check_scheduler(self, drawing: PictureRequest) -> None:
         """Raise BadRequest if the pipeline's loop does not run with the scheduler that is asked for.

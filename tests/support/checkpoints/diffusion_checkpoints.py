@@ -253,7 +253,7 @@ def _sd3_transformer(**fields: Any) -> SD3Transformer2DModel:
         pos_embed_max_size=32,
         **fields,
     )
-    return _lively(model)  # type: ignore[no-any-return]
+    return _lively(model)
 
 
 def _flux_transformer(channels: int = 16, **fields: Any) -> FluxTransformer2DModel:
@@ -267,7 +267,7 @@ def _flux_transformer(channels: int = 16, **fields: Any) -> FluxTransformer2DMod
         axes_dims_rope=(4, 4, 8),
         **fields,
     )
-    return _lively(model)  # type: ignore[no-any-return]
+    return _lively(model)
 
 
 def _vae(channels: int = 4, **fields: Any) -> AutoencoderKL:
