@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from motet_kernels.runtime.errors import is_out_of_memory
 from motet_shared.errors import InternalError, MotetError, Overloaded
-
-# How torch reports a failed allocation of a CPU; it has no type of its own.
-_NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory")
 
 
 def failure(error: Exception, device: torch.device) -> MotetError:
@@ -16,7 +14,7 @@ def failure(error: Exception, device: torch.device) -> MotetError:
 
     Raises an error of a GPU other than missing memory, which leaves the process without its use.
     """
-    if _is_memory(error):
+    if is_out_of_memory(error):
         return Overloaded(
             "memory: the sentence does not fit beside what is in use; try again later"
         )
@@ -35,9 +33,3 @@ def not_finite() -> InternalError:
 def finite_rows(values_B: Tensor) -> Tensor:
     """Return True for each row without NaN or infinity: both survive a sum."""
     return values_B.flatten(1).sum(-1, dtype=torch.float32).isfinite()
-
-
-def _is_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
