@@ -1,0 +1,140 @@
+"""Two processes of each service that a feature needs, started when the first test needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
+from chaos.moves.models import Argv, made
+from chaos.processes import NATS, Member, Processes, processes
+from e2e.engines.peer import integrities
+from motet_shared.testing import free_port
+
+TWO = 2  # of each
+TRIES = 4  # a strike may come when the request is over: it is then tried again, earlier
+_RESTS_WITHIN = 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """Hold what a feature returns when nothing happens, and the progress that it reports at most."""
+
+    result: Any
+    progress: int
+
+
+class TooLate(Exception):
+    """The request was over before it could be struck."""
+
+
+@dataclass
+class World:
+    """Hold the processes, the gateway's address, and what features return undisturbed."""
+
+    processes: Processes
+    url: str
+    commands: dict[str, list[tuple[str, Argv]]]
+    started: set[str] = field(default_factory=set)
+    known: dict[str, Undisturbed] = field(default_factory=dict)
+
+    async def need(self, feature: Feature) -> None:
+        """Start what is not there yet, and wait until all are ready."""
+        for model in ("", *feature.models):
+            if model not in self.started:
+                self.started.add(model)
+                for role, argv in self.commands[model] * TWO:
+                    name = f"{role}-{len(self.processes.members)}"
+                    await self.processes.add(name, role, argv)
+        await self.processes.all_ready()
+
+    async def undisturbed(self, name: str) -> Undisturbed:
+        """Return what a feature returns, twice the same: else nothing could be compared."""
+        await self.need(FEATURES[name])
+        if name not in self.known:
+            results, most = [], 0
+            for _ in range(2):
+                seen: list[int] = []
+                results.append(await FEATURES[name].ask(self.url, seen.append))
+                most = max(seen)
+            assert results[0] == results[1], f"{name}: two undisturbed runs differ"
+            assert results[0], f"{name}: nothing was returned"
+            self.known[name] = Undisturbed(results[0], most)
+        return self.known[name]
+
+    async def struck(self, name: str, phase: str, victim: str) -> Any:
+        """Return what a feature returns whose process, or NATS, is killed in a phase."""
+        for attempt in range(TRIES):
+            try:
+                return await self._struck(name, phase, victim, 0.8**attempt)
+            except TooLate:
+                await self.processes.all_ready()
+        raise TooLate(f"{name} was over before {victim} could be struck in its phase {phase!r}")
+
+    async def _struck(self, name: str, phase: str, victim: str, earlier: float) -> Any:
+        reached, at = asyncio.Event(), self.threshold(name, phase) * earlier
+
+        def told(progress: int) -> None:
+            if progress >= at:
+                reached.set()
+
+        asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
+        waiting = asyncio.create_task(self._strike(phase, victim, reached))
+        try:
+            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await asking  # its error, if it has one
+                raise TooLate
+            await waiting
+            return await asking
+        finally:
+            for task in (asking, waiting):
+                task.cancel()
+            await asyncio.gather(asking, waiting, return_exceptions=True)
+
+    async def _strike(self, phase: str, victim: str, reached: asyncio.Event) -> None:
+        if phase != BEGIN or victim == NATS:
+            await reached.wait()
+        member: Member | None = None if victim == NATS else await self.processes.serving(victim)
+        await self.processes.kill(NATS if member is None else member.name)
+
+    def threshold(self, name: str, phase: str) -> float:
+        """Return the progress at which a phase begins."""
+        feature, most = FEATURES[name], self.known[name].progress
+        shares = {BEGIN: 0.0, MIDDLE: feature.middle}
+        return most * shares.get(phase, feature.end)
+
+    async def rest(self) -> None:
+        """Wait until all are ready and hold nothing of what is over; raises what is wrong with them."""
+        await self.processes.all_ready()
+        give_up = time.monotonic() + _RESTS_WITHIN
+        while found := await self._complaints():
+            assert time.monotonic() < give_up, found
+        died = [member.name for member in self.processes.members if member.died]
+        assert not died, f"ended by themselves: {died}"
+
+    async def _complaints(self) -> list[str]:
+        nats = self.processes.nats
+        said = await integrities(nats.url, nats.passwords, 0.5)
+        return [f"{instance}: {word}" for instance, word in said.items() if word != "ok"]
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    """Run a gateway in front of services that start as they are needed."""
+    commands = await asyncio.to_thread(made, folder)
+    async with processes() as running:
+        port = free_port()
+        argv = ("motet_gateway", "--port", str(port), "--patience", "30")
+        await running.add("gateway", "gateway", argv)
+        supervisor = asyncio.create_task(running.supervise())
+        try:
+            yield World(running, f"http://127.0.0.1:{port}", commands)
+        finally:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)
