@@ -103,6 +103,23 @@ class World:
         member: Member | None = None if victim == NATS else await self.processes.serving(victim)
         await self.processes.kill(NATS if member is None else member.name)
 
+    async def left(self, name: str, phase: str) -> None:
+        """Ask for a feature and leave in a phase."""
+        reached, at = asyncio.Event(), self.threshold(name, phase)
+        feature = FEATURES[name]
+
+        def told(progress: int) -> None:
+            if progress >= at:
+                reached.set()
+
+        asking = asyncio.create_task(feature.ask(self.url, told))
+        begun = self.processes.serving(feature.roles[0]) if phase == BEGIN else reached.wait()
+        waiting = asyncio.create_task(begun)  # type: ignore[arg-type]
+        await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+        assert not asking.done(), f"{name} was over before its client could leave"
+        asking.cancel()
+        await asyncio.gather(asking, waiting, return_exceptions=True)
+
     def threshold(self, name: str, phase: str) -> float:
         """Return the progress at which a phase begins."""
         feature, most = FEATURES[name], self.known[name].progress
