@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import nats.errors
+import psutil
 from nats.aio.client import Client
 
 from motet_shared.messages import Heartbeat
@@ -23,8 +25,16 @@ from support.stages import diffusion_stage
 
 NATS = "nats"
 _READY = 240.0  # seconds
-_LIGHT_ROLES = ("gateway", "tokenizer")
-_LIGHT = ("motet_gateway.service", "motet_tokenizer.service", "transformers.models.llama")
+_LIGHT_ROLES = ("gateway", "tokenizer", "fdstore")
+_LIGHT = (
+    "motet_gateway.service",
+    "motet_tokenizer.service",
+    "motet_fdstore.store",
+    "transformers.models.llama",
+)
+_SLOW = (0.02, 0.08)  # seconds in which a slowed process runs, and in which it is stopped
+_ROOM = 8 << 20  # bytes that a process without memory may still map
+LIMITS = ("memory", "disk")
 _LOADED = (
     "motet_llm.service",
     "motet_llm.serving.prefill_service",
@@ -94,13 +104,17 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @dataclass
 class Member:
-    """Describe a process. `died`: how often it ended, ready, and was not killed by a test."""
+    """Describe a process.
+
+    is_service: whether it is on NATS. died: how often it ended, ready, and was not struck by a test.
+    """
 
     name: str
     role: str
     argv: tuple[str, ...]
     line: Line
     forks: ForkServer
+    is_service: bool = True
     pid: int = 0
     died: int = 0
     starts: int = 0
@@ -117,15 +131,17 @@ class Processes:
     heavy: ForkServer
     exits: AsyncExitStack
     members: list[Member] = field(default_factory=list)
-    _killed: set[int] = field(default_factory=set)
+    _struck: set[int] = field(default_factory=set)
 
-    async def add(self, name: str, role: str, argv: Sequence[str]) -> None:
+    async def add(
+        self, name: str, role: str, argv: Sequence[str], *, is_service: bool = True
+    ) -> None:
         """Start a process: a module and its flags. `all_ready` waits for it."""
         line = Line(self.nats)
         await line.open()
         self.exits.push_async_callback(line.close)
         forks = self.light if role in _LIGHT_ROLES else self.heavy
-        member = Member(name, role, tuple(argv), line, forks)
+        member = Member(name, role, tuple(argv), line, forks, is_service)
         await self.start(member)
         self.members.append(member)
 
@@ -143,7 +159,7 @@ class Processes:
             were_ready |= self._ready_pids(self.bus.directory)
             for member in [*self.members]:
                 if not alive(member.pid):
-                    member.died += member.pid in were_ready - self._killed
+                    member.died += member.pid in were_ready - self._struck
                     await self.start(member)
             await asyncio.sleep(0.05)
 
@@ -161,7 +177,7 @@ class Processes:
 
     def unready(self, directory: Directory) -> list[str]:
         ready = self._ready_pids(directory)
-        return [member.name for member in self.members if member.pid not in ready]
+        return [one.name for one in self.members if one.is_service and one.pid not in ready]
 
     @staticmethod
     def _ready_pids(directory: Directory) -> set[int]:
@@ -199,13 +215,35 @@ class Processes:
             await self.nats.start()
             return
         pid = self.member(name).pid
-        self._killed.add(pid)
+        self._struck.add(pid)
         with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
             os.kill(pid, signal.SIGKILL)
 
+    def pid(self, name: str) -> int:
+        return self.nats.pid if name == NATS else self.member(name).pid
+
+    async def slow(self, name: str, seconds: float) -> None:
+        """Let a process run a fifth of the time, for a while."""
+        over = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < over:
+            await self.pause(name, _SLOW[1])
+            await asyncio.sleep(_SLOW[0])
+
+    async def limit(self, name: str, what: str, seconds: float) -> None:
+        """Let a process get no more memory, or write to no file, for a while; it may end of that."""
+        pid = self.pid(name)
+        self._struck.add(pid)
+        kind = resource.RLIMIT_AS if what == "memory" else resource.RLIMIT_FSIZE
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            room = psutil.Process(pid).memory_info().vms + _ROOM if what == "memory" else 0
+            before = resource.prlimit(pid, kind)
+            resource.prlimit(pid, kind, (room, before[1]))
+            await asyncio.sleep(seconds)
+            resource.prlimit(pid, kind, before)
+
     async def pause(self, name: str, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after a while."""
-        pid = self.nats.pid if name == NATS else self.member(name).pid
+        pid = self.pid(name)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
             try:
