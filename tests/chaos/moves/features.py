@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 from PIL import Image
 
 from support.clients.realtime_client import TRANSCRIPTION, Client, sound, talking
@@ -288,3 +290,19 @@ FEATURES: dict[str, Feature] = {
         barge_in, (TEXT, EARS, VOICE), ("vad", "tokenizer", "decode", "tts"), ("asr",), end=0.7
     ),
 }
+
+
+def tiered(every: Sequence[tuple[str, ...]], covering: Collection[tuple[str, ...]]) -> list[Any]:
+    """Return parameters: a covering selection for `make test-long`, all others for `PART=storm`.
+
+    MOTET_MOVES=2/4 leaves the second of four slices of the others.
+    """
+    number, of = map(int, os.environ.get("MOTET_MOVES", "1/1").split("/"))
+    others = [case for case in every if case not in covering][number - 1 :: of]
+    return [
+        pytest.param(
+            *case, marks=pytest.mark.long if case in covering else pytest.mark.extended("storm")
+        )
+        for case in every
+        if case in covering or case in others
+    ]

@@ -6,14 +6,12 @@ A covering selection, in which each two of the three meet, is in `make test-long
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
 
 import pytest
 
-from chaos.moves.features import FEATURES, PHASES
+from chaos.moves.features import FEATURES, PHASES, tiered
 from chaos.moves.world import World
 from chaos.processes import NATS
 
@@ -45,22 +43,7 @@ def pairwise(cases: Sequence[Case]) -> list[Case]:
     return sorted(chosen, key=cases.index)
 
 
-def cases() -> list[Any]:
-    every = product()
-    covering = set(pairwise(every))
-    number, of = map(int, os.environ.get("MOTET_MOVES", "1/1").split("/"))
-    others = [case for case in every if case not in covering]
-    kept = set(others[number - 1 :: of])
-    return [
-        pytest.param(
-            *case, marks=pytest.mark.long if case in covering else pytest.mark.extended("storm")
-        )
-        for case in every
-        if case in covering | kept
-    ]
-
-
-@pytest.mark.parametrize(("name", "phase", "victim"), cases())
+@pytest.mark.parametrize(("name", "phase", "victim"), tiered(product(), pairwise(product())))
 async def test_everything_moves(world: World, name: str, phase: str, victim: str) -> None:
     due = await world.undisturbed(name)
     assert await world.struck(name, phase, victim) == due.result

@@ -15,12 +15,11 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 import pytest
 
-from chaos.moves.features import BRUSH, EARS, EYES, FEATURES, PHASES, TEXT
+from chaos.moves.features import BRUSH, EARS, EYES, FEATURES, PHASES, TEXT, tiered
 from chaos.moves.world import World
 from support.media.spoken import say, wav
 
@@ -36,19 +35,8 @@ _LEFT_OPEN = 4  # descriptors: connections that a process keeps for reuse
 _BOUNDARY = "frontier"
 
 
-def _aborts() -> list[Any]:
-    """Return every feature in every phase; each feature in one of them is in `make test-long`."""
-    return [
-        pytest.param(
-            name,
-            phase,
-            marks=pytest.mark.long
-            if number % len(PHASES) == PHASES.index(phase)
-            else pytest.mark.extended("storm"),
-        )
-        for number, name in enumerate(FEATURES)
-        for phase in PHASES
-    ]
+EVERY = [(name, phase) for name in FEATURES for phase in PHASES]
+COVERING = [(name, PHASES[number % len(PHASES)]) for number, name in enumerate(FEATURES)]
 
 
 async def _stays(world: World, name: str) -> None:
@@ -68,7 +56,7 @@ def _check_descriptors(world: World, before: dict[str, int]) -> None:
     assert not grown, f"descriptors before and after: {grown}"
 
 
-@pytest.mark.parametrize(("name", "phase"), _aborts())
+@pytest.mark.parametrize(("name", "phase"), tiered(EVERY, COVERING))
 async def test_who_leaves_changes_nothing_for_who_stays(
     world: World, name: str, phase: str
 ) -> None:
