@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
-from chaos.storm_account import Account, Blow
-from chaos.storm_traffic import Answer
 
-from chaos.storm import Storm, run
+from chaos.storm.account import Account, Blow
+from chaos.storm.check import Answer, Report
+from chaos.storm.storm import Storm, run
 
 pytestmark = pytest.mark.long
 
