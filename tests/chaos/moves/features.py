@@ -226,9 +226,7 @@ async def barge_in(url: str, told: Told) -> Any:
             "turn_detection": {"type": "server_vad", "interrupt_on": "speech"},
             "transcription": {"model": EARS, "language": "en"},
         }
-        await client.update(
-            temperature=0, max_output_tokens=160, audio={"input": heard, "output": {"voice": VOICE}}
-        )
+        await client.update(temperature=0, max_output_tokens=400, audio={"input": heard})
         await client.audio(silence(500) + say("Tell me a story.") + silence(900))
         await client.until("response.output_audio.delta")
         told(1)

@@ -50,7 +50,15 @@ def made(folder: Path) -> dict[str, list[tuple[str, Argv]]]:
     paths |= dict.fromkeys(SPECULATIVE, text)
     tokenizer = [part for name, path in paths.items() for part in ("--model", f"{name}={path}")]
     plain, deterministic = _decode(TEXT, text), ("--deterministic",)
-    pool = ("--long-context", "--num-blocks", "40", "--host-cache", str(64 << 20))
+    pool = (
+        "--long-context",
+        "--context",
+        "4096",
+        "--num-blocks",
+        "80",
+        "--host-cache",
+        str(64 << 20),
+    )
     elsewhere = ("--remote-prefill", "always")
     found: dict[str, list[tuple[str, Argv]]] = {
         "": [("tokenizer", ("motet_tokenizer", *tokenizer))],

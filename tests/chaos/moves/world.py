@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
 from chaos.moves.models import Argv, made
-from chaos.processes import NATS, Member, Processes, processes
+from chaos.processes import NATS, Processes, processes
 from e2e.engines.peer import integrities
 from motet_shared.testing import free_port
 
@@ -84,7 +84,7 @@ class World:
                 reached.set()
 
         asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
-        waiting = asyncio.create_task(self._strike(phase, victim, reached))
+        waiting = asyncio.create_task(self._strike(FEATURES[name], phase, victim, reached))
         try:
             await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
@@ -97,11 +97,15 @@ class World:
                 task.cancel()
             await asyncio.gather(asking, waiting, return_exceptions=True)
 
-    async def _strike(self, phase: str, victim: str, reached: asyncio.Event) -> None:
-        if phase != BEGIN or victim == NATS:
+    async def _strike(
+        self, feature: Feature, phase: str, victim: str, reached: asyncio.Event
+    ) -> None:
+        """Kill a process that is at work in a phase, or NATS while one is."""
+        if phase != BEGIN:
             await reached.wait()
-        member: Member | None = None if victim == NATS else await self.processes.serving(victim)
-        await self.processes.kill(NATS if member is None else member.name)
+        role = feature.roles[0] if victim == NATS else victim
+        member = await self.processes.serving(role)
+        await self.processes.kill(NATS if victim == NATS else member.name)
 
     async def left(self, name: str, phase: str) -> None:
         """Ask for a feature and leave in a phase."""
