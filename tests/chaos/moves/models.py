@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,6 @@ from chaos.moves.features import (
     VOICE,
 )
 from e2e import markov
-from support.checkpoints import tts_checkpoints
-from support.checkpoints.asr_checkpoints import tiny_whisper
-from support.checkpoints.diffusion_checkpoints import stable_diffusion
-from support.checkpoints.recognizers import tiny_nemotron
 from support.families.chat_templates import family
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,52 +32,91 @@ _WORDS = 120  # of reasoning and of arguments
 Argv = tuple[str, ...]
 
 
-def made(folder: Path) -> dict[str, list[tuple[str, Argv]]]:
-    """Write the models into `folder`; return (role, command line) of their processes by model."""
-    text = markov.save(folder / TEXT, sentences=True)
-    script = markov.save_script(folder / SCRIPT, family("qwen3"), _script())
-    eyes = ROOT / "models" / "pocket-chat"
-    drafts = {
-        "ngram": "ngram",
-        "draft": str(text),
-        "medusa": str(_medusa(text, folder / "heads")),
-        "eagle": str(_eagle(text, folder / "layer")),
-    }
-    paths = {TEXT: text, SCRIPT: script, EYES: eyes, LONG: text, SPLIT: text}
-    paths |= dict.fromkeys(SPECULATIVE, text)
-    tokenizer = [part for name, path in paths.items() for part in ("--model", f"{name}={path}")]
-    plain, deterministic = _decode(TEXT, text), ("--deterministic",)
-    pool = (
-        "--long-context",
-        "--context",
-        "4096",
-        "--num-blocks",
-        "80",
-        "--host-cache",
-        str(64 << 20),
-    )
-    elsewhere = ("--remote-prefill", "always")
-    found: dict[str, list[tuple[str, Argv]]] = {
-        "": [("tokenizer", ("motet_tokenizer", *tokenizer))],
-        TEXT: [("decode", (*plain, "--adapters", f"{ADAPTER}={_adapter(text, folder / ADAPTER)}"))],
-        SCRIPT: [("decode", _decode(SCRIPT, script))],
-        EYES: [
-            ("decode", (*_decode(EYES, eyes), *deterministic)),
-            ("encoder", ("motet_encoder", "--model", str(eyes), "--name", EYES, "--threads", "1")),
-        ],
-        LONG: [("decode", (*_decode(LONG, text), *pool))],
-        SPLIT: [
-            ("decode", (*_decode(SPLIT, text), *elsewhere)),
-            ("prefill", (*_decode(SPLIT, text), "--role", "prefill", "--token-budget", "64")),
-        ],
-        EARS: [("vad", ("motet_vad",)), ("asr", _asr(EARS, tiny_whisper(folder / EARS)))],
-        STREAM_EARS: [("asr", _asr(STREAM_EARS, tiny_nemotron(folder / STREAM_EARS)))],
-        VOICE: [("tts", _tts(tts_checkpoints.pocket_tts(folder / VOICE, threshold=1.0)))],
-        BRUSH: [("diffusion", _brush(stable_diffusion(folder / BRUSH)))],
-    }
-    for kind, drafted in drafts.items():
-        found[kind] = [("decode", (*_decode(kind, text), "--speculate", drafted))]
-    return found
+class Models:
+    """Write the models into a folder, each when it is first asked for."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._text = markov.save(folder / TEXT, sentences=True)
+        self._script = markov.save_script(folder / SCRIPT, family("qwen3"), _script())
+        self._eyes = ROOT / "models" / "pocket-chat"
+
+    def tokenizer(self) -> Argv:
+        """Return the command line of the tokenizer of all language models."""
+        paths = {TEXT: self._text, SCRIPT: self._script, EYES: self._eyes}
+        paths |= dict.fromkeys((LONG, SPLIT, *SPECULATIVE), self._text)
+        models = [part for name, path in paths.items() for part in ("--model", f"{name}={path}")]
+        return ("motet_tokenizer", *models)
+
+    def processes(self, model: str) -> list[tuple[str, Argv]]:
+        """Return (role, command line) of the processes that serve a model."""
+        return {
+            TEXT: self._of_text,
+            SCRIPT: lambda: [("decode", _decode(SCRIPT, self._script))],
+            EYES: self._of_eyes,
+            LONG: self._of_long,
+            SPLIT: self._of_split,
+            EARS: self._of_ears,
+            STREAM_EARS: self._of_stream_ears,
+            VOICE: self._of_voice,
+            BRUSH: self._of_brush,
+            **{kind: partial(self._of_drafts, kind) for kind in SPECULATIVE},
+        }[model]()
+
+    def _of_text(self) -> list[tuple[str, Argv]]:
+        adapter = ("--adapters", f"{ADAPTER}={_adapter(self._text, self._folder / ADAPTER)}")
+        return [("decode", (*_decode(TEXT, self._text), *adapter))]
+
+    def _of_eyes(self) -> list[tuple[str, Argv]]:
+        flags = ("--model", str(self._eyes), "--name", EYES, "--threads", "1")
+        decode = (*_decode(EYES, self._eyes), "--deterministic")
+        return [("decode", decode), ("encoder", ("motet_encoder", *flags))]
+
+    def _of_long(self) -> list[tuple[str, Argv]]:
+        pool = ("--context", "4096", "--num-blocks", "80", "--host-cache", str(64 << 20))
+        return [("decode", (*_decode(LONG, self._text), "--long-context", *pool))]
+
+    def _of_split(self) -> list[tuple[str, Argv]]:
+        argv = _decode(SPLIT, self._text)
+        prefill = (*argv, "--role", "prefill", "--token-budget", "64")
+        return [("decode", (*argv, "--remote-prefill", "always")), ("prefill", prefill)]
+
+    def _of_drafts(self, kind: str) -> list[tuple[str, Argv]]:
+        source = kind
+        if kind == "draft":
+            source = str(self._text)
+        elif kind != "ngram":
+            write = _medusa if kind == "medusa" else _eagle
+            source = str(write(self._text, self._folder / kind))
+        return [("decode", (*_decode(kind, self._text), "--speculate", source))]
+
+    # Makers of these models need torch, transformers and diffusers, which take seconds to import.
+    def _of_ears(self) -> list[tuple[str, Argv]]:
+        from support.checkpoints.asr_checkpoints import tiny_whisper
+
+        argv = (*_asr(EARS, tiny_whisper(self._folder / EARS)), "--no-live")
+        return [("vad", ("motet_vad",)), ("asr", argv)]
+
+    def _of_stream_ears(self) -> list[tuple[str, Argv]]:
+        from support.checkpoints.recognizers import tiny_nemotron
+
+        return [("asr", _asr(STREAM_EARS, tiny_nemotron(self._folder / STREAM_EARS)))]
+
+    def _of_voice(self) -> list[tuple[str, Argv]]:
+        """One sentence at a time: what is computed together is rounded together."""
+        from support.checkpoints.tts_checkpoints import pocket_tts
+
+        path = pocket_tts(self._folder / VOICE, threshold=1.0)
+        exact = ("--greedy", "--max-running", "1", "--threads", "1")
+        small = ("--first-chunk", "0.002", "--chunk", "0.01")
+        return [("tts", ("motet_tts", "--model", str(path), "--name", VOICE, *exact, *small))]
+
+    def _of_brush(self) -> list[tuple[str, Argv]]:
+        from support.checkpoints.diffusion_checkpoints import stable_diffusion
+
+        path = stable_diffusion(self._folder / BRUSH)
+        flags = ("--name", BRUSH, "--threads", "1", "--max-steps", "2000")
+        return [("diffusion", ("motet_diffusion", "--model", str(path), *flags))]
 
 
 def _decode(name: str, path: Path) -> Argv:
@@ -88,20 +124,7 @@ def _decode(name: str, path: Path) -> Argv:
 
 
 def _asr(name: str, path: Path) -> Argv:
-    argv = ("motet_asr", "--model", str(path), "--name", name, "--no-fallback", "--threads", "1")
-    return (*argv, "--no-live") if name == EARS else argv
-
-
-def _tts(path: Path) -> Argv:
-    """One sentence at a time: what is computed together is rounded together."""
-    exact = ("--greedy", "--max-running", "1", "--threads", "1")
-    small = ("--first-chunk", "0.002", "--chunk", "0.01")
-    return ("motet_tts", "--model", str(path), "--name", VOICE, *exact, *small)
-
-
-def _brush(path: Path) -> Argv:
-    flags = ("--name", BRUSH, "--threads", "1", "--max-steps", "2000")
-    return ("motet_diffusion", "--model", str(path), *flags)
+    return ("motet_asr", "--model", str(path), "--name", name, "--no-fallback", "--threads", "1")
 
 
 def _script() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
-from chaos.moves.models import Argv, made
+from chaos.moves.models import Argv, Models
 from chaos.processes import NATS, Processes, processes
 from e2e.engines.peer import integrities
 from motet_shared.testing import free_port
@@ -39,19 +39,22 @@ class World:
 
     processes: Processes
     url: str
-    commands: dict[str, list[tuple[str, Argv]]]
+    models: Models
     started: set[str] = field(default_factory=set)
     known: dict[str, Undisturbed] = field(default_factory=dict)
 
     async def need(self, feature: Feature) -> None:
         """Start what is not there yet, and wait until all are ready."""
-        for model in ("", *feature.models):
+        for model in feature.models:
             if model not in self.started:
                 self.started.add(model)
-                for role, argv in self.commands[model] * TWO:
-                    name = f"{role}-{len(self.processes.members)}"
-                    await self.processes.add(name, role, argv)
+                commands = await asyncio.to_thread(self.models.processes, model)
+                for role, argv in commands * TWO:
+                    await self.start(role, argv)
         await self.processes.all_ready()
+
+    async def start(self, role: str, argv: Argv) -> None:
+        await self.processes.add(f"{role}-{len(self.processes.members)}", role, argv)
 
     async def undisturbed(self, name: str) -> Undisturbed:
         """Return what a feature returns, twice the same: else nothing could be compared."""
@@ -148,14 +151,16 @@ class World:
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[World]:
     """Run a gateway in front of services that start as they are needed."""
-    commands = await asyncio.to_thread(made, folder)
+    models = await asyncio.to_thread(Models, folder)
     async with processes() as running:
         port = free_port()
-        argv = ("motet_gateway", "--port", str(port), "--patience", "30")
-        await running.add("gateway", "gateway", argv)
+        made = World(running, f"http://127.0.0.1:{port}", models)
+        await made.start("gateway", ("motet_gateway", "--port", str(port), "--patience", "30"))
+        for _ in range(TWO):
+            await made.start("tokenizer", models.tokenizer())
         supervisor = asyncio.create_task(running.supervise())
         try:
-            yield World(running, f"http://127.0.0.1:{port}", commands)
+            yield made
         finally:
             supervisor.cancel()
             await asyncio.gather(supervisor, return_exceptions=True)
