@@ -175,15 +175,15 @@ def _eagle(text: Path, path: Path) -> Path:
 
 
 def _adapter(text: Path, path: Path) -> Path:
-    """Write an adapter that changes which token follows which: of the last layer's down projection."""
+    """Write an adapter of the down projections, which changes what tokens follow each other."""
     path.mkdir()
     sizes, random, rank = _sizes(text), np.random.default_rng(6), 4
-    layer = sizes["num_hidden_layers"] - 1
-    name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
-    tensors = {
-        f"{name}.lora_A.weight": random.normal(0, 1.0, (rank, sizes["intermediate_size"])),
-        f"{name}.lora_B.weight": random.normal(0, 1.0, (sizes["hidden_size"], rank)),
-    }
+    tensors = {}
+    for layer in range(sizes["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
+        inner, width = sizes["intermediate_size"], sizes["hidden_size"]
+        tensors[f"{name}.lora_A.weight"] = random.normal(0, 1.0, (rank, inner))
+        tensors[f"{name}.lora_B.weight"] = random.normal(0, 1.0, (width, rank))
     _save(tensors, path / "adapter_model.safetensors")
     config = {
         "peft_type": "LORA",

@@ -120,11 +120,18 @@ class World:
                 reached.set()
 
         asking = asyncio.create_task(feature.ask(self.url, told))
-        begun = self.processes.serving(feature.roles[0]) if phase == BEGIN else reached.wait()
-        waiting = asyncio.create_task(begun)  # type: ignore[arg-type]
+
+        async def begun() -> None:
+            if phase == BEGIN:
+                await self.processes.serving(feature.roles[0])
+            else:
+                await reached.wait()
+
+        waiting = asyncio.create_task(begun())
         await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
         assert not asking.done(), f"{name} was over before its client could leave"
-        asking.cancel()
+        for task in (asking, waiting):
+            task.cancel()
         await asyncio.gather(asking, waiting, return_exceptions=True)
 
     def threshold(self, name: str, phase: str) -> float:
