@@ -223,9 +223,11 @@ class VibeVoice(CodecLm):
         if audio:
             speaking = [sentences[row] for row in audio]
             latents_MD = self._latent(hidden_BWE[audio], speaking)
-            samples_MN = self._decode(latents_MD, speaking)
+            samples_MN, decoders = self._decode(latents_MD, speaking)
             heard_BE = tokens_BE.clone()
-            heard_BE[audio] = self._feedback(latents_MD, samples_MN, speaking)
+            heard_BE[audio], encoders = self._feedback(latents_MD, samples_MN, speaking)
+            for one, decoder, encoder in zip(speaking, decoders, encoders, strict=True):
+                one.family_state.decoder, one.family_state.encoder = decoder, encoder
             for row, samples_N in zip(audio, samples_MN, strict=True):
                 heard[row] = samples_N.float()
         for kind, sentence in zip(kinds, sentences, strict=True):
@@ -279,32 +281,33 @@ class VibeVoice(CodecLm):
             latents_MD = self._scheduler.step(guided_MD, step, latents_MD).prev_sample
         return latents_MD
 
-    def _decode(self, latents_MD: Tensor, sentences: list[CodecSentence]) -> Tensor:
-        """Return the samples `[M, N]` of the next frame."""
+    def _decode(
+        self, latents_MD: Tensor, sentences: list[CodecSentence]
+    ) -> tuple[Tensor, list[_Contexts]]:
+        """Return the samples `[M, N]` of the next frame, and the decoder's contexts after it."""
         model = self._model.model
         scaled_MD = latents_MD / model.latent_scaling_factor - model.latent_bias_factor
         cache = _joined([sentence.family_state.decoder for sentence in sentences])
         audio_M1N: Tensor = model.audio_tower.decode(
             scaled_MD[:, None], padding_cache=cache, use_cache=True
         ).audio
-        for sentence, contexts in zip(sentences, _split(cache, len(sentences)), strict=True):
-            sentence.family_state.decoder = contexts
-        return audio_M1N[:, 0]
+        return audio_M1N[:, 0], _split(cache, len(sentences))
 
     def _feedback(
         self, latents_MD: Tensor, samples_MN: Tensor, sentences: list[CodecSentence]
-    ) -> Tensor:
-        """Return the next inputs `[M, E]`: the latents, and what the semantic encoder hears."""
+    ) -> tuple[Tensor, list[_Contexts]]:
+        """Return the next inputs `[M, E]`, and the semantic encoder's contexts after the frame.
+
+        They are the latents, and what the encoder hears.
+        """
         model = self._model.model
         cache = _joined([sentence.family_state.encoder for sentence in sentences])
         heard_M1D = model.semantic_tokenizer_encoder(
             samples_MN[:, None], padding_cache=cache, use_cache=True
         ).latents
-        for sentence, contexts in zip(sentences, _split(cache, len(sentences)), strict=True):
-            sentence.family_state.encoder = contexts
         acoustic_M1E = model.multi_modal_projector(latents_MD[:, None])
         inputs_M1E: Tensor = acoustic_M1E + model.semantic_connector(heard_M1D)
-        return inputs_M1E[:, 0]
+        return inputs_M1E[:, 0], _split(cache, len(sentences))
 
     def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         return frames_B[:, None]
