@@ -171,9 +171,8 @@ def processes(folder: StackFolder) -> tuple[ProcessRecord, ...]:
 
 
 def spec(name: str, code: str = ANSWERS, *argv: str, **changes: object) -> ChildSpec:
-    return ChildSpec(
-        name=name, role=name, argv=(sys.executable, "-c", code, *(argv or (name,))), **changes
-    )  # type: ignore[arg-type]
+    command = (sys.executable, "-c", code, *(argv or (name,)))
+    return ChildSpec(name=name, role=name, argv=command, **changes)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------- adoption
@@ -206,7 +205,7 @@ def test_processes_go_on_under_another_supervisor(
 def test_changed_ones_serve_until_they_are_replaced(
     killed: Callable[..., StackFolder], log: Log
 ) -> None:
-    folder = killed(spec("decode"), spec("vad"), spec("asr"))
+    killed(spec("decode"), spec("vad"), spec("asr"))
     wanted = [spec("decode", ANSWERS, "other"), spec("vad"), spec("tts")]
 
     async def adopt(survival: Survival) -> None:
@@ -298,12 +297,9 @@ def test_a_record_of_another_boot_or_format_does_not_count(
 
 
 def test_there_is_one_supervisor_at_a_time() -> None:
-    with (
-        surviving(PORT, 60),
-        pytest.raises(Unavailable, match="another process controls the stack on port 1"),
-    ):
-        with surviving(PORT, 60):
-            pass
+    said = "another process controls the stack on port 1"
+    with surviving(PORT, 60), pytest.raises(Unavailable, match=said), surviving(PORT, 60):
+        pass
     with surviving(PORT, 60):
         pass
 
