@@ -173,7 +173,7 @@ class GatewayContext:
         self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
         self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
         documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
-        self.idempotency = Entries(documents, self.stored, self.bus.instance)
+        self.idempotency = Entries(documents, self.stored)
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""

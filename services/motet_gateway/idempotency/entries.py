@@ -27,14 +27,14 @@ MAX_REPLY = 4 << 20  # bytes of a reply that is stored
 class Entry(Struct, kw_only=True, omit_defaults=True):
     """What is known of one request.
 
-    digest: of path and body. owner: instance id of the gateway that has the request. content_type: of
-    the reply, once it is stored.
+    digest: of path and body. attempt: drawn by the attempt that has the request. content_type: of the
+    reply, once it is stored.
     """
 
     digest: str
     secret: bytes
     created: int
-    owner: str
+    attempt: str
     content_type: str = ""
 
     @property
@@ -44,7 +44,7 @@ class Entry(Struct, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Hold an entry that this gateway has, with its revision and its name in the tenant's store.
+    """Hold an entry that this attempt has, with its revision and its name in the tenant's store.
 
     is_new: this attempt is the first.
     """
@@ -63,18 +63,19 @@ class Mismatch(Exception):
 class Entries:
     """Keep the entries of all tenants. Every method raises Unavailable if the store is away."""
 
-    def __init__(self, documents: JetStreamDocuments, stored: Stored, owner: str):
-        self._documents, self._stored, self._owner = documents, stored, owner
+    def __init__(self, documents: JetStreamDocuments, stored: Stored):
+        self._documents, self._stored = documents, stored
         stored.meters.append(documents.used)
 
     async def claim(self, tenant: str, key: str, digest: str, *, is_known: bool) -> Claim:
-        """Take a request for this gateway, or return its entry if it is done.
+        """Take a request for a new attempt, or return its entry if it is done.
 
         is_known: the client has had a part of the reply. Raises Mismatch if the key was used for
         another request, NotFound if it must be known and is not, QuotaExceeded if the tenant has no
         room for one more.
         """
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+        attempt = secrets.token_hex(8)
         while True:
             try:
                 data, revision = await self._documents.read(tenant, name)
@@ -91,7 +92,7 @@ class Entries:
                     digest=digest,
                     secret=secrets.token_bytes(_SECRET_BYTES),
                     created=int(time.time()),
-                    owner=self._owner,
+                    attempt=attempt,
                 )
             else:
                 entry = _decode(data)
@@ -99,8 +100,7 @@ class Entries:
                     raise Mismatch
                 if entry.is_done:
                     return Claim(tenant, name, entry, revision)
-                entry.owner = self._owner
-            # Also if this gateway has had it: the revision tells one attempt from another.
+                entry.attempt = attempt
             taken = await self._documents.replace(tenant, name, _encode(entry), revision)
             if taken is not None:
                 return Claim(tenant, name, entry, taken, is_new=not revision)
@@ -108,10 +108,10 @@ class Entries:
     async def is_mine(self, claim: Claim) -> bool:
         """Return True if no other attempt has taken the request."""
         try:
-            _, revision = await self._documents.read(claim.tenant, claim.name)
+            data, _ = await self._documents.read(claim.tenant, claim.name)
         except NotFound:
             return False
-        return revision == claim.revision
+        return _decode(data).attempt == claim.entry.attempt
 
     async def finish(self, claim: Claim, content_type: str, reply: bytes) -> bool:
         """Store the reply for later attempts, if there is room; return False if another has it."""

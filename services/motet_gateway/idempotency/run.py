@@ -96,8 +96,13 @@ async def _attempt(
     """Run the handler under a claim, and store what it sends."""
     entry = claim.entry
     draws.use(draws.Draws(entry.secret, 0, lambda: entry.created))
-    recorder = Recorder(behind)
-    http.send_through(recorder.sending)
+    is_charged = True
+
+    async def store(recorder: Recorder) -> None:
+        nonlocal is_charged
+        is_charged = await _store(entries, claim, recorder)
+
+    http.send_through(Recorder(behind, store).sending)
     deferral = Deferral()
     try:
         with deferral:
@@ -117,33 +122,29 @@ async def _attempt(
             with contextlib.suppress(MotetError):
                 await entries.forget(claim)
         raise
+    (deferral.settle if is_charged else deferral.cancel)()
+
+
+async def _store(entries: Entries, claim: Claim, recorder: Recorder) -> bool:
+    """Store a whole reply; return False if another attempt has stored its own, and is charged."""
     if (reply := recorder.reply) is None:
-        deferral.settle()
-    else:
-        await _store(entries, claim, recorder.content_type, reply, deferral)
-
-
-async def _store(
-    entries: Entries, claim: Claim, content_type: str, reply: bytes, deferral: Deferral
-) -> None:
-    """Store a complete reply; only the attempt that stores it is charged."""
-    is_mine = True
+        return True
     try:
-        is_mine = await entries.finish(claim, content_type, reply)
+        return await entries.finish(claim, recorder.content_type, reply)
     except MotetError as error:
         log.warning("a reply cannot be stored under its Idempotency-Key: %s", error)
-    finally:
-        (deferral.settle if is_mine else deferral.cancel)()
+        return True
 
 
 class Recorder:
     """Record a response on its way to the client, with ids in its events.
 
-    The client gets what is behind the event that it has had.
+    The client gets what is behind the event that it has had. `whole` is waited for before the client
+    gets the end: a reply that it has had is stored.
     """
 
-    def __init__(self, behind: EventsBehind | None):
-        self._behind = behind
+    def __init__(self, behind: EventsBehind | None, whole: Callable[[Recorder], Awaitable[None]]):
+        self._behind, self._whole = behind, whole
         self._numbered: NumberedEvents | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -168,6 +169,8 @@ class Recorder:
             elif message["type"] == "http.response.body":
                 message = {**message, "body": self._body(message.get("body", b""))}
                 self._is_whole = not message.get("more_body", False)
+                if self._is_whole:
+                    await self._whole(self)
             await send(message)
 
         return recorded
