@@ -62,7 +62,9 @@ def survivor(
     tmp_path_factory: pytest.TempPathFactory, run_folder: Path, model: Path
 ) -> Iterator[MotetStack]:
     folder = tmp_path_factory.mktemp("survivor")
-    with surviving(folder, run_folder, model, "--decode", "2") as stack:
+    # A start of `motet up` may take minutes on a busy machine.
+    patient = ("--orphan-timeout", "900")
+    with surviving(folder, run_folder, model, "--decode", "2", *patient) as stack:
         stack.wait_until_all_ready()
         yield stack
 

@@ -180,7 +180,8 @@ async def test_a_stream_is_whole_after_it_is_asked_for_again(
 ) -> None:
     tokenizer.pace = 0.01
     async with gateways(nats) as (one, other), proxied(one.port, max_retries=0) as (proxy, client):
-        texts, names = [], set()
+        texts: list[str] = []
+        names = set()
         while True:
             text, count = "", 0
             with contextlib.suppress(openai.APIConnectionError, httpx.HTTPError):
@@ -329,11 +330,8 @@ async def test_a_second_attempt_takes_over_from_one_that_still_runs(
         request = tokenizer.requests[-1]
         assert second.text == text_of(request.sampling.seed)
         assert tokenizer.cancelled == 1
-        used = (
-            7 + len([1 for item in tokenizer.requests]) * 0 + tokens(one.service, other.service) - 7
-        )
         assert tokens(one) == 0
-        assert used == tokens(other)
+        assert tokens(other) == second.total_tokens > 0
 
 
 # ------------------------------------------------------------------------------------------------- stored

@@ -58,7 +58,7 @@ def chat(text: str, reasoning: str, arguments: str, seed: int) -> bytes:
         items += [Text(part, [1]) for part in cut(text, seed + index + 10)]
         items.append(Text("", [1], [ToolCallDelta(0, f"call_{index}", "draw")]))
         items += [Text("", [1], [ToolCallDelta(0, arguments=one)]) for one in cut(arguments, seed)]
-        said += choice.batch(items) + choice.finish(End("stop", Usage()))
+        said += choice.batch(items) + choice.finish(End(1, 1, "stop", Usage()))
     return said + chunks.usage(Usage(3, 4), {}) + DONE
 
 
@@ -66,7 +66,7 @@ def completion(text: str, seed: int) -> bytes:
     chunks = CompletionChunks("cmpl-1", 1, "m")
     choice = chunks.choice(0)
     items = [Text(part, [1]) for part in cut(text, seed)]
-    return choice.start() + choice.batch(items) + choice.finish(End("length", Usage())) + DONE
+    return choice.start() + choice.batch(items) + choice.finish(End(1, 1, "length", Usage())) + DONE
 
 
 def said(data: bytes) -> dict[str, Any]:
