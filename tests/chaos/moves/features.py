@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ SPECULATIVE = ("ngram", "draft", "medusa", "eagle")
 EARS, STREAM_EARS, VOICE, BRUSH = "ears", "stream-ears", "voice", "brush"
 
 Told = Callable[[int], None]  # progress, in a unit of the feature's own
-Ask = Callable[[str, Told], Awaitable[Any]]
+Ask = Callable[[str, Told], Coroutine[Any, Any, Any]]
 PATIENCE = 60.0  # seconds for a whole reply
 _LINE = "Two red circles and a blue square. Where is the small green star?"
 _SCHEMA = {
@@ -100,7 +100,7 @@ def _user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-_SEEDED = {"temperature": 1, "seed": 7, "max_tokens": 400, "ignore_eos": True}
+_SEEDED: dict[str, Any] = {"temperature": 1, "seed": 7, "max_tokens": 400, "ignore_eos": True}
 several = partial(_chat, model=TEXT, messages=_user("say much"), n=3, **_SEEDED)
 logprobs = partial(
     _chat, model=TEXT, messages=_user("say it"), logprobs=True, top_logprobs=3, **_SEEDED
@@ -117,7 +117,7 @@ grammar = partial(
     seed=3,
     max_tokens=600,
 )
-_SCRIPTED = {
+_SCRIPTED: dict[str, Any] = {
     "model": SCRIPT,
     "messages": _user("Draw a star."),
     "tools": [_TOOL],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Models:
 
     def processes(self, model: str) -> list[tuple[str, Argv]]:
         """Return (role, command line) of the processes that serve a model."""
-        return {
+        makers: dict[str, Callable[[], list[tuple[str, Argv]]]] = {
             TEXT: self._of_text,
             SCRIPT: lambda: [("decode", _decode(SCRIPT, self._script))],
             EYES: self._of_eyes,
@@ -61,7 +62,8 @@ class Models:
             VOICE: self._of_voice,
             BRUSH: self._of_brush,
             **{kind: partial(self._of_drafts, kind) for kind in SPECULATIVE},
-        }[model]()
+        }
+        return makers[model]()
 
     def _of_text(self) -> list[tuple[str, Argv]]:
         adapter = ("--adapters", f"{ADAPTER}={_adapter(self._text, self._folder / ADAPTER)}")
