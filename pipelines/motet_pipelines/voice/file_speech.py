@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from motet_pipelines.answers import Answers
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import FindSpeech, SpeechSpans
@@ -12,6 +13,8 @@ from motet_shared.wire.failover import Failover, StreamMoves
 
 from .sound_files import Bytes, lent
 from .speech_detection import MODEL, ROLE
+
+_spans = msgspec.msgpack.Decoder(SpeechSpans)
 
 
 async def find_speech(
@@ -38,13 +41,21 @@ async def find_speech(
         deadline=deadline,
         what="speech detection",
     )
-    while True:
-        async with moves as instance, lent(store, data, instance) as ref:
-            asked = msgspec.structs.replace(request, audio=ref)
-            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
-                async for item in stream:
-                    if isinstance(item, SpeechSpans):
-                        return item
-            raise Unavailable(
-                f"{instance} ended the search for speech without a reply; retry in a moment"
-            )
+    answers = Answers(request, _spans, _spans)
+    await answers.recorded()
+    if answers.end is not None:
+        return answers.end
+    async with answers.live():
+        while True:
+            async with moves as instance, lent(store, data, instance) as ref:
+                asked = msgspec.structs.replace(request, audio=ref)
+                async with bus.open(
+                    ROLE, asked, instance=instance, deadline=moves.left()
+                ) as stream:
+                    async for item in stream:
+                        if isinstance(item, SpeechSpans):
+                            await answers.finish(item)
+                            return item
+                raise Unavailable(
+                    f"{instance} ended the search for speech without a reply; retry in a moment"
+                )
