@@ -426,7 +426,11 @@ class Up:
         await self._start_nats()
         later = self._start_services(services)
         self._note_serving(stack)
-        await asyncio.gather(self._report_ready(later), self._load_on_demand(on_demand))
+        await asyncio.gather(
+            self._report_ready(later),
+            self._load_on_demand(on_demand),
+            self._import_for_returns(later, services),
+        )
 
     async def _load_on_demand(
         self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]
@@ -446,8 +450,13 @@ class Up:
         finally:
             importing.cancel()
 
+    async def _import_for_returns(self, later: asyncio.Event, services: list[ChildSpec]) -> None:
+        """Import what clients would wait for, once chat is ready, which it must not delay."""
+        await later.wait()
+        await self._import(sorted({spec.argv[2] for spec in services if spec.returns}))
+
     async def _import(self, modules: list[str]) -> None:
-        """Import what models on demand will need, so that the first request does not wait for it."""
+        """Import what later starts will need, so that no request waits for it."""
         if self._nursery is None:
             return
         for module in modules:
