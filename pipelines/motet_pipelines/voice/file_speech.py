@@ -25,11 +25,12 @@ async def find_speech(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
+    only_if_ready: bool = False,
 ) -> SpeechSpans:
     """Return the spans of speech in the file `data`. If the service dies, another one starts over.
 
     `deadline`: seconds for everything. `patience`: seconds without a ready instance before
-    Unavailable is raised.
+    Unavailable is raised. `only_if_ready`: raise it at once if no instance is ready now.
     """
     moves = Failover(
         bus,
@@ -46,6 +47,8 @@ async def find_speech(
     if answers.end is not None:
         return answers.end
     async with answers.live():
+        if only_if_ready and not bus.directory.ready(ROLE, model=request.model or MODEL):
+            raise Unavailable("no voice activity service is ready")
         while True:
             async with moves as instance, lent(store, data, instance) as ref:
                 asked = msgspec.structs.replace(request, audio=ref)

@@ -36,8 +36,7 @@ from motet_shared.messages import (
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.failover import RETRYABLE, Failover, StreamMoves
 
-from . import file_speech as find_speech
-from . import speech_detection as listen
+from .file_speech import find_speech
 from .sound_files import Bytes, lent
 
 ROLE = "asr"
@@ -89,6 +88,9 @@ async def transcribe(
         deadline=deadline,
         what="transcription",
     )
+    if speech is not None:
+        spans = await _spans(bus, store, data, speech, moves.left())
+        request = msgspec.structs.replace(request, speech=spans)
     answers = Answers(request, _batches, _ends)
     while (batch := await answers.recorded()) is not None:
         for segment in progress.take(batch, outcome):
@@ -97,9 +99,6 @@ async def transcribe(
         outcome.end = answers.end
         return
     async with answers.live():
-        if speech is not None:
-            spans = await _spans(bus, store, data, speech, moves.left())
-            request = msgspec.structs.replace(request, speech=spans)
         while True:
             async with moves as instance, lent(store, data, instance) as ref:
                 asked = msgspec.structs.replace(
@@ -122,16 +121,13 @@ async def _spans(
     bus: Bus, store: BlobStore, data: Bytes, request: FindSpeech, deadline: float | None
 ) -> list[tuple[float, float]] | None:
     """Return the spans of speech, or None if no voice activity service is available."""
-    if not bus.directory.ready(listen.ROLE, model=request.model or listen.MODEL):
-        return None
     try:
-        return (
-            await find_speech.find_speech(
-                bus, store, data, request, deadline=deadline, patience=0.0
-            )
-        ).spans
+        found = await find_speech(
+            bus, store, data, request, deadline=deadline, patience=0.0, only_if_ready=True
+        )
     except RETRYABLE:
         return None
+    return found.spans
 
 
 class _Progress:

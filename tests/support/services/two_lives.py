@@ -72,7 +72,7 @@ class Connection:
         loop, got = asyncio.get_running_loop(), b""
         await self.live()
         await loop.sock_sendall(self.client, request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             while data := await loop.sock_recv(self.client, 512):
                 got += data
                 if self._peer.fileno() >= 0 and deaths(len(got)):
