@@ -339,6 +339,29 @@ async def test_a_process_that_cannot_be_forked_is_executed(nursery: Nursery, fol
         log.close()
 
 
+async def test_what_clients_wait_for_is_executed_once_and_then_forked_at_once_and_always(
+    nursery: Nursery, folder: Path
+) -> None:
+    """Five deaths within seconds are no crash loop."""
+    module(folder, "imported", IMPORTED)
+    spec = replace(module(folder, "sleeps", SLEEPS), forks=False, returns=True)
+    log = Log(io.StringIO())
+    supervisor = Supervisor(log, policy=QUICK, nursery=nursery)
+    slot = supervisor.add(spec)
+    try:
+        importers = []
+        for restarts in range(6):
+            await until(lambda: slot.restarts == restarts and slot.child and slot.child.tail)  # noqa: B023
+            assert slot.child is not None
+            importers.append((int(slot.child.tail[0]), slot.child.pid))
+            os.kill(slot.child.pid, signal.SIGKILL)
+    finally:
+        await supervisor.kill()
+        log.close()
+    assert importers[0][0] == importers[0][1]
+    assert {importer for importer, _ in importers[1:]} == {nursery.pid}
+
+
 async def test_a_changed_file_is_imported_again(
     nursery: Nursery, folder: Path, reports: list[str]
 ) -> None:
