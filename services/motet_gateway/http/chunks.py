@@ -74,13 +74,17 @@ class ChunkProtocol(BoundedProtocol):
         self._forget_answered()
 
     def _forget_answered(self) -> None:
-        """Have the memory of the connection forget a request that was read and answered."""
+        """Have the memory of the connection forget a request that was read and answered.
+
+        The last one is not forgotten: a gateway that adopts it closes the connection, too.
+        """
         transport = self.transport
         if (
             isinstance(transport, KeptTransport)
             and self.is_between_requests
             and self.cycle is not None
             and self.cycle.response_complete
+            and self.cycle.keep_alive
         ):
             transport.next_request()
 

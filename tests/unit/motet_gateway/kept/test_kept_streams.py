@@ -8,11 +8,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from motet_gateway.responses.store import ResponseStore
 from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
@@ -20,6 +22,7 @@ from support.clients.gateway_client import World, world
 from support.media.spoken import silence, wav
 from support.services.drawing_services import BRUSH
 from support.services.fake_services import MODEL, tool_call, words
+from support.services.memory_documents import MemoryDocuments
 from support.services.resuming_services import (
     FakeSpeakers,
     FakeVad,
@@ -240,3 +243,35 @@ async def test_a_stream_of_every_kind_goes_on(stream: Stream, here: World) -> No
         assert lives > 1
         assert stream.said(body) == stream.said(whole)
         await asyncio.sleep(0)
+
+
+async def test_a_response_in_the_background_is_created_once(here: World) -> None:
+    """Its gateway dies between the queue and the answer; meanwhile another one has run it."""
+    documents, pushed, torn = MemoryDocuments(), list[str](), asyncio.Event()
+    store = here.service.responses = ResponseStore(documents, here.service.stored)  # type: ignore[arg-type]
+
+    async def push(job: str) -> int:
+        pushed.append(job)
+        if len(pushed) == 1:
+            torn.set()
+            await asyncio.Event().wait()
+        return 1
+
+    here.service.response_queue = SimpleNamespace(push=push)  # type: ignore[assignment]
+    body = json.dumps({"model": MODEL, "input": "hi", "background": True}).encode()
+    head = "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    connection = Connection(here.app)
+    asking = asyncio.create_task(connection.ask(request, lambda received: False))
+    await torn.wait()
+    owner, _, response_id = pushed[0].rpartition(".")
+    record = await store.get(owner, response_id)
+    record.resource["status"] = "completed"
+    await store.save(owner, record)
+    await connection.die()
+    await connection.live()
+    answer = json.loads((await asking).partition(b"\r\n\r\n")[2])
+    connection.close()
+    assert (answer["id"], answer["status"]) == (response_id, "completed")
+    assert (await store.get(owner, response_id)).status == "completed"
+    assert len(set(pushed)) == 1
