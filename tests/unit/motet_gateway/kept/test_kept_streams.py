@@ -248,7 +248,7 @@ async def test_a_stream_of_every_kind_goes_on(stream: Stream, here: World) -> No
 async def test_a_response_in_the_background_is_created_once(here: World) -> None:
     """Its gateway dies between the queue and the answer; meanwhile another one has run it."""
     documents, pushed, torn = MemoryDocuments(), list[str](), asyncio.Event()
-    store = here.service.responses = ResponseStore(documents, here.service.stored)  # type: ignore[arg-type]
+    store = here.service.responses = ResponseStore(documents, here.service.stored)
 
     async def push(job: str) -> int:
         pushed.append(job)
