@@ -348,18 +348,24 @@ async def test_what_clients_wait_for_is_executed_once_and_then_forked_at_once_an
     log = Log(io.StringIO())
     supervisor = Supervisor(log, policy=QUICK, nursery=nursery)
     slot = supervisor.add(spec)
+    importers: dict[int, int] = {}  # of each process, by its id
+
+    def started() -> bool:
+        child = slot.child
+        return child is not None and child.pid not in importers and bool(child.tail)
+
     try:
-        importers = []
-        for restarts in range(6):
-            await until(lambda: slot.restarts == restarts and slot.child and slot.child.tail)  # noqa: B023
+        for _ in range(6):
+            await until(started)
             assert slot.child is not None
-            importers.append((int(slot.child.tail[0]), slot.child.pid))
+            importers[slot.child.pid] = int(slot.child.tail[0])
             os.kill(slot.child.pid, signal.SIGKILL)
     finally:
         await supervisor.kill()
         log.close()
-    assert importers[0][0] == importers[0][1]
-    assert {importer for importer, _ in importers[1:]} == {nursery.pid}
+    (first, importer), *others = importers.items()
+    assert first == importer
+    assert {importer for _, importer in others} == {nursery.pid}
 
 
 async def test_a_changed_file_is_imported_again(
