@@ -156,7 +156,7 @@ _TEXTS = (
 _STORED = (404, 503)
 _RESPONSES = (
     Route(
-        "POST", "/v1/responses", TENANT, create_response, STREAM, once=True,
+        "POST", "/v1/responses", TENANT, create_response, STREAM,
         summary="A response to a conversation", tag="responses",
         body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
     ),

@@ -31,6 +31,7 @@ class ChildSpec:
     drain: seconds from a first SIGTERM to a second, which ends running work; None: only one.
     fds: open file descriptors that the process inherits.
     forks: True if a nursery may fork it; `argv` then has the form `python -m module …`.
+    returns: True if clients wait for its next start: a nursery forks that, at once and always.
     gpus: UUIDs of the GPUs that it computes on.
     """
 
@@ -44,6 +45,7 @@ class ChildSpec:
     fds: tuple[int, ...] = ()
     model: str | None = None
     forks: bool = False
+    returns: bool = False
     gpus: tuple[str, ...] = ()
 
 

@@ -272,7 +272,12 @@ class Stack:
         spec = self._spec(
             "gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE
         )
-        return replace(spec, drain=_DRAIN, fds=() if listen_fd is None else (listen_fd,))
+        return replace(
+            spec,
+            drain=_DRAIN,
+            fds=() if listen_fd is None else (listen_fd,),
+            returns=self.descriptor_store is not None,
+        )
 
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""

@@ -16,6 +16,9 @@ from motet_cli.supervision.child import Child, ChildSpec, Spawn
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 
+# Of a process that returns: no crash loop, since clients wait for it, and a request that kills
+# gateways is given up by the descriptor store.
+AT_ONCE = BackoffPolicy(first=0.02, cap=1.0, burst=1000)
 SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
 _SHOWN_TAIL = 8  # lines
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: by which services end that have a wrong setting
@@ -92,7 +95,7 @@ class Supervisor:
 
         before: the slot that it is listed before; None: listed last.
         """
-        slot = Slot(spec, self._policy)
+        slot = Slot(spec, AT_ONCE if spec.returns else self._policy)
         self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
         self._tasks[slot] = asyncio.create_task(
             self._keep_running(slot, gate), name=f"keep {spec.name}"
@@ -178,7 +181,7 @@ class Supervisor:
         """
         started = time.monotonic()
         try:
-            slot.child = adopted or await self._started(slot.spec)
+            slot.child = adopted or await self._started(slot)
         except OSError as error:
             slot.last_exit = f"cannot start: {error}"
         else:
@@ -200,11 +203,12 @@ class Supervisor:
         self._on_change()
         return delay
 
-    async def _started(self, spec: ChildSpec) -> Child:
+    async def _started(self, slot: Slot) -> Child:
         """Start the process, forking it if possible. Raises OSError."""
+        spec = slot.spec
 
         on_line = self._log.printed_by(spec.name, spec.role)
-        if self._nursery is not None and spec.forks:
+        if self._nursery is not None and (spec.forks or (spec.returns and slot.restarts)):
             try:
                 return await Child.start(spec, on_line, self._nursery.fork)
             except NotForked as error:

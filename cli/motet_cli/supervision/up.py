@@ -565,6 +565,7 @@ class Up:
         await asyncio.gather(
             self._report_ready(later),
             self._load_on_demand(on_demand),
+            self._import_for_returns(later, services),
             self._complete(adopted, started),
         )
 
@@ -601,8 +602,13 @@ class Up:
         finally:
             importing.cancel()
 
+    async def _import_for_returns(self, later: asyncio.Event, services: list[ChildSpec]) -> None:
+        """Import what clients would wait for, once chat is ready, which it must not delay."""
+        await later.wait()
+        await self._import(sorted({spec.argv[2] for spec in services if spec.returns}))
+
     async def _import(self, modules: list[str]) -> None:
-        """Import what models on demand will need, so that the first request does not wait for it."""
+        """Import what later starts will need, so that no request waits for it."""
         if self._nursery is None:
             return
         for module in modules:

@@ -11,10 +11,8 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
-from motet_gateway.kept.journal import Source
 from motet_gateway.kept.response import KEPT, KeptResponse
 from motet_gateway.openai.hints import HEADER, Ignored, Surface
 from motet_gateway.openai.render import error_event
@@ -198,16 +196,6 @@ class Exchange:
             watcher.cancel()
 
     # --------------------------------------------------------------------------------------------------- response
-    def journaled(self, source: Source) -> Source:
-        """Return a source whose replies go on in another gateway if this one dies.
-
-        A batch that it yields must be written, as far as it is, before the next is asked for.
-        """
-        kept, chunks = self._kept, self._chunks
-        if kept is None or chunks is None:
-            return source
-        return partial(kept.journal.batches, source, chunks.writable)
-
     def send_through(self, wrap: Callable[[Send], Send]) -> None:
         """Send the response through a function that may change its ASGI messages."""
         self._send = wrap(self._send)

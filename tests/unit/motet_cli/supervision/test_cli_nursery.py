@@ -339,6 +339,35 @@ async def test_a_process_that_cannot_be_forked_is_executed(nursery: Nursery, fol
         log.close()
 
 
+async def test_what_clients_wait_for_is_executed_once_and_then_forked_at_once_and_always(
+    nursery: Nursery, folder: Path
+) -> None:
+    """Five deaths within seconds are no crash loop."""
+    module(folder, "imported", IMPORTED)
+    spec = replace(module(folder, "sleeps", SLEEPS), forks=False, returns=True)
+    log = Log(io.StringIO())
+    supervisor = Supervisor(log, policy=QUICK, nursery=nursery)
+    slot = supervisor.add(spec)
+    importers: dict[int, int] = {}  # of each process, by its id
+
+    def started() -> bool:
+        child = slot.child
+        return child is not None and child.pid not in importers and bool(child.tail)
+
+    try:
+        for _ in range(6):
+            await until(started)
+            assert slot.child is not None
+            importers[slot.child.pid] = int(slot.child.tail[0])
+            os.kill(slot.child.pid, signal.SIGKILL)
+    finally:
+        await supervisor.kill()
+        log.close()
+    (first, importer), *others = importers.items()
+    assert first == importer
+    assert {importer for _, importer in others} == {nursery.pid}
+
+
 async def test_a_changed_file_is_imported_again(
     nursery: Nursery, folder: Path, reports: list[str]
 ) -> None:
