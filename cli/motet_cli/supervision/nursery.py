@@ -3,15 +3,20 @@
 Importing torch and transformers takes seconds of a core, more than the rest of a start. A process
 forked from `nursery_process` has them from the start, in memory shared with the others. It is a
 child of this process, as if this process had started it.
+
+`prepare` has a process forked in advance, a spare, which the next `fork` of its module takes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +27,7 @@ from motet_cli.supervision.nursery_process import (
     FileChanged,
     Fork,
     Forked,
+    ForkSpare,
     ImportModule,
     ModuleImported,
     Reply,
@@ -50,6 +56,22 @@ class NotForked(Exception):
         self.process_ended = process_ended
 
 
+@dataclass(frozen=True)
+class _Spare:
+    """Hold a forked process that waits at `peer` for the request to run."""
+
+    pid: int
+    peer: socket.socket
+
+    def end(self) -> None:
+        """Kill the process and wait for its end, which takes a moment."""
+        self.peer.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
 class Nursery:
     """Run one nursery process; replace it after a file that it imported has changed."""
 
@@ -71,6 +93,7 @@ class Nursery:
         self._lock = asyncio.Lock()
         self._process: Child | None = None
         self._peer: socket.socket | None = None
+        self._spares: dict[str, _Spare] = {}  # by module
 
     @property
     def pid(self) -> int | None:
@@ -95,6 +118,9 @@ class Nursery:
         process, self._process = self._process, None
         if self._peer is not None:
             self._peer.close()
+        while self._spares:
+            _, spare = self._spares.popitem()
+            await asyncio.to_thread(spare.end)
         if process is not None:
             await process.kill()
 
@@ -102,6 +128,24 @@ class Nursery:
         """Import what `python -m module` imports. Raises NotForked if that fails or is refused."""
         async with self._lock:
             await self._load(module)
+
+    async def prepare(self, module: str) -> None:
+        """Fork a process in advance for the next `fork` of a module, unless there is one.
+
+        Raises NotForked or OSError.
+        """
+        async with self._lock:
+            await self._load(module)
+            if module in self._spares:
+                return
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
+                    pid = self._fork(ForkSpare(module), theirs.fileno())
+            except BaseException:
+                ours.close()
+                raise
+            self._spares[module] = _Spare(pid, ours)
 
     async def fork(
         self, protocol: Callable[[], P], spec: ChildSpec, env: Mapping[str, str]
@@ -114,8 +158,9 @@ class Nursery:
         async with self._lock:
             await self._load(module)
             reading, writing = os.pipe()
+            request = Fork(module, argv, dict(env))
             try:
-                pid = self._fork(Fork(module, argv, dict(env)), writing)
+                pid = self._take_spare(request, writing) or self._fork(request, writing)
             except BaseException:
                 os.close(reading)
                 raise
@@ -182,18 +227,30 @@ class Nursery:
             raise
         return _replies.decode(data)
 
-    def _fork(self, request: Fork, output: int) -> int:
+    def _take_spare(self, request: Fork, output: int) -> int | None:
+        """Have the spare of a module run it; return its process id, or None if there is none."""
+        if (spare := self._spares.pop(request.module, None)) is None:
+            return None
+        try:
+            with spare.peer:
+                _send(spare.peer, request, output)
+        except OSError as error:
+            self._report(f"a process that was forked in advance does not answer: {error}")
+            spare.end()
+            return None
+        return spare.pid
+
+    def _fork(self, request: Fork | ForkSpare, fd: int) -> int:
         """Fork without awaiting, which takes about ten milliseconds; return the process id.
+
+        fd: a file descriptor that is sent along.
 
         This process must start no other child meanwhile, because it adopts all orphans.
         """
         peer = self._connected()
-        peer.settimeout(_FORK_TIMEOUT)
         set_subreaper(True)
         try:
-            line = msgspec.json.encode(request) + b"\n"
-            sent = socket.send_fds(peer, [line], [output])
-            peer.sendall(line[sent:])
+            _send(peer, request, fd)
             data = peer.recv(_MAX_BYTES)
         except OSError as error:
             peer.close()  # ends the nursery process
@@ -213,3 +270,11 @@ class Nursery:
         if self._peer is None:
             raise NotForked("the nursery was not started", process_ended=True)
         return self._peer
+
+
+def _send(peer: socket.socket, request: Request, fd: int) -> None:
+    """Send a request and a file descriptor. Raises OSError."""
+    peer.settimeout(_FORK_TIMEOUT)
+    line = msgspec.json.encode(request) + b"\n"
+    sent = socket.send_fds(peer, [line], [fd])
+    peer.sendall(line[sent:])

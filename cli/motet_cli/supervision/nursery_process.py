@@ -48,6 +48,16 @@ class Fork(msgspec.Struct, tag="fork"):
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class ForkSpare(msgspec.Struct, tag="spare"):
+    """Request to fork a process that will run `module`, and waits for its `Fork` request.
+
+    It waits at the socket that is sent along, after a call of the main module's function `prepare`,
+    if it has one. Replies: `Forked` or `RequestRefused`.
+    """
+
+    module: str
+
+
 class ModuleImported(msgspec.Struct, tag="loaded"):
     """Report an imported module.
 
@@ -75,10 +85,10 @@ class RequestRefused(msgspec.Struct, tag="refused"):
     reason: str
 
 
-Request = ImportModule | Fork
+Request = ImportModule | Fork | ForkSpare
 Reply = ModuleImported | FileChanged | Forked | RequestRefused
 
-_requests: msgspec.json.Decoder[ImportModule | Fork] = msgspec.json.Decoder(ImportModule | Fork)
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 class ImportedFiles:
@@ -115,7 +125,7 @@ def _state(file: str) -> tuple[int, int] | None:
 def serve_requests(peer: socket.socket) -> Fork | None:
     """Serve requests until the supervisor closes the socket, then return None.
 
-    In a forked process, return the request that it was forked for.
+    In a forked process, return the request that it is to run; None: a spare is not needed.
     """
     imported = ImportedFiles()
     while (received := _receive(peer)) is not None:
@@ -124,18 +134,34 @@ def serve_requests(peer: socket.socket) -> Fork | None:
         if isinstance(request, ImportModule):
             reply = _load(request.module, imported)
         else:
+            spare = isinstance(request, ForkSpare)
             try:
-                pid = _fork(output)
+                pid = _fork(() if spare else output)
             except OSError as error:
                 pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
-                return request
+                peer.close()
+                return _wait_as_spare(request.module, output) if spare else request
             if pid > 0:
                 reply = Forked(pid)
         for fd in output:
             os.close(fd)
         peer.sendall(msgspec.json.encode(reply) + b"\n")
     return None
+
+
+def _wait_as_spare(module: str, sockets: list[int]) -> Fork | None:
+    """Prepare to run a module; return the request to do so, or None if the supervisor has ended it."""
+    prepare = getattr(sys.modules.get(main_of(module)), "prepare", None)
+    if prepare is not None:
+        prepare()
+    with socket.socket(fileno=sockets[0]) as peer:
+        received = _receive(peer)
+    if received is None or not isinstance(received[0], Fork):
+        return None
+    request, output = received
+    _redirect(output)
+    return request
 
 
 def _receive(peer: socket.socket) -> tuple[Request, list[int]] | None:
@@ -223,11 +249,16 @@ def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> in
         time.sleep(0.0005)
     die_with_parent(supervisor)
     os.setpgid(0, 0)
+    _redirect(output)
+    return 0
+
+
+def _redirect(output: Iterable[int]) -> None:
+    """Write this process's output into a file descriptor from now on."""
     for fd in output:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)
-    return 0
 
 
 # ----------------------------------------------------------------------------------------------------------- running

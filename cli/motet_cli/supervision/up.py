@@ -435,10 +435,13 @@ class Up:
         if not models:
             return
         # Imported here: it imports the bus, which nothing else in this process needs.
-        from motet_cli.on_demand.start import loader_of
+        from motet_cli.on_demand.start import loader_of, model_modules
 
-        modules = {spec.argv[2] for _, specs in models for spec in specs if spec.forks}
-        importing = asyncio.create_task(self._import(sorted(modules)), name="import")
+        specs = [spec for _, found in models for spec in found]
+        families = sorted(
+            {name for model, _ in models for name in model_modules(model.folder.path)}
+        )
+        importing = asyncio.create_task(self._import(specs, families), name="import")
         stack = self._options.stack
         loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
@@ -446,13 +449,17 @@ class Up:
         finally:
             importing.cancel()
 
-    async def _import(self, modules: list[str]) -> None:
-        """Import what models on demand will need, so that the first request does not wait for it."""
+    async def _import(self, specs: list[ChildSpec], families: list[str]) -> None:
+        """Prepare for models on demand, so that the first request does not wait for imports.
+
+        families: modules with the code of models.
+        """
         if self._nursery is None:
             return
-        for module in modules:
+        for module in sorted({spec.argv[2] for spec in specs if spec.forks}) + families:
             with contextlib.suppress(NotForked, OSError):  # told when a process is to be forked
                 await self._nursery.load(module)
+        await self._supervisor.prepare(specs)
 
     def _note_serving(self, stack: Stack) -> None:
         adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
