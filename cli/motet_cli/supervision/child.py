@@ -46,7 +46,7 @@ class ChildSpec:
     gpus: tuple[str, ...] = ()
 
 
-def _describe_exit(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe an exit status, such as `exit code 3` or `killed by SIGKILL`."""
     if status >= 0:
         return f"exit code {status}"
@@ -91,7 +91,7 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def exit_description(self) -> str:
-        return "running" if self.status is None else _describe_exit(self.status)
+        return "running" if self.status is None else describe_exit(self.status)
 
     async def wait(self) -> int:
         """Wait for the end of the process and its output; return the exit status."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from motet_cli.supervision.child import Child, ChildSpec
+from motet_cli.supervision.child import Child, ChildSpec, describe_exit
 from motet_cli.supervision.forked import ForkedTransport
 from motet_cli.supervision.nursery_process import (
     FileChanged,
@@ -63,13 +63,12 @@ class _Spare:
     pid: int
     peer: socket.socket
 
-    def end(self) -> None:
-        """Kill the process and wait for its end, which takes a moment."""
+    def end(self) -> int:
+        """Kill the process unless it has ended, wait for its end and return its exit status."""
         self.peer.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class Nursery:
@@ -234,9 +233,10 @@ class Nursery:
         try:
             with spare.peer:
                 _send(spare.peer, request, output)
-        except OSError as error:
-            self._report(f"a process that was forked in advance does not answer: {error}")
-            spare.end()
+        except OSError:
+            print("DEBUG", spare.pid, open(f"/proc/{spare.pid}/status").read()[:200], open(f"/proc/{spare.pid}/wchan").read(), os.popen(f"ls -l /proc/{spare.pid}/fd").read(), spare.peer, flush=True)
+            status = describe_exit(spare.end())
+            self._report(f"the process that was forked in advance has ended ({status})")
             return None
         return spare.pid
 
