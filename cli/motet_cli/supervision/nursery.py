@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -56,19 +56,33 @@ class NotForked(Exception):
         self.process_ended = process_ended
 
 
-@dataclass(frozen=True)
 class _Spare:
-    """Hold a forked process that waits at `peer` for the request to run."""
+    """Hold a forked process that waits at `peer` for the request to run.
 
-    pid: int
-    peer: socket.socket
+    on_exit: called with the exit status if it ends before `take` or `end`.
+    """
+
+    def __init__(self, pid: int, peer: socket.socket, on_exit: Callable[[int], None]) -> None:
+        self.pid, self.peer, self._on_exit = pid, peer, on_exit
+        self._loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._exited)
+
+    def take(self) -> socket.socket:
+        """Return the socket, and leave the process to the caller."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        return self.peer
 
     def end(self) -> int:
         """Kill the process unless it has ended, wait for its end and return its exit status."""
-        self.peer.close()
+        self.take().close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def _exited(self) -> None:
+        self._on_exit(self.end())
 
 
 class Nursery:
@@ -119,7 +133,7 @@ class Nursery:
             self._peer.close()
         while self._spares:
             _, spare = self._spares.popitem()
-            await asyncio.to_thread(spare.end)
+            spare.end()
         if process is not None:
             await process.kill()
 
@@ -144,7 +158,7 @@ class Nursery:
             except BaseException:
                 ours.close()
                 raise
-            self._spares[module] = _Spare(pid, ours)
+            self._spares[module] = _Spare(pid, ours, partial(self._spare_ended, module))
 
     async def fork(
         self, protocol: Callable[[], P], spec: ChildSpec, env: Mapping[str, str]
@@ -228,17 +242,21 @@ class Nursery:
 
     def _take_spare(self, request: Fork, output: int) -> int | None:
         """Have the spare of a module run it; return its process id, or None if there is none."""
-        if (spare := self._spares.pop(request.module, None)) is None:
+        if (spare := self._spares.get(request.module)) is None:
             return None
         try:
-            with spare.peer:
-                _send(spare.peer, request, output)
+            _send(spare.peer, request, output)
         except OSError:
-            print("DEBUG", spare.pid, open(f"/proc/{spare.pid}/status").read()[:200], open(f"/proc/{spare.pid}/wchan").read(), os.popen(f"ls -l /proc/{spare.pid}/fd").read(), spare.peer, flush=True)
-            status = describe_exit(spare.end())
-            self._report(f"the process that was forked in advance has ended ({status})")
+            self._spare_ended(request.module, spare.end())
             return None
+        del self._spares[request.module]
+        spare.take().close()
         return spare.pid
+
+    def _spare_ended(self, module: str, status: int) -> None:
+        del self._spares[module]
+        how = describe_exit(status)
+        self._report(f"the process that was forked in advance for {module} has ended ({how})")
 
     def _fork(self, request: Fork | ForkSpare, fd: int) -> int:
         """Fork without awaiting, which takes about ten milliseconds; return the process id.

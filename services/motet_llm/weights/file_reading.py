@@ -80,11 +80,11 @@ class FileReading:
     def _read(self, offset: int) -> None:
         end = min(offset + CHUNK, len(self._memory))
         while offset < end:
-            target = [self._memory[offset:end]]
+            target, direct = [self._memory[offset:end]], self._direct
             try:
                 count = os.preadv(self._descriptor, target, self._start + offset)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
+                if error.errno != errno.EINVAL or not direct:
                     raise
                 self._read_past_cache(False)  # the file system has other rules
                 continue

@@ -146,7 +146,7 @@ class PackedCache:
             if now - part.stat().st_mtime > _ABANDONED:
                 part.unlink(missing_ok=True)
         kept = sorted(
-            ((path.stat(), path) for path in self.folder.glob(f"*{_END}")),
+            ((path.stat(), path) for path in self.folder.glob("[!.]*")),
             key=lambda both: both[0].st_mtime_ns,
         )
         total = sum(state.st_size for state, _ in kept)

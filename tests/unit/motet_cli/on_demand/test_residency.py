@@ -125,8 +125,7 @@ def test_every_request_is_served_within_the_memory(
 ) -> None:
     """A request arrives each second; loads take two, and a model that leaves goes once it is idle."""
     models = [
-        Model(name=str(i), size=size, keep_alive=7, follows=follows)
-        for i, size in enumerate(sizes)
+        Model(name=str(i), size=size, keep_alive=7, follows=follows) for i, size in enumerate(sizes)
     ]
     residency = Residency(models, memory)
     waiting: dict[str, list[int]] = {model.name: [] for model in models}

@@ -324,12 +324,28 @@ async def test_a_spare_that_has_ended_is_replaced_by_a_new_process(
     await nursery.prepare("waits")
     (spare,) = [one for one in psutil.Process().children() if one.pid != nursery.pid]
     spare.kill()
-    await until(lambda: spare.status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: not psutil.pid_exists(spare.pid))  # no zombie is left
+    assert "forked in advance for waits has ended (killed by SIGKILL)" in reports[-1]
     child = await started_child(nursery, spec)
     assert list(child.tail) == [f"{child.pid} [] [] 1"]
-    assert "forked in advance has ended (killed by SIGKILL)" in reports[-1]
     await child.kill()
-    assert not psutil.pid_exists(spare.pid)
+
+
+async def test_a_spare_that_ends_unnoticed_is_replaced_too(
+    nursery: Nursery, folder: Path, reports: list[str]
+) -> None:
+    """Its end is seen only when the request is sent: nothing is awaited in between."""
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    await nursery.load("waits")
+    (spare,) = [one for one in psutil.Process().children() if one.pid != nursery.pid]
+    os.kill(spare.pid, signal.SIGKILL)
+    while spare.status() != psutil.STATUS_ZOMBIE:
+        pass
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [] [] 1"]
+    assert len(reports) == 1
+    await child.kill()
 
 
 async def test_spares_end_with_their_nursery_and_when_a_file_has_changed(

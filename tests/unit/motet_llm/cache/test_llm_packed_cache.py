@@ -270,6 +270,10 @@ def test_the_least_recently_used_models_leave(folder: Path) -> None:
     model = PackedModel({"layer": _plain("float32")}, examined=True)
     size, keys = model.nbytes, [digit * 64 for digit in "123"]
     cache = PackedCache(3 * size)
+    folder.mkdir(parents=True, mode=0o700)
+    older = folder / f"{'0' * 64}.safetensors"  # of an earlier version
+    older.write_bytes(bytes(2 * size))
+    os.utime(older, (0, 0))
     assert cache.keep_later(keys[0], PackedModel({}, examined=True)) is None
     for number, key in enumerate(keys[:2]):
         assert cache.keep(key, model)
