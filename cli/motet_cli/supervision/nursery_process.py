@@ -88,7 +88,9 @@ class RequestRefused(msgspec.Struct, tag="refused"):
 Request = ImportModule | Fork | ForkSpare
 Reply = ModuleImported | FileChanged | Forked | RequestRefused
 
-_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_requests: msgspec.json.Decoder[ImportModule | Fork | ForkSpare] = msgspec.json.Decoder(
+    ImportModule | Fork | ForkSpare
+)
 
 
 class ImportedFiles:
@@ -134,14 +136,15 @@ def serve_requests(peer: socket.socket) -> Fork | None:
         if isinstance(request, ImportModule):
             reply = _load(request.module, imported)
         else:
-            spare = isinstance(request, ForkSpare)
             try:
-                pid = _fork(() if spare else output)
+                pid = _fork(() if isinstance(request, ForkSpare) else output)
             except OSError as error:
                 pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
                 peer.close()
-                return _wait_as_spare(request.module, output) if spare else request
+                if isinstance(request, ForkSpare):
+                    return _wait_as_spare(request.module, output)
+                return request
             if pid > 0:
                 reply = Forked(pid)
         for fd in output:
@@ -157,9 +160,9 @@ def _wait_as_spare(module: str, sockets: list[int]) -> Fork | None:
         prepare()
     with socket.socket(fileno=sockets[0]) as peer:
         received = _receive(peer)
-    if received is None or not isinstance(received[0], Fork):
+    request, output = (None, []) if received is None else received
+    if not isinstance(request, Fork):
         return None
-    request, output = received
     _redirect(output)
     return request
 

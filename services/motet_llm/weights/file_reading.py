@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from threading import Lock, Thread, get_native_id
+from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +35,8 @@ class FileReading:
 
     def __init__(self, descriptor: int, start: int, memory: Tensor, exits: Sequence[str] = ()):
         self._descriptor, self._start, self._exits = descriptor, start, exits
-        self._memory = memoryview(memory.numpy())
+        data: Any = memory.numpy()
+        self._memory = memoryview(data)
         self._lock = Lock()
         self._offsets = iter(range(0, len(memory), CHUNK))
         self._problem: OSError | None = None

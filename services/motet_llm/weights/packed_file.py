@@ -72,7 +72,8 @@ def write_packed(path: Path, key: str, model: PackedModel) -> None:
     for name, matrix in model.matrices.items():
         fields[name], parts = take_apart(matrix)
         tensors |= {f"{name}/{part}": tensor.contiguous() for part, tensor in parts.items()}
-    places, end = {}, 0
+    places: dict[str, Any] = {}
+    end = 0
     for name, tensor in tensors.items():
         places[name] = {
             "dtype": dtype_name(tensor.dtype),

@@ -40,7 +40,10 @@ def opened(path: Path) -> int:
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("size", [SIZE, SIZE - 8, PAGE, 0])
 def test_every_byte_is_read(path: Path, size: int, cached: bool) -> None:
-    path.read_bytes() if cached else forget(path)
+    if cached:
+        path.read_bytes()
+    else:
+        forget(path)
     memory = huge_zeros((size,), torch.uint8)
     FileReading(opened(path), PAGE, memory).wait()
     assert torch.equal(memory.view(torch.int64), torch.arange(PAGE // 8, (PAGE + size) // 8))
