@@ -49,7 +49,7 @@ class ChildSpec:
     gpus: tuple[str, ...] = ()
 
 
-def _describe_exit(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe an exit status, such as `exit code 3` or `killed by SIGKILL`."""
     if status == EXIT_UNKNOWN:
         return "exit code unknown: it was the child of an earlier supervisor"
@@ -118,7 +118,7 @@ class Child(asyncio.SubprocessProtocol):
 
     @property
     def exit_description(self) -> str:
-        return "running" if self.status is None else _describe_exit(self.status)
+        return "running" if self.status is None else describe_exit(self.status)
 
     async def wait(self) -> int:
         """Wait for the end of the process and its output; return the exit status."""

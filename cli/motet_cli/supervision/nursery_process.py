@@ -49,6 +49,16 @@ class Fork(msgspec.Struct, tag="fork"):
     outlives: bool = False
 
 
+class ForkSpare(msgspec.Struct, tag="spare"):
+    """Request to fork a process that will run `module`, and waits for its `Fork` request.
+
+    It waits at the socket that is sent along, after a call of the main module's function `prepare`,
+    if it has one. Replies: `Forked` or `RequestRefused`.
+    """
+
+    module: str
+
+
 class ModuleImported(msgspec.Struct, tag="loaded"):
     """Report an imported module.
 
@@ -76,10 +86,12 @@ class RequestRefused(msgspec.Struct, tag="refused"):
     reason: str
 
 
-Request = ImportModule | Fork
+Request = ImportModule | Fork | ForkSpare
 Reply = ModuleImported | FileChanged | Forked | RequestRefused
 
-_requests: msgspec.json.Decoder[ImportModule | Fork] = msgspec.json.Decoder(ImportModule | Fork)
+_requests: msgspec.json.Decoder[ImportModule | Fork | ForkSpare] = msgspec.json.Decoder(
+    ImportModule | Fork | ForkSpare
+)
 
 
 class ImportedFiles:
@@ -116,7 +128,7 @@ def _state(file: str) -> tuple[int, int] | None:
 def serve_requests(peer: socket.socket) -> Fork | None:
     """Serve requests until the supervisor closes the socket, then return None.
 
-    In a forked process, return the request that it was forked for.
+    In a forked process, return the request that it is to run; None: a spare is not needed.
     """
     imported = ImportedFiles()
     while (received := _receive(peer)) is not None:
@@ -126,10 +138,14 @@ def serve_requests(peer: socket.socket) -> Fork | None:
             reply = _load(request.module, imported)
         else:
             try:
-                pid = _fork(output, request.outlives)
+                spare = isinstance(request, ForkSpare)
+                pid = _fork(() if spare else output, isinstance(request, Fork) and request.outlives)
             except OSError as error:
                 pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
+                peer.close()
+                if isinstance(request, ForkSpare):
+                    return _wait_as_spare(request.module, output)
                 return request
             if pid > 0:
                 reply = Forked(pid)
@@ -137,6 +153,20 @@ def serve_requests(peer: socket.socket) -> Fork | None:
             os.close(fd)
         peer.sendall(msgspec.json.encode(reply) + b"\n")
     return None
+
+
+def _wait_as_spare(module: str, sockets: list[int]) -> Fork | None:
+    """Prepare to run a module; return the request to do so, or None if the supervisor has ended it."""
+    prepare = getattr(sys.modules.get(main_of(module)), "prepare", None)
+    if prepare is not None:
+        prepare()
+    with socket.socket(fileno=sockets[0]) as peer:
+        received = _receive(peer)
+    request, output = (None, []) if received is None else received
+    if not isinstance(request, Fork):
+        return None
+    _redirect(output)
+    return request
 
 
 def _receive(peer: socket.socket) -> tuple[Request, list[int]] | None:
@@ -225,11 +255,16 @@ def _fork_grandchild(supervisor: int | None, writing: int, output: Iterable[int]
     if supervisor is not None:
         die_with_parent(supervisor)
     os.setpgid(0, 0)
+    _redirect(output)
+    return 0
+
+
+def _redirect(output: Iterable[int]) -> None:
+    """Write this process's output into a file descriptor from now on."""
     for fd in output:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)
-    return 0
 
 
 # ----------------------------------------------------------------------------------------------------------- running

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Literal
 
 from motet_cli.supervision.backoff import Backoff, BackoffPolicy
@@ -87,6 +88,14 @@ class Supervisor:
         """Add processes and start all of them at once."""
         for spec in specs:
             self.add(spec)
+
+    async def prepare(self, specs: Iterable[ChildSpec]) -> None:
+        """Fork processes in advance for the next starts of these specs, where that is possible."""
+        if self._nursery is None:
+            return
+        for module in sorted({spec.argv[2] for spec in specs if spec.forks}):
+            with suppress(NotForked, OSError):  # told when a process is to be started
+                await self._nursery.prepare(module)
 
     def add(
         self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None

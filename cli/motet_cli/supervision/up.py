@@ -591,16 +591,27 @@ class Up:
         if not models:
             return
         # Imported here: it imports the bus, which nothing else in this process needs.
-        from motet_cli.on_demand.start import loader_of
+        from motet_cli.on_demand.start import loader_of, model_modules
 
-        modules = {spec.argv[2] for _, specs in models for spec in specs if spec.forks}
-        importing = asyncio.create_task(self._import(sorted(modules)), name="import")
+        specs = [spec for _, found in models for spec in found]
+        families = sorted(
+            {name for model, _ in models for name in model_modules(model.folder.path)}
+        )
+        importing = asyncio.create_task(self._prepare(specs, families), name="import")
         stack = self._options.stack
         loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
             await loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
         finally:
             importing.cancel()
+
+    async def _prepare(self, specs: list[ChildSpec], families: list[str]) -> None:
+        """Prepare for models on demand, so that the first request does not wait for imports.
+
+        families: modules with the code of models.
+        """
+        await self._import(sorted({spec.argv[2] for spec in specs if spec.forks}) + families)
+        await self._supervisor.prepare(specs)
 
     async def _import_for_returns(self, later: asyncio.Event, services: list[ChildSpec]) -> None:
         """Import what clients would wait for, once chat is ready, which it must not delay."""

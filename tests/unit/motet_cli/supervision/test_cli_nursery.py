@@ -281,6 +281,89 @@ async def test_no_descriptor_or_zombie_is_left(nursery: Nursery, folder: Path) -
     assert after == before
 
 
+# ------------------------------------------------------------------------------------------------- forked in advance
+PREPARED = """
+import os, sys, time
+import records
+def prepare():
+    records.BY.append(os.getpid())
+if __name__ == "__main__":
+    print(os.getpid(), records.BY, sys.argv[1:], os.environ["SET"], flush=True)
+    time.sleep(600)
+"""
+
+
+def waiting(folder: Path) -> ChildSpec:
+    module(folder, "records", "BY = []")
+    return replace(module(folder, "waits", PREPARED), env={"SET": "1"})
+
+
+async def test_a_process_that_was_forked_in_advance_runs_the_next_request(
+    nursery: Nursery, folder: Path
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    await nursery.prepare("waits")  # there is one
+    assert len(psutil.Process().children()) == 2
+    children = []
+    for number in range(2):
+        given = replace(spec, argv=(*spec.argv, str(number)), env={"SET": f"s{number}"})
+        children.append(await started_child(nursery, given))
+    first, second = children
+    assert list(first.tail) == [f"{first.pid} [{first.pid}] ['0'] s0"]
+    assert list(second.tail) == [f"{second.pid} [] ['1'] s1"]
+    for child in children:
+        await child.kill()
+        assert child.exit_description == "killed by SIGKILL"
+
+
+async def test_a_spare_that_has_ended_is_replaced_by_a_new_process(
+    nursery: Nursery, folder: Path, reports: list[str]
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    (spare,) = [one for one in psutil.Process().children() if one.pid != nursery.pid]
+    spare.kill()
+    await until(lambda: not psutil.pid_exists(spare.pid))  # no zombie is left
+    assert "forked in advance for waits has ended (killed by SIGKILL)" in reports[-1]
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [] [] 1"]
+    await child.kill()
+
+
+async def test_a_spare_that_ends_unnoticed_is_replaced_too(
+    nursery: Nursery, folder: Path, reports: list[str]
+) -> None:
+    """Its end is seen only when the request is sent: nothing is awaited in between."""
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    await nursery.load("waits")
+    (spare,) = [one for one in psutil.Process().children() if one.pid != nursery.pid]
+    os.kill(spare.pid, signal.SIGKILL)
+    while spare.status() != psutil.STATUS_ZOMBIE:
+        pass
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [] [] 1"]
+    assert len(reports) == 1
+    await child.kill()
+
+
+async def test_spares_end_with_their_nursery_and_when_a_file_has_changed(
+    nursery: Nursery, folder: Path
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    (old,) = [one for one in psutil.Process().children() if one.pid != nursery.pid]
+    module(folder, "waits", PREPARED.replace("print(", "print('newer', "))
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"newer {child.pid} [] [] 1"]
+    assert not psutil.pid_exists(old.pid)
+    await child.kill()
+    await nursery.prepare("waits")
+    await nursery.close()
+    assert psutil.Process().children() == []
+
+
 # ------------------------------------------------------------------------------------------------------ what may fail
 async def test_children_outlive_a_killed_nursery_which_is_replaced(
     nursery: Nursery, folder: Path, reports: list[str]
