@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from motet_shared.errors import Overloaded, UnsupportedParameter
-from motet_shared.messages import Generate
+from motet_shared.messages import Generate, Image
 
 from .engine import Features
 
@@ -28,11 +28,13 @@ def check_request(request: Generate, features: Features, engine: str) -> None:
     Unsupported sampling values that the client left out are reset to neutral. Raises Overloaded for
     a reply that this engine cannot continue, so that another instance is tried.
     """
+    if request.chat is not None and request.chat.images:
+        features = _check_images(request.chat.images, features, engine)
     _check_sampling(request, features, engine)
     _check_grammar(request, features, engine)
     if request.image_embeddings:
         raise UnsupportedParameter(
-            f"`messages`: {engine} is given no images here; send text", param="messages"
+            f"`messages`: {engine} is given no image embeddings; send text", param="messages"
         )
     if not features.raw_prompts and request.chat is None:
         raise UnsupportedParameter(
@@ -41,6 +43,16 @@ def check_request(request: Generate, features: Features, engine: str) -> None:
         )
     if request.output and not features.continues:
         raise Overloaded(f"output: {engine} cannot continue a reply that began elsewhere")
+
+
+def _check_images(images: list[Image], features: Features, engine: str) -> Features:
+    """Return what is supported for chats with pictures."""
+    for image in images:
+        kind = "sound" if image.is_audio else "videos" if image.is_video else "pictures"
+        if features.pictures is None or kind != "pictures":
+            param = image.param or "messages"
+            raise UnsupportedParameter(f"`{param}`: {engine} is given no {kind} here", param=param)
+    return features.pictures or features
 
 
 def _check_sampling(request: Generate, features: Features, engine: str) -> None:

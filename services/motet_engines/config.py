@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from motet_shared.errors import ConfigError
-from motet_shared.process.config import Duration, ProcessConfig, setting
+from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
 Kind = Literal["vllm", "llama.cpp", "openai"]
 Dialect = Literal["auto", "vllm", "motet", "llama.cpp", "sglang", "openai"]
@@ -76,6 +76,14 @@ class EnginesConfig(ProcessConfig):
     )
     context: int = setting(
         "longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0
+    )
+    image_memory: Bytes = setting(
+        "memory for the files of pictures in running requests; further ones are refused",
+        default=128 << 20,
+        min=1024,
+    )
+    max_picture: int = setting(
+        "largest picture that is decoded for vllm, pixels", default=50_000_000, min=1
     )
     max_running: int = setting(
         "requests at a time; further ones are refused", default=256, min=1, max=4096

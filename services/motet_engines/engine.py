@@ -6,11 +6,13 @@ the request, and reading it slowly is the engine's backpressure.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from motet_shared.messages import Generate, ScoredToken, TokenLogprob
+
+from .pictures import Picture
 
 ALL_GRAMMARS = frozenset({"json_schema", "regex", "choice", "grammar"})
 ALL_SAMPLING = frozenset(
@@ -38,6 +40,7 @@ class Features:
     logprobs: maximum number of alternatives per token; -1: no log-probabilities.
     prompt_logprobs: log-probabilities of prompts are returned, with as many alternatives.
     raw_prompts: prompts may be other than chats.
+    pictures: what is supported for chats with pictures; None: they are refused.
     """
 
     sampling: frozenset[str] = ALL_SAMPLING
@@ -48,6 +51,7 @@ class Features:
     logprobs: int = 20
     prompt_logprobs: bool = False
     raw_prompts: bool = True
+    pictures: Features | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class StepOutput:
 
     cached_tokens: of the prompt, from the engine's prefix cache; -1: not reported. scores: of all
         prompt tokens but the first, with the first output of a request that asks for them.
+    prompt_tokens: of the prompt with its pictures; 0: not reported.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -63,6 +68,7 @@ class StepOutput:
     finish: str = ""  # "stop" or "length"
     cached_tokens: int = -1
     scores: list[ScoredToken] | None = None
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +100,17 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, key: str, request: Generate, expires: float | None
+        self,
+        key: str,
+        request: Generate,
+        expires: float | None,
+        pictures: Sequence[Picture] = (),
     ) -> AsyncGenerator[StepOutput, None]:
         """Generate the reply from the end of `request.output` on.
 
-        `expires`: deadline on the clock of `time.monotonic()`. Raises MotetError; Unavailable where
-        another instance may continue.
+        `expires`: deadline on the clock of `time.monotonic()`. `pictures`: those of `request.chat`,
+        for which the prompt has one mark each. Raises MotetError; Unavailable where another instance
+        may continue.
         """
         ...
 

@@ -1,5 +1,7 @@
 """Run an engine's host in another Python environment: `PYTHON other_environment.py --engine …`.
 
+`PYTHON other_environment.py motet_media.child …` runs one of the host's decoding children there.
+
 `MOTET_ENGINE_PACKAGES` names the folders of Motet's packages, which are imported from there; all else
 comes from the environment itself, so that dependencies do not mix. It needs the wire's dependencies
 only: those that Motet's package has without extras.
@@ -15,6 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 VARIABLE = "MOTET_ENGINE_PACKAGES"
+CHILD = "motet_media.child"
 
 
 class Finder:
@@ -48,12 +51,18 @@ if __name__ == "__mp_main__":  # a process that vLLM has spawned
 
     die_with_parent()
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:2] == [CHILD]:
+    from motet_media.child import main
+
+    main(sys.argv[2:])
+elif __name__ == "__main__":
     from motet_shared.process.starts import importing
 
     with importing():
         from motet_engines.config import EnginesConfig
         from motet_engines.service import EngineHost
+        from motet_media.worker import ENTRY
         from motet_shared.process.actor import run
 
+    os.environ[ENTRY] = os.path.abspath(__file__)  # starts decoding children, as above
     run(EngineHost, EnginesConfig)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, ModelCard, PromptScores, Tokens, Usage
 from motet_shared.process.actor import Actor, operation
@@ -22,6 +24,7 @@ from .continuation import remaining, scores_prompt
 from .engine import Engine, StepOutput
 from .engines import create_engine
 from .pace import Measured, Pace
+from .pictures import Picture, PictureFiles
 from .trials import Trials
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class EngineHost(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_running
         self._engine = engine or create_engine(config)
+        self._files = PictureFiles(BlobStore.of(config, bus.instance), config.image_memory)
         self._cards: list[ModelCard] = []
         self._pace = Pace()
         self._breaker = Breaker(config.breaker_failures, config.breaker_pause)
@@ -51,14 +55,15 @@ class EngineHost(Actor):
 
     async def warm(self) -> None:
         served = await self._engine.start(self._on_health, self.crash)
-        features = self._engine.features
-        self._cards = model_cards(self.config, served, takes_chats=not features.raw_prompts)
+        self._cards = model_cards(self.config, served, self._engine.features)
+        await self._files.start()
         self._trials.start(self.crash)
         log.info("engine ready", extra={"model": self.config.model_name} | self._engine.describe())
 
     async def close(self) -> None:
         await self._trials.close()
         await self._engine.close()
+        await self._files.close()
 
     def _on_health(self, answers: bool) -> None:
         self._answers = answers
@@ -83,8 +88,12 @@ class EngineHost(Actor):
         if remaining(request) <= 0 and not scores_prompt(request):
             call.finish("length", Usage(len(request.prompt)))
             return
+        async with self._files.reading(request) as pictures:
+            await self._generate(call, request, pictures)
+
+    async def _generate(self, call: Call, request: Generate, pictures: Sequence[Picture]) -> None:
         with Measured(self._pace, call.id, len(request.prompt), request.priority) as measured:
-            outputs = self._engine.generate(call.id, request, call.expires)
+            outputs = self._engine.generate(call.id, request, call.expires, pictures)
             try:
                 async with aclosing(outputs):
                     async for output in outputs:
@@ -107,11 +116,12 @@ class EngineHost(Actor):
         if output.ids:
             measured.note(len(output.ids), output.cached_tokens)
             waited = time.monotonic()
-            await call.send(Tokens(output.ids, output.logprobs))
+            await call.send(Tokens(output.ids, output.logprobs, output.prompt_tokens))
             if time.monotonic() - waited > 0.001:
                 measured.restart_clock()
         if output.finish:
-            usage = Usage(len(request.prompt), cached_tokens=max(output.cached_tokens, 0))
+            length = output.prompt_tokens or len(request.prompt)
+            usage = Usage(length, cached_tokens=max(output.cached_tokens, 0))
             call.finish(output.finish, usage, measured.timing())
 
     def models(self) -> list[ModelCard]:
@@ -132,3 +142,4 @@ class EngineHost(Actor):
     def check_integrity(self) -> None:
         super().check_integrity()
         self._pace.check_integrity()
+        self._files.check_integrity()

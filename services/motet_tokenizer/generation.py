@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
@@ -22,7 +21,6 @@ from motet_shared.errors import (
 from motet_shared.messages import (
     Body,
     Chat,
-    EncodedImage,
     End,
     Generate,
     PromptPiece,
@@ -36,24 +34,17 @@ from motet_shared.messages import (
     Usage,
 )
 from motet_shared.process.telemetry import Stopwatch
-from motet_shared.text.prefixes import prompt_names
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.prefix_index import ROLE
+from motet_tokenizer.prompt_images import PromptImages
 from motet_tokenizer.prompt_parts import PromptParts
 from motet_tokenizer.router import PromptLoad, Router
 from motet_tokenizer.text import TextState
 
-EncodeImages = Callable[[], Awaitable[list[EncodedImage]]]
-
 PAUSE = 0.05  # seconds before another attempt after a failed one
-
-
-async def _no_images() -> list[EncodedImage]:
-    """Return no image embeddings, for requests without pictures."""
-    return []
 
 
 @dataclass(slots=True)
@@ -105,9 +96,8 @@ class Generation:
         self._stopwatch = stopwatch
         self._end: End | None = None
         self._moves = 0
-        self.encode_images: EncodeImages = (
-            _no_images  # encodes the pictures again when decode finds them gone
-        )
+        self._prompt_tokens = len(request.prompt)
+        self.images: PromptImages | None = None  # the pictures of the prompt
         self.returns_prompt = False  # send the ids of the prompt
         self.prompt_parts: PromptParts | None = None  # log-probabilities of the prompt to send
         self.chat: Chat | None = None  # what the prompt was made of
@@ -138,6 +128,8 @@ class Generation:
         avoid: set[str] = set()
         while not self._text.status:
             instance = await self._choose(avoid)
+            if self.images is not None:
+                await self._prepare(self.images, instance)
             try:
                 await self._follow(instance)
             except Overloaded as error:
@@ -195,13 +187,8 @@ class Generation:
 
     def _load(self) -> PromptLoad:
         """Return what decode has to prefill: the prompt, and the output emitted before a move."""
-        request, names = self._request, self._request.prompt
-        if request.image_embeddings and self._vocabulary.placeholder is not None:
-            pictures = [
-                (embedding.name, embedding.embeddings.shape[1])
-                for embedding in request.image_embeddings
-            ]
-            names = prompt_names(names, self._vocabulary.placeholder, pictures)
+        request = self._request
+        names = request.prompt if self.images is None else self.images.names()
         return PromptLoad([*names, *request.output], request.priority, self.target)
 
     async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
@@ -216,11 +203,9 @@ class Generation:
     async def _encode_images_again(self, error: BlobError) -> None:
         """Encode the pictures again: the encoder instance has died, or evicted their embeddings."""
         self._count_move(error)
-        with self._stopwatch.stage("media"):
-            seen = await self.encode_images()
-        if len(seen) != len(self._request.image_embeddings):
-            raise error
-        self._request.image_embeddings = [picture.embedding for picture in seen]
+        if self.images is not None:
+            with self._stopwatch.stage("media"):
+                await self.images.encode_again(error)
 
     def _count_move(self, error: MotetError) -> None:
         """Raise `error` after too many moves, as the request itself may kill its instances."""
@@ -244,9 +229,11 @@ class Generation:
         """Forward what one instance emits, until its End or until the text is complete."""
         text = self._text
         self._served_by = self._shared.router.target_of(instance, self._request.model)
+        request = self._request_for(instance)
+        self._prompt_tokens = len(request.prompt)
         stream = self._shared.bus.open(
             ROLE,
-            self._request_for(instance),
+            request,
             instance=instance,
             window=self._shared.config.window,
             deadline=self._call.remaining(),
@@ -263,10 +250,18 @@ class Generation:
         if stream.end is not None and not text.status:
             await self._finish(stream.end.status)
 
+    async def _prepare(self, images: PromptImages, instance: str) -> None:
+        """Bring the pictures into the form that the instance takes."""
+        with self._stopwatch.stage("media"):
+            await images.prepare(self._shared.router.card_at(instance, self._request.model))
+
     def _request_for(self, instance: str) -> Generate:
-        """Return the request, with the chat itself for an engine that takes no tokens."""
+        """Return the request as the instance takes it: with pictures, or with the chat itself."""
         request = self._request
-        if self.chat is None or not self._shared.router.takes_chats(instance, request.model):
+        card = self._shared.router.card_at(instance, request.model)
+        if self.images is not None:
+            return self.images.request_for(card, request)
+        if self.chat is None or card is None or not card.takes_chats:
             return request
         return replace(request, chat=self.chat)
 
@@ -281,8 +276,9 @@ class Generation:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
         piece = self._text.feed(ids)
+        self._prompt_tokens = batch[0].prompt_tokens or self._prompt_tokens
         if not self._request.output:
-            piece.prompt_tokens = len(self._request.prompt)
+            piece.prompt_tokens = self._prompt_tokens
         self._request.output += piece.ids
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:
@@ -327,10 +323,10 @@ class Generation:
 
     def _finish_call(self) -> None:
         self._shared.router.note_reply(self._text.tokens)
-        encoded = sum(one.embeddings.shape[1] for one in self._request.image_embeddings)
+        encoded = 0 if self.images is None else self.images.tokens(self._prompt_tokens)
         hears = self._vocabulary.card.audio
         usage = Usage(
-            prompt_tokens=len(self._request.prompt),
+            prompt_tokens=self._prompt_tokens,
             completion_tokens=self._text.tokens,
             reasoning_tokens=self._text.reasoning_tokens,
             image_tokens=0 if hears else encoded,

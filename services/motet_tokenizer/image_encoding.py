@@ -37,16 +37,22 @@ class ImageEncoding:
         self._bus = bus
         self._config = config
 
-    async def encode_images(self, call: Call, request: Chat) -> list[EncodedImage]:
-        """Return the embeddings of each picture, in order. The first error of any ends them all.
-
-        Raises BadRequest for more than `max_images`.
-        """
+    def check_count(self, request: Chat) -> None:
+        """Raise BadRequest for more pictures than `max_images`."""
         if len(request.images) > self._config.max_images:
             raise BadRequest(
                 f"messages: have {len(request.images)} images; at most {self._config.max_images} are possible",
                 param="messages",
             )
+
+    def is_possible(self, model: str) -> bool:
+        """Return True if an encoder of a model's pictures is ready, or will be."""
+        directory = self._bus.directory
+        base = directory.base_of(model)
+        return bool(directory.ready(ROLE, model=base)) or directory.is_coming(ROLE, base)
+
+    async def encode_images(self, call: Call, request: Chat) -> list[EncodedImage]:
+        """Return the embeddings of each picture, in order. The first error of any ends them all."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [

@@ -145,7 +145,7 @@ class Router:
 
     def target_of(self, instance: str, model: str) -> str:
         """Return the name of the target that an instance belongs to; empty: there is no chain."""
-        card = self._card_at(instance, model)
+        card = self.card_at(instance, model)
         return "" if card is None else card.target
 
     def of_target(self, target: str, model: str) -> set[str]:
@@ -163,12 +163,13 @@ class Router:
         ]
         return min([limit, *(card.context for card in cards if card.context > 0)])
 
-    def takes_chats(self, instance: str, model: str) -> bool:
-        """Return True if an instance is sent chats beside their tokens."""
-        card = self._card_at(instance, model)
-        return card is not None and card.takes_chats
+    def first_cards(self, model: str, target: str = "") -> list[ModelCard]:
+        """Return the model's cards at the ready instances that `pick` chooses from."""
+        ready = _first_target(self._able(model, (), target), model)
+        return [card for beat in ready if (card := _card(beat, model)) is not None]
 
-    def _card_at(self, instance: str, model: str) -> ModelCard | None:
+    def card_at(self, instance: str, model: str) -> ModelCard | None:
+        """Return the model's card at an instance; None if that is not ready."""
         beats = self._directory.ready(ROLE, model=model, suspects=True)
         beat = next((beat for beat in beats if beat.instance == instance), None)
         return None if beat is None else _card(beat, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
+from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel, UnsupportedParameter
 from motet_shared.messages import (
     Chat,
     Complete,
     Detokenize,
-    EncodedImage,
     Generate,
     Grammar,
     ModelCard,
@@ -42,6 +41,7 @@ from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
+from motet_tokenizer.prompt_images import PromptImages
 from motet_tokenizer.prompt_parts import PromptParts, check_entries
 from motet_tokenizer.router import Router
 from motet_tokenizer.text import TextState
@@ -124,7 +124,11 @@ class Tokenizer(Actor):
         dialect = vocabulary.dialect
         grammar = await self._grammar(request, tools, dialect)
         end = PromptEnd.of(request)
-        prompt, seen = await self._chat_prompt(call, request, vocabulary, stopwatch)
+        prompt, images = await self._chat_prompt(call, request, vocabulary, stopwatch)
+        if images is not None and self._encodes_first(request):
+            with stopwatch.stage("media"):
+                await images.encode()
+            prompt = images.prompt
         request_id = request.request_id or call.id
         tail = partial(vocabulary.tail, prompt)
         beginning = dialect.beginning(tail)
@@ -141,7 +145,7 @@ class Tokenizer(Actor):
             reply=reply,
             parser=parser,
             continues=end.continues,
-            seen=seen,
+            images=images,
             grammar=grammar,
         )
 
@@ -173,7 +177,9 @@ class Tokenizer(Actor):
         vocabulary = self._vocabulary(given.model)
         if isinstance(given, Chat):
             stopwatch = Stopwatch("tokenizer")
-            ids, _ = await self._chat_prompt(call, given, vocabulary, stopwatch)
+            ids, images = await self._chat_prompt(call, given, vocabulary, stopwatch)
+            if images is not None:
+                ids = await self._with_placeholders(given, images)
         else:
             ids = await self._raw_prompt(given, vocabulary, request.special_tokens)
         if not request.count_only:
@@ -192,8 +198,8 @@ class Tokenizer(Actor):
 
     async def _chat_prompt(
         self, call: Call, request: Chat, vocabulary: Vocabulary, stopwatch: Stopwatch
-    ) -> tuple[list[int], list[EncodedImage]]:
-        """Return the token ids of a chat, and its encoded images, whose tokens are among them."""
+    ) -> tuple[list[int], PromptImages | None]:
+        """Return the token ids of a chat, with a mark for each of its pictures, and the pictures."""
         tools = _offered(request)
         options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
         end = PromptEnd.of(request)
@@ -211,11 +217,32 @@ class Tokenizer(Actor):
             prompt = await self._encode(request.tenant, size, job, encode)
         mark = vocabulary.media_mark
         if not request.images and (mark is None or mark not in prompt):
-            return prompt, []
-        with stopwatch.stage("media"):
-            seen = await self._image_encoding.encode_images(call, request)
-        ids = [picture.ids for picture in seen]
-        return vocabulary.template.expand_placeholders(prompt, ids), seen
+            return prompt, None
+        self._image_encoding.check_count(request)
+        encode_images = partial(self._image_encoding.encode_images, call, request)
+        return prompt, PromptImages(request, prompt, vocabulary, encode_images)
+
+    def _encodes_first(self, request: Chat) -> bool:
+        """Return True if pictures are encoded before an instance is chosen, which may not need it.
+
+        Scores of a prompt need all of its tokens.
+        """
+        cards = self._shared.router.first_cards(request.model, request.target)
+        if any(not (card.takes_images or card.refuses_images) for card in cards):
+            return True
+        is_scored = request.sampling.prompt_logprobs >= 0
+        return (is_scored or not cards) and self._image_encoding.is_possible(request.model)
+
+    async def _with_placeholders(self, request: Chat, images: PromptImages) -> list[int]:
+        """Return the ids of a prompt with pictures. Raises UnsupportedParameter without an encoder."""
+        if not self._encodes_first(request) and not self._image_encoding.is_possible(request.model):
+            raise UnsupportedParameter(
+                f"messages: the tokens of pictures are known to the engine of model {request.model!r}"
+                " alone; leave the pictures out",
+                param="messages",
+            )
+        await images.encode()
+        return images.prompt
 
     async def _raw_prompt(
         self, request: Complete, vocabulary: Vocabulary, special_tokens: bool = True
@@ -242,7 +269,7 @@ class Tokenizer(Actor):
         parser: ToolParser | None = None,
         continues: bool = False,
         echo: str = "",
-        seen: Sequence[EncodedImage] = (),
+        images: PromptImages | None = None,
         grammar: Grammar | None = None,
     ) -> None:
         self.counters.prompt_tokens += len(prompt)
@@ -258,7 +285,7 @@ class Tokenizer(Actor):
             tools=parser,
             echo=echo,
         )
-        generate = _generate_request(request, prompt, sampling, seen, grammar)
+        generate = _generate_request(request, prompt, sampling, grammar)
         generation = Generation(call, self._shared, vocabulary, generate, text, stopwatch)
         generation.target = request.target
         generation.returns_prompt = request.return_prompt and request.resume is None
@@ -267,7 +294,9 @@ class Tokenizer(Actor):
             generation.prompt_parts = PromptParts(prompt, vocabulary.token_bytes)
         if isinstance(request, Chat):
             generation.chat = request
-            generation.encode_images = partial(self._image_encoding.encode_images, call, request)
+        if images is not None:
+            images.context = len(prompt) + room
+            generation.images = images
         if request.resume is not None:
             generation.resume(request.resume)
         await generation.run()
@@ -365,7 +394,6 @@ def _generate_request(
     request: Chat | Complete,
     prompt: list[int],
     sampling: Sampling,
-    seen: Sequence[EncodedImage],
     grammar: Grammar | None,
 ) -> Generate:
     return Generate(
@@ -376,7 +404,6 @@ def _generate_request(
         request_id=request.request_id,
         priority=request.priority,
         tenant=request.tenant,
-        image_embeddings=[picture.embedding for picture in seen],
     )
 
 

@@ -17,8 +17,10 @@ from motet_shared.errors import InternalError
 from . import wire
 
 _STARTS_WITHIN = 60.0  # seconds
+# Names a script that runs modules of Motet, where the interpreter itself cannot import them.
+ENTRY = "MOTET_CHILD_ENTRY"
 # excludes the service's keys and passwords
-_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG")
+_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "MOTET_ENGINE_PACKAGES")
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 Data = bytes | bytearray | memoryview
 
@@ -56,7 +58,7 @@ class Worker:
                 [
                     sys.executable,
                     "-P",
-                    "-m",
+                    os.environ.get(ENTRY, "-m"),
                     "motet_media.child",
                     *map(str, (*fds, os.getpid())),
                     module,

@@ -293,7 +293,8 @@ class Generate(Request, tag="generate"):
     output: list[int] = []
     grammar: Grammar | None = None  # `output` is a prefix of the reply that it constrains
     image_embeddings: list[ImageEmbeddingRef] = []
-    # the chat that the prompt was made of, for instances whose card says `takes_chats`
+    # the chat that the prompt was made of, for instances whose card says `takes_chats`; one with
+    # pictures also for those that say `takes_images`, whose prompt has one mark per picture
     chat: Chat | None = None
     request_id: str = ""
     priority: int = 0  # requests with higher priority run first
@@ -613,11 +614,13 @@ class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
     """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
 
     logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
-    not sent.
+    not sent. prompt_tokens: with the first tokens of an engine that `takes_images`, the length of
+    the prompt with its pictures.
     """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    prompt_tokens: int = 0
 
 
 class PromptScores(Struct, array_like=True, gc=False, tag="u"):
@@ -1087,7 +1090,8 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
     target: str = ""  # name of the target that the instance belongs to, in the model's chain
     rank: int = 0  # place of the target in the chain; those with a lower one are tried first
-    refuses_images: bool = False  # of decode: it computes no image embeddings
+    refuses_images: bool = False  # of decode: its chats contain no images
+    takes_images: bool = False  # of decode: it reads the images itself, from `Generate.chat`
     infill: bool = False  # plain completions may have a `suffix`
     family: str = ""  # `model_type` of its config.json
     parameters: int = 0  # numbers in its weights; 0: unknown

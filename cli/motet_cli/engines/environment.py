@@ -19,7 +19,7 @@ WIRE = {
     "uvloop": "uvloop",
 }
 ENGINES = {"vllm": {"vllm": "vllm", **WIRE}, "llama.cpp": {"xllamacpp": "xllamacpp"}}
-_PACKAGES = ("motet_shared", "motet_models", "motet_engines")
+_PACKAGES = ("motet_shared", "motet_media", "motet_models", "motet_engines")
 _LEAST = (3, 11)
 _SECONDS = 60.0
 _PROBE = """

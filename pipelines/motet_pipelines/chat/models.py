@@ -92,9 +92,14 @@ def accepts_images(directory: Directory, model: str) -> bool:
 
 
 def _refuses_images(directory: Directory, model: str) -> bool:
-    beats = directory.ready("decode", model=model)
-    cards = [card for beat in beats for card in beat.models if card.name == model]
+    cards = _decode_cards(directory, model)
     return bool(cards) and all(card.refuses_images for card in cards)
+
+
+def _decode_cards(directory: Directory, model: str) -> list[ModelCard]:
+    """Return the cards of a model at the ready decode instances."""
+    beats = directory.ready("decode", model=model)
+    return [card for beat in beats for card in beat.models if card.name == model]
 
 
 def accepts_audio(directory: Directory, model: str) -> bool:
@@ -116,10 +121,15 @@ def hears(directory: Directory, model: str, *, coming: bool = False) -> bool:
 
 
 def without_encoder(directory: Directory) -> list[str]:
-    """Return the servable models that accept pictures or sound but have no ready encoder instance."""
+    """Return the servable models that accept pictures or sound but have no ready encoder instance.
+
+    Those whose decode instances all read the pictures themselves need none.
+    """
     cards = servable(directory).values()
     return [
         c.name
         for c in cards
-        if (c.images or c.audio) and not directory.ready("encoder", model=c.parent or c.name)
+        if (c.images or c.audio)
+        and not directory.ready("encoder", model=c.parent or c.name)
+        and not all(card.takes_images for card in _decode_cards(directory, c.name))
     ]

@@ -15,7 +15,7 @@ from motet_engines.config import EnginesConfig
 from motet_models.context import trained_context
 from motet_shared.errors import ConfigError
 
-from ..card import read_config
+from ..card import read_text_config
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class LlamaServer:
     def _argument(self) -> dict[str, Any]:
         config = self._config
         options = _options(config.engine_args)
-        trained = trained_context(read_config(Path(config.model))) or _CONTEXT
+        trained = trained_context(read_text_config(Path(config.model))) or _CONTEXT
         return {
             "model": str(_model_file(config, options)),
             "port": self._port,

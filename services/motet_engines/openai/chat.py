@@ -1,24 +1,27 @@
-"""Send requests as messages to /v1/chat/completions, for servers that take no token ids.
+"""Send requests as messages to /v1/chat/completions: pictures, and all that takes no token ids.
 
 The tokenizer sends the chat beside its tokens (`messages.Generate.chat`); the server's text comes
-back in tokens that spell it. Tools, log-probabilities, raw prompts and replies that began elsewhere
-are refused, because the route cannot express them.
+back in tokens that spell it, unless the server returns ids. Tools, log-probabilities, raw prompts and
+replies that began elsewhere are refused, because the route cannot express them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from motet_engines.continuation import seed_of
 from motet_engines.engine import Features, StepOutput
+from motet_engines.pictures import Picture
 from motet_shared.errors import BadRequest, UnsupportedParameter
-from motet_shared.messages import Chat, Generate
+from motet_shared.messages import Chat, Generate, Sampling
 
 from .completions import response_format, sampling_fields
 from .dialects import ServerDialect
-from .route import Ending, read_event
+from .picture_messages import messages_of
+from .route import Ending, cut_at_stop, read_event
 from .text_tokens import TextTokens
 
 
@@ -27,6 +30,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
     delta: _Delta = msgspec.field(default_factory=_Delta)
     finish_reason: str | None = None
 
@@ -59,19 +63,22 @@ class ChatRoute:
             raw_prompts=False,
         )
 
-    def body(self, request: Generate) -> dict[str, Any]:
+    def body(self, request: Generate, pictures: Sequence[Picture] = ()) -> dict[str, Any]:
         chat = request.chat
         if chat is None:
             raise BadRequest("chat: is missing; the tokenizer is older than this engine")
         _check_chat(chat)
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": chat.messages,
+            "messages": messages_of(chat, pictures, self._dialect),
             "stream": True,
             "stream_options": {"include_usage": True},
             **sampling_fields(request.sampling, self._dialect, 0),
             "seed": seed_of(request),
         }
+        if self._dialect.chat_ids:
+            body["return_token_ids"] = True
+            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         # What the client left out, the server knows better: its model may refuse other values.
         for name in request.sampling.left_out:
             body.pop(name, None)
@@ -84,13 +91,13 @@ class ChatRoute:
         return body
 
     def reply(self, request: Generate) -> ChatReply:
-        return ChatReply(self._text)
+        has_pictures = request.chat is not None and bool(request.chat.images)
+        return ChatReply(request.sampling, self._text, counts_prompt=has_pictures)
 
 
 def _check_chat(chat: Chat) -> None:
     unsupported = {
         "tools": bool(chat.tools) and chat.tool_choice != "none",
-        "messages": bool(chat.images),
         "add_generation_prompt": not chat.add_generation_prompt,
         "continue_final_message": chat.continue_final_message,
         "chat_template_kwargs": bool(chat.template_options),
@@ -105,18 +112,35 @@ def _check_chat(chat: Chat) -> None:
 
 
 class ChatReply:
-    """Read the text of one reply."""
+    """Read one reply.
 
-    def __init__(self, text: TextTokens):
+    counts_prompt: the server alone knows the length of the prompt, whose pictures it has expanded.
+    """
+
+    def __init__(self, sampling: Sampling, text: TextTokens, *, counts_prompt: bool):
+        self._stops = frozenset(sampling.stop_token_ids)
         self._text = text
+        self._counts_prompt = counts_prompt
         self._ending = Ending()
 
     def feed(self, data: bytes) -> StepOutput | None:
         event = read_event(_decode, data)
         choice = event.choices[0] if event.choices else _Choice()
         self._ending.note(choice.finish_reason, event.usage)
-        ids = self._text.spell(choice.delta.content or "")
-        return StepOutput(ids) if ids else None
+        ids = choice.token_ids
+        if ids is None:
+            ids = self._text.spell(choice.delta.content or "")
+        if not ids:
+            return None
+        kept = cut_at_stop(ids, self._stops)
+        finish = "stop" if ids[kept - 1] in self._stops else ""
+        return StepOutput(ids[:kept], finish=finish, prompt_tokens=self._prompt_tokens)
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return self._ending.prompt_tokens if self._counts_prompt else 0
 
     def end(self) -> StepOutput:
-        return self._ending.output()
+        output = self._ending.output()
+        output.prompt_tokens = self._prompt_tokens
+        return output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from motet_engines.continuation import remaining, seed_of
 from motet_engines.engine import Features, StepOutput
 from motet_engines.grammars import as_lark, with_token_ids
+from motet_engines.pictures import Picture
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
@@ -65,9 +66,10 @@ class CompletionsRoute:
             grammars=dialect.grammars,
             frames=dialect.lark,
             logprobs=20 if dialect.logprob_ids and text is None else -1,
+            prompt_logprobs=dialect.prompt_logprobs and text is None,
         )
 
-    def body(self, request: Generate) -> dict[str, Any]:
+    def body(self, request: Generate, pictures: Sequence[Picture] = ()) -> dict[str, Any]:
         sampling, dialect = request.sampling, self._dialect
         body: dict[str, Any] = {
             "model": self._model,

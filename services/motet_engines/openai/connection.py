@@ -72,15 +72,13 @@ class Connection:
             raise of_response(response.status_code, data)
         return data
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        """Yield the data of the events that answer a request, until [DONE] or the end.
+    async def events(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the data of the events that answer a request of JSON, until [DONE] or the end.
 
         Closing the generator closes the connection, by which servers know of a cancel.
         """
         try:
-            async with self._http.stream(
-                "POST", self._address(path), content=_encoded(body)
-            ) as response:
+            async with self._http.stream("POST", self._address(path), content=body) as response:
                 if response.status_code != 200:
                     data = await _limited(response, MAX_ERROR)
                     raise of_response(response.status_code, data)

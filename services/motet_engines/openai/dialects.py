@@ -21,6 +21,8 @@ class ServerDialect:
     lark: its grammars may be in Lark's syntax, with JSON schemas and nested grammars.
     stop_ids: it has `stop_token_ids`. logprob_ids: it names tokens of log-probabilities by id.
     load: names of its metrics by those of decode's heartbeats. max_tokens: its name of that field.
+    chat_ids: its chats return token ids and the usage so far. prompt_logprobs: its completions
+    return log-probabilities of prompts. max_pixels: its pictures have that field.
     """
 
     name: str
@@ -32,6 +34,9 @@ class ServerDialect:
     logprob_ids: bool = True
     load: Mapping[str, str] = field(default_factory=dict)
     max_tokens: str = "max_tokens"
+    chat_ids: bool = False
+    prompt_logprobs: bool = False
+    max_pixels: bool = False
 
     @property
     def grammars(self) -> frozenset[str]:
@@ -46,6 +51,8 @@ DIALECTS: dict[str, ServerDialect] = {
             name="vllm",
             stop_ids=True,
             lark=True,
+            chat_ids=True,
+            prompt_logprobs=True,
             load={
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "queued",
@@ -53,7 +60,9 @@ DIALECTS: dict[str, ServerDialect] = {
                 "vllm:gpu_cache_usage_perc": "kv_used",
             },
         ),
-        ServerDialect(name="motet", lark=True),
+        ServerDialect(
+            name="motet", lark=True, chat_ids=True, prompt_logprobs=True, max_pixels=True
+        ),
         ServerDialect(
             name="sglang",
             structured_outputs=False,

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from motet_engines.config import EnginesConfig
+from motet_engines.continuation import remaining, scores_prompt
 from motet_engines.engine import CrashHandler, Features, Served, StepOutput
+from motet_engines.pictures import Picture
 from motet_shared.errors import ConfigError, MotetError, Unavailable
-from motet_shared.messages import Generate
+from motet_shared.messages import Generate, ScoredToken
 
 from .connection import Connection
 from .health import Health
+from .prompt_scores import read_scores, scores_body
 from .route import Route
-from .routes import choose_route
+from .routes import choose_picture_route, choose_route
 from .server import Server, read_server
 
 log = logging.getLogger(__name__)
@@ -33,11 +39,13 @@ class OpenAIEngine:
         self._connection = Connection(config.engine_url, config.engine_key, config.engine_timeout)
         self._server: Server | None = None
         self._route: Route | None = None
+        self._picture_route: Route | None = None
         self._health: Health | None = None
 
     @property
     def features(self) -> Features:
-        return self._chosen.features
+        route = self._picture_route
+        return replace(self._chosen.features, pictures=None if route is None else route.features)
 
     @property
     def _chosen(self) -> Route:
@@ -57,6 +65,7 @@ class OpenAIEngine:
         config = self._config
         self._server = server = await self._reach()
         self._route = await choose_route(self._connection, server, config)
+        self._picture_route = await choose_picture_route(self._connection, server, config)
         log.info("route chosen", extra=self.describe())
         self._health = Health(self._connection, server.dialect.load, config.engine_probe, on_health)
         self._health.start(on_crash)
@@ -78,15 +87,25 @@ class OpenAIEngine:
             await asyncio.sleep(_RETRY)
 
     async def generate(
-        self, key: str, request: Generate, expires: float | None
+        self,
+        key: str,
+        request: Generate,
+        expires: float | None,
+        pictures: Sequence[Picture] = (),
     ) -> AsyncGenerator[StepOutput, None]:
         route = self._chosen
-        if self._server is not None and request.model in self._server.adapters:
-            body = route.body(request) | {"model": request.model}
+        if pictures and self._picture_route is not None:
+            route = self._picture_route
+            body = await asyncio.to_thread(self._body, route, request, pictures)
         else:
-            body = route.body(request)
+            body = self._body(route, request)
         reply = route.reply(request)
         try:
+            if scores_prompt(request):
+                yield StepOutput(scores=await self._scores(request))
+                if remaining(request) <= 0:
+                    yield StepOutput(finish="length")
+                    return
             async with aclosing(self._connection.events(route.path, body)) as events:
                 async for data in events:
                     output = reply.feed(data)
@@ -98,6 +117,23 @@ class OpenAIEngine:
         except Unavailable:
             self._suspect()
             raise
+
+    def _body(self, route: Route, request: Generate, pictures: Sequence[Picture] = ()) -> bytes:
+        return msgspec.json.encode(route.body(request, pictures) | self._adapter(request))
+
+    def _adapter(self, request: Generate) -> dict[str, str]:
+        """Return the field that names an adapter of the server; none for its model itself."""
+        server = self._server
+        is_adapter = server is not None and request.model in server.adapters
+        return {"model": request.model} if is_adapter else {}
+
+    async def _scores(self, request: Generate) -> list[ScoredToken]:
+        """Return the log-probabilities of a prompt, which servers do not stream."""
+        server = self._server
+        if server is None:
+            raise RuntimeError("the engine has not started")
+        body = scores_body(request, server.model, server.dialect) | self._adapter(request)
+        return read_scores(await self._connection.post("/completions", body), request)
 
     def _suspect(self) -> None:
         if self._health is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from motet_engines.continuation import remaining, seed_of
 from motet_engines.engine import ALL_SAMPLING, Features, StepOutput
+from motet_engines.pictures import Picture
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Generate, Grammar, Sampling, TokenLogprob
 
@@ -50,7 +52,7 @@ class LlamaServerRoute:
             grammars=frozenset({"json_schema", "choice", "grammar"}),
         )
 
-    def body(self, request: Generate) -> dict[str, Any]:
+    def body(self, request: Generate, pictures: Sequence[Picture] = ()) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
             "prompt": [*request.prompt, *request.output],

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from motet_engines.engine import Features, StepOutput
+from motet_engines.pictures import Picture
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate
 
@@ -45,8 +46,11 @@ class Route(Protocol):
     path: str
     features: Features
 
-    def body(self, request: Generate) -> dict[str, Any]:
-        """Return the body of the request, whose reply continues `request.output`."""
+    def body(self, request: Generate, pictures: Sequence[Picture] = ()) -> dict[str, Any]:
+        """Return the body of the request, whose reply continues `request.output`.
+
+        `pictures`: those of `request.chat`, which only some routes take.
+        """
         ...
 
     def reply(self, request: Generate) -> Reply:
@@ -55,10 +59,11 @@ class Route(Protocol):
 
 
 class Ending:
-    """Keep a reply's finish reason and cached tokens until its events have ended."""
+    """Keep a reply's finish reason, cached tokens and prompt tokens until its events have ended."""
 
     def __init__(self) -> None:
         self.finish = ""
+        self.prompt_tokens = 0
         self._cached = -1
 
     def note(self, finish: str | None, usage: Any) -> None:
@@ -66,6 +71,8 @@ class Ending:
         if finish:
             self.finish = "length" if finish == "length" else "stop"
         if isinstance(usage, dict):
+            length = usage.get("prompt_tokens")
+            self.prompt_tokens = length if isinstance(length, int) else self.prompt_tokens
             details = usage.get("prompt_tokens_details")
             if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
                 self._cached = details["cached_tokens"]

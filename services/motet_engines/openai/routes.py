@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from motet_engines.card import read_config
 from motet_engines.config import EnginesConfig
 from motet_engines.grammars import added_tokens
+from motet_models.image_support import accepts_images
 from motet_shared.errors import BadRequest, ConfigError
 
 from .chat import ChatRoute
@@ -15,6 +17,7 @@ from .completions import CompletionsRoute
 from .connection import Connection
 from .dialects import ServerDialect
 from .llama_server import LlamaServerRoute
+from .picture_messages import takes_pictures
 from .route import Route
 from .server import Server
 from .text_tokens import TextTokens, read_tokenizer
@@ -55,6 +58,16 @@ async def choose_route(connection: Connection, server: Server, config: EnginesCo
         )
     log.warning("the server returns no token ids: its text is spelled in tokens again")
     return CompletionsRoute(server.dialect, server.model, TextTokens.load(folder))
+
+
+async def choose_picture_route(
+    connection: Connection, server: Server, config: EnginesConfig
+) -> ChatRoute | None:
+    """Return the route of chats with pictures; None if the model or the server takes none."""
+    folder = Path(config.model)
+    if not accepts_images(read_config(folder)):
+        return None
+    return _chat(server, folder) if await takes_pictures(connection, server) else None
 
 
 def _chat(server: Server, folder: Path) -> ChatRoute:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from motet_engines.config import EnginesConfig
 from motet_engines.engine import CrashHandler, Features, Served, StepOutput
 from motet_engines.grammars import added_tokens
-from motet_shared.errors import BadRequest, ConfigError, Overloaded, Unavailable
+from motet_engines.pictures import Picture
+from motet_shared.errors import BadRequest, ConfigError, MotetError, Overloaded, Unavailable
 from motet_shared.messages import Generate
 from motet_shared.process.actor import die_with_parent
 
@@ -22,6 +24,7 @@ from .adapters import read_adapters
 from .arguments import engine_arguments
 from .library import Library, load_library
 from .load import LoadReader
+from .pictures import PictureInput, picture_features
 from .sampling import sampling_params, step_output
 
 log = logging.getLogger(__name__)
@@ -32,13 +35,13 @@ _SHUTDOWN = 5.0  # seconds that vLLM's processes have to end
 class VllmEngine:
     """Drive one model in vLLM."""
 
-    features = Features(frames=True, prompt_logprobs=True)
-
     def __init__(self, config: EnginesConfig):
+        self.features = Features(frames=True, prompt_logprobs=True)
         self._config = config
         self._library: Library | None = None
         self._engine: Any = None
         self._arguments: Any = None
+        self._pictures: PictureInput | None = None
         self._tokens = added_tokens(Path(config.model))
         self._adapters = read_adapters(config.adapters, config.model_name)
         self._reader = LoadReader()
@@ -52,6 +55,10 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._engine = await loop.run_in_executor(self._thread, self._load)
         self._watch = asyncio.create_task(self._watch_engine(on_crash), name="engine-health")
+        # Scores of a prompt would be those of its marks.
+        seeing = picture_features(self._engine, replace(self.features, prompt_logprobs=False))
+        self.features = replace(self.features, pictures=seeing)
+        self._pictures = PictureInput(self._engine, self._config.max_picture)
         context = int(self._engine.model_config.max_model_len)
         return Served(context=context, adapters=tuple(self._adapters))
 
@@ -73,14 +80,22 @@ class VllmEngine:
         on_crash(self._engine.dead_error)
 
     async def generate(
-        self, key: str, request: Generate, expires: float | None
+        self,
+        key: str,
+        request: Generate,
+        expires: float | None,
+        pictures: Sequence[Picture] = (),
     ) -> AsyncGenerator[StepOutput, None]:
         library = self._library
         if library is None or self._engine is None:
             raise Unavailable("vllm: has not started")
         try:
+            prompt = {"type": "token", "prompt_token_ids": [*request.prompt, *request.output]}
+            prompt_tokens = 0
+            if pictures and self._pictures is not None:
+                prompt, request, prompt_tokens = await self._pictures.render(request, pictures)
             found = self._engine.generate(
-                {"type": "token", "prompt_token_ids": [*request.prompt, *request.output]},
+                prompt,
                 sampling_params(library, request, self._tokens),
                 key,
                 lora_request=self._lora(library, request.model),
@@ -88,7 +103,11 @@ class VllmEngine:
             )
             async with aclosing(found) as outputs:
                 async for output in outputs:
-                    yield step_output(output, request)
+                    step = step_output(output, request)
+                    step.prompt_tokens = prompt_tokens
+                    yield step
+        except MotetError:
+            raise
         except library.dead as error:
             raise Unavailable(f"vllm has ended: {error}") from error
         except library.client_errors as error:

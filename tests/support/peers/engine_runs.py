@@ -40,16 +40,27 @@ class EngineRuns:
         self._features.setdefault(feature, {})[engine] = outcome
 
     def write(self) -> None:
-        """Write the file; a run without an outcome leaves it as it is."""
+        """Write the file, beside what it has of the same commit; a run without outcomes leaves it."""
         if not self._features:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         extended = _extended()
+        features, versions = self._with_earlier(extended.commit())
         document = {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "processor": extended.processor(),
             "commit": extended.commit(),
-            "versions": self.versions,
-            "features": self._features,
+            "versions": versions,
+            "features": features,
         }
         self._path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    def _with_earlier(self, commit: str) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+        """Return features and versions, with those that the file has of this commit."""
+        earlier: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
+        if earlier.get("commit") != commit:
+            return self._features, self.versions
+        features: dict[str, dict[str, str]] = earlier["features"]
+        for feature, outcomes in self._features.items():
+            features[feature] = features.get(feature, {}) | outcomes
+        return features, earlier["versions"] | self.versions

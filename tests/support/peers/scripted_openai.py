@@ -25,7 +25,7 @@ class OpenAIServer(ScriptedServer):
         self.adapters: list[dict[str, Any]] = []
         self.prompt = 0
         self.knows_ids = self.takes_ids = True
-        self.refuses_unknown = False
+        self.refuses_unknown = self.refuses_pictures = False
         self.failure: tuple[int, dict[str, Any]] | None = None
         self.break_at = -1  # position at which the connection breaks
         self.pause_at = -1
@@ -67,6 +67,8 @@ class _Handler(ScriptedHandler):
             return self.answer(500, {"error": {"message": "down"}})
         if server.refuses_unknown and "return_token_ids" in body:
             return self.answer(400, {"error": {"message": "unknown", "param": "return_token_ids"}})
+        if server.refuses_pictures and "image_url" in str(body.get("messages")):
+            return self.answer(400, {"error": {"message": "no pictures"}})
         if self.path == "/v1/completions" and not server.takes_ids:
             return self.answer(400, {"error": {"message": "`prompt` must be a text"}})
         if not body.get("stream"):

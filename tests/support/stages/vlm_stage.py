@@ -108,7 +108,8 @@ class Stage:
     ) -> Reply:
         """Return the reply to a user's `content`."""
         messages = fields.pop("messages", [{"role": "user", "content": content}])
-        sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=max_tokens)
+        more = fields.pop("sampling_fields", {})
+        sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=max_tokens, **more)
         request = Chat(
             model=MODEL,
             messages=messages,

@@ -34,7 +34,7 @@ class Engine:
         return Served(context=64)
 
     async def generate(
-        self, key: str, request: Generate, expires: float | None
+        self, key: str, request: Generate, expires: float | None, pictures: object = ()
     ) -> AsyncGenerator[StepOutput, None]:
         self.asked.append(key)
         if self.fails:

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from motet_cli.engines.environment import host_command, host_variables
 from motet_engines.config import EnginesConfig
+from motet_engines.engine import Features
 from motet_engines.grammars import added_tokens, with_token_ids
+from motet_engines.pictures import Picture
 from motet_engines.vllm.adapters import read_adapters
 from motet_engines.vllm.arguments import engine_arguments, split_arguments
 from motet_engines.vllm.engine import VllmEngine
 from motet_engines.vllm.library import Library, load_library
 from motet_engines.vllm.load import LoadReader
+from motet_engines.vllm.pictures import PictureInput, picture_features
 from motet_engines.vllm.sampling import sampling_params, structured
-from motet_shared.errors import BadRequest, ConfigError, Unavailable
-from motet_shared.messages import Generate, Grammar, Sampling, ScoredToken
+from motet_media.pool import Pool
+from motet_media.worker import ENTRY, JobLimits
+from motet_shared.errors import (
+    BadRequest,
+    ConfigError,
+    ContextTooLong,
+    PayloadTooLarge,
+    Unavailable,
+)
+from motet_shared.messages import Chat, Generate, Grammar, Sampling, ScoredToken
 from support.checkpoints.tiny_tokenizers import write_folder
+from support.media.picture_files import encoded, pattern
 from support.running.refusals import refuses
 
 
@@ -254,6 +269,104 @@ def test_adapters_that_cannot_be_served_are_refused(folder: Path, tmp_path: Path
             adapters=(good,),
             metrics_port=-1,
         )
+
+
+class Renderer:
+    """Put `tokens` tokens into a prompt in place of its mark, as vLLM's renderer does."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+        self.asked: list[Any] = []
+
+    async def render_cmpl_async(self, prompts: list[Any]) -> list[Any]:
+        self.asked += prompts
+        ids = [
+            one
+            for number in prompts[0]["prompt_token_ids"]
+            for one in [number] * (self.tokens if number == MARK else 1)
+        ]
+        return [{"type": "multimodal", "prompt_token_ids": ids}]
+
+    def get_mm_processor(self) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(allowed_mm_limits={"image": 4}))
+
+
+MARK = 6
+
+
+def seeing(folder: Path, scripted: Scripted, tokens: int = 4) -> VllmEngine:
+    engine = engine_of(folder, scripted)
+    described: Any = scripted
+    described.renderer = Renderer(tokens)
+    described.model_config = SimpleNamespace(max_model_len=32, is_multimodal_model=True)
+    engine._pictures = PictureInput(scripted, 10_000)
+    return engine
+
+
+def shown(data: bytes, max_pixels: int = 0) -> list[Picture]:
+    return [Picture(data, max_pixels, "messages[0]")]
+
+
+async def test_pictures_are_decoded_and_their_tokens_counted(folder: Path) -> None:
+    scripted = Scripted([output([9], "length")])
+    engine, file = seeing(folder, scripted), encoded(pattern(60, 40))
+    chat = Chat(model="tiny", messages=[], sampling=Sampling(), max_context=10)
+    asked = request(100, output=[7], chat=chat)
+    (found,) = [one async for one in engine.generate("key", asked, None, shown(file, 600))]
+    assert found.prompt_tokens == 5
+    ((prompt, params, _), _) = scripted.asked[0]
+    assert prompt["prompt_token_ids"] == [5, *[MARK] * 4, 7]
+    assert params.max_tokens == 4  # of ten, five are the prompt and one was sent
+    (given,) = engine._engine.renderer.asked
+    (image,) = given["multi_modal_data"]["image"]
+    assert (image.mode, image.size) == ("RGB", (30, 20))
+    assert given["prompt_token_ids"] == [5, MARK, 7]
+
+
+async def test_pictures_that_cannot_be_shown_are_refused_by_name(folder: Path) -> None:
+    async def ask(data: bytes, tokens: int = 4) -> None:
+        engine = seeing(folder, Scripted([]), tokens)
+        _ = [one async for one in engine.generate("key", request(), None, shown(data))]
+
+    with refuses(BadRequest, "messages[0]"):
+        await ask(b"no picture")
+    with refuses(PayloadTooLarge, "messages[0]"):
+        await ask(encoded(pattern(200, 100)))
+    with refuses(ContextTooLong, "messages"):
+        await ask(encoded(pattern(8, 8)), tokens=40)
+
+
+def test_models_and_releases_without_pictures_are_known() -> None:
+    features = Features()
+    config = SimpleNamespace(is_multimodal_model=True)
+    sees: Any = SimpleNamespace(model_config=config, renderer=Renderer(1))
+    assert picture_features(sees, features) == features
+    older = SimpleNamespace(model_config=config, renderer=None)
+    text = SimpleNamespace(model_config=SimpleNamespace(is_multimodal_model=False))
+    assert [picture_features(one, features) for one in (older, text)] == [None, None]
+
+
+def test_pictures_are_decoded_in_an_environment_without_our_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A child starts by the script that knows where they are, as in vLLM's environment."""
+    _, script = host_command("")
+    libraries = str(Path(msgspec.__file__).parents[1])
+    for name, value in {**host_variables(), ENTRY: script, "PYTHONPATH": libraries}.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"  # -S: what is installed for editing is not importable
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    decoder = Pool("motet_media.picture", 1)
+    try:
+        limits = JobLimits(10.0, 60.0, 1 << 30)
+        data = encoded(pattern(8, 6))
+        args: dict[str, int | str] = {"max_pixels": 100, "param": "image"}
+        ((meta, _),) = decoder.run("picture", data, limits, BadRequest, **args)
+    finally:
+        decoder.close()
+    assert (meta["width"], meta["height"]) == (8, 6)
 
 
 def test_without_vllm_the_environment_is_named() -> None:

@@ -83,7 +83,7 @@ def test_a_chain_becomes_processes_in_their_environments(file: Path, python: str
     fast = decode["decode:tiny@fast-1"]
     assert fast.argv[0] == python
     assert fast.argv[1].endswith("other_environment.py")
-    assert fast.env["MOTET_ENGINE_PACKAGES"].count("motet_") == 3
+    assert fast.env["MOTET_ENGINE_PACKAGES"].count("motet_") == 4
     assert "--engine-args=--dtype bfloat16" in fast.argv
     ranks = [(value(spec, "--target"), value(spec, "--rank")) for spec in decode.values()]
     assert ranks == [("fast", "0"), ("fast", "0"), ("openai", "1"), ("own", "2")]
