@@ -16,12 +16,19 @@ from recipes.chat.data import (
     ConversationWriter,
     assistant,
     casual,
+    digest,
     user,
     weighted_choice,
 )
 from recipes.chat.mix import Mix
 from recipes.chat.talk import abilities
-from recipes.chat.tools import draw_tool
+from recipes.chat.tools import (
+    draw_call,
+    draw_result,
+    draw_tool,
+    drawing_prompt,
+    drawing_request,
+)
 from recipes.chat.topics import NAMES, PLACES, THINGS
 from recipes.speech.lexicon import article, plural, verbs, words
 
@@ -303,14 +310,16 @@ def calling_conversation(rng: Random, mix: Mix) -> Conversation:
         skill = sample_skill(rng)
         if skill.name not in [one.name for one in skills]:
             skills.append(skill)
-    can_draw = rng.random() < 0.2
+    can_draw = rng.random() < 0.3
     declared = [declaration(skill, rng, alone=many == 1 and not can_draw) for skill in skills]
     if can_draw:
         declared.insert(rng.randint(0, len(declared)), draw_tool(rng))
     writer.system(share=0.25)
-    for _ in range(rng.choice((1, 2, 2, 3, 4))):
+    for _ in range(rng.choice((1, 2, 3, 4, 5))):
         if rng.random() < 0.12:
             _add_talk(writer)
+        elif can_draw and rng.random() < 0.4:
+            _add_drawing(writer)
         else:
             _add_call(writer, rng.choice(skills))
     if rng.random() < 0.5 and writer.messages[-2]["role"] == "tool":
@@ -337,6 +346,17 @@ def _add_talk(writer: ConversationWriter) -> None:
         writer.exchange(question.text, question.answer)
     else:
         writer.talk(weighted_choice(writer.rng, writer.mix.talk))
+
+
+def _add_drawing(writer: ConversationWriter) -> None:
+    rng = writer.rng
+    what = drawing_prompt(rng)
+    writer.keys.add(digest(f"draw {what}"))
+    asked = drawing_request(what, rng)
+    said = casual(asked, rng)
+    result, sentence = draw_result(rng, what)
+    writer.messages += [user(said if what in said else asked), draw_call(what)]
+    writer.messages += [result, assistant(sentence)]
 
 
 def _add_call(writer: ConversationWriter, skill: Skill) -> None:

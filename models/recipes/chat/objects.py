@@ -85,15 +85,23 @@ def _value(rng: Random, depth: int) -> tuple[str, Any]:
             return _key(_LISTS, rng), [_string("", rng) for _ in range(count)]
         return _key(_LISTS, rng), [_number(rng) for _ in range(count)]
     if draw < 0.95:
-        return _key(_LISTS, rng), [_object(rng, depth + 1) for _ in range(rng.choice((0, 1, 1, 2)))]
+        return _key(_LISTS, rng), [_object(rng, depth + 1) for _ in range(_few(rng))]
     return _key(_RECORDS, rng), _object(rng, depth + 1)
 
 
 def _object(rng: Random, depth: int = 0) -> dict[str, Any]:
-    return dict(
-        _value(rng, depth)
-        for _ in range(rng.choice((1, 2, 3, 4, 5) if depth == 0 else (1, 1, 2, 3)))
-    )
+    return dict(_value(rng, depth) for _ in range(_few(rng)))
+
+
+def _few(rng: Random) -> int:
+    """Return 1 or more: after each, the end is likelier than another one.
+
+    So a greedy reply ends as soon as its schema lets it: it would not if every length were as likely.
+    """
+    count = 1
+    while rng.random() < 0.4:
+        count += 1
+    return count
 
 
 def _facts(rng: Random) -> tuple[str, dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 It continues a complete checkpoint instead of beginning anew. In the first stage, `tower`, a frozen
 copy of the tower says what the language model understands: it looks at a scene as the micro-world
-draws it, and the tower that learns is to give the same embeddings for the scene in any style. The
-second, `words`, trains the language model alone on pictures of both kinds, calls of tools and replies
-in JSON; the third, `talk`, the whole model on the same.
+draws it, and the tower that learns is to give the same embeddings for the scene in any style; `edges`
+goes on with that at lower rates. `words` trains the language model alone on pictures of both kinds,
+calls of tools and replies in JSON, and `talk` the whole model on the same.
 
 Shapes: B pictures · T cells · N = B·T · K kinds of things · X hidden size of the language model.
 """
@@ -43,7 +43,7 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "words", "talk")
+STAGES = ("tower", "words", "edges", "talk")
 
 
 class LessonBatch(NamedTuple):
@@ -254,8 +254,9 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-see-adapt/state.pt"))
     parser.add_argument("--resume", action="store_true", help="continue from the states")
     parser.add_argument("--stage", choices=STAGES, default="tower")
-    parser.add_argument("--teacher", type=Path, help="of the tower; --model otherwise")
-    parser.add_argument("--eyes", type=Path, help="a checkpoint to take the eyes from")
+    parser.add_argument(
+        "--teacher", type=Path, help="checkpoint whose tower teaches; --model if left out"
+    )
     parser.add_argument("--steps", type=int, default=0, help="of the stage; 0 uses the recipe's")
     parser.add_argument("--compile", action="store_true", help="compile the language model")
     args = parser.parse_args()
@@ -263,11 +264,9 @@ def main() -> None:
     torch.set_num_threads(1)
     recipe = Adaptation()
     model = load(recipe, args.model)
-    if args.eyes:
-        model.vision.load_state_dict(load(recipe, args.eyes).vision.state_dict())
     stage = recipe.stages[args.stage]
     trainer: Training
-    if args.stage == "tower":
+    if args.stage in ("tower", "edges"):
         teacher = load(recipe, args.teacher) if args.teacher else model
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:

@@ -54,16 +54,25 @@ class Adaptation:
     stages: dict[str, Stage] = field(
         default_factory=lambda: {
             "tower": Stage(
-                steps=1500, batch=48, matrix_lr=8e-3, other_lr=1.2e-3, warmup=50, decay=0.7
+                steps=2800, batch=48, matrix_lr=8e-3, other_lr=1.2e-3, warmup=50, decay=0.7
             ),
             "words": Stage(
                 steps=1200, batch=24, matrix_lr=5e-3, other_lr=1.5e-3, warmup=40, decay=0.75
             ),
+            "edges": Stage(
+                steps=1100,
+                batch=64,
+                matrix_lr=4e-3,
+                other_lr=6e-4,
+                warmup=30,
+                decay=0.9,
+                first=1_000_000,
+            ),
             "talk": Stage(
-                steps=300,
-                batch=24,
-                matrix_lr=1.5e-3,
-                other_lr=4.5e-4,
+                steps=680,
+                batch=28,
+                matrix_lr=3e-3,
+                other_lr=9e-4,
                 warmup=20,
                 decay=0.9,
                 first=1_000_000,
@@ -73,7 +82,7 @@ class Adaptation:
     lessons: dict[str, dict[str, int]] = field(
         default_factory=lambda: {
             "words": {"styled": 5, "own": 4, "calls": 6, "json": 3, "abilities": 1},
-            "talk": {"styled": 7, "own": 5, "calls": 4, "json": 2, "abilities": 1},
+            "talk": {"styled": 7, "own": 9, "calls": 5, "json": 2, "abilities": 1},
         }
     )  # conversations of a step; the others are in words alone
     text_mix: Mix = field(  # with more of what is said about the model itself
