@@ -69,7 +69,7 @@ class Adaptation:
                 first=1_000_000,
             ),
             "talk": Stage(
-                steps=680,
+                steps=410,
                 batch=28,
                 matrix_lr=3e-3,
                 other_lr=9e-4,
