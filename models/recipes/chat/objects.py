@@ -37,14 +37,15 @@ _FACTS = ("{0}", "Extract: {0}", "Read this: {0}", "{0} Answer in JSON.", "As JS
 _LINKS = ("{0} {1}", "{0}: {1}", "{0} is {1}", "the {0} is {1}", "{0} = {1}")
 
 
-def _string(key: str, rng: Random) -> str:
+def _string(key: str, rng: Random, *, made_up: float = 0.0) -> str:
+    """Return a value; `made_up` of them are no words, which only a request that tells them ends."""
+    if rng.random() < made_up:
+        return made_up_word(rng)
     draw = rng.random()
     if key in _STRINGS and draw < 0.6:
         found = rng.choice(_STRINGS[key])
         return f"a {found}" if key in ("summary", "description", "text") else found
-    if draw < 0.85:
-        return rng.choice(THINGS if draw < 0.7 else words("thing", "food", "person", "name"))
-    return made_up_word(rng)
+    return rng.choice(THINGS if draw < 0.75 else words("thing", "food", "person", "name"))
 
 
 def _key(known: tuple[str, ...], rng: Random) -> str:
@@ -110,7 +111,7 @@ def _facts(rng: Random) -> tuple[str, dict[str, Any]]:
     for _ in range(rng.choice((1, 2, 2, 3))):
         is_number = rng.random() < 0.35
         key = _key(_NUMBERS if is_number else tuple(_STRINGS), rng)
-        found[key] = rng.randint(0, 2100) if is_number else _string(key, rng)
+        found[key] = rng.randint(0, 2100) if is_number else _string(key, rng, made_up=0.3)
     link, joint = rng.choice(_LINKS), rng.choice((", ", ", ", "; ", "\n"))
     told = joint.join(link.format(key, value) for key, value in found.items())
     return rng.choice(_FACTS).format(f"{told}."), found
@@ -141,6 +142,5 @@ def object_conversation(rng: Random, mix: Mix) -> Conversation:
         keys = list(found) if isinstance(found, dict) else ["a value"]
         told = " and ".join(keys) if len(keys) < 3 else ", ".join(keys)
         text = rng.choice(_REQUESTS).format(told, rng.choice(words("thing", "person", "place")))
-    separators = (", ", ": ") if rng.random() < 0.8 else (",", ":")
-    writer.messages += [user(text), assistant(json.dumps(found, separators=separators))]
+    writer.messages += [user(text), assistant(json.dumps(found))]
     return writer.finish("json")

@@ -4,7 +4,8 @@ It continues a complete checkpoint instead of beginning anew. In the first stage
 copy of the tower says what the language model understands: it looks at a scene as the micro-world
 draws it, and the tower that learns is to give the same embeddings for the scene in any style; `edges`
 goes on with that at lower rates. `words` trains the language model alone on pictures of both kinds,
-calls of tools and replies in JSON, and `talk` the whole model on the same.
+calls of tools and replies in JSON, `talk` the whole model on the same, and `settle` with more of the
+micro-world's own pictures.
 
 Shapes: B pictures · T cells · N = B·T · K kinds of things · X hidden size of the language model.
 """
@@ -43,7 +44,7 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "words", "edges", "talk")
+STAGES = ("tower", "words", "edges", "talk", "settle")
 
 
 class LessonBatch(NamedTuple):
@@ -245,6 +246,14 @@ def load(recipe: Adaptation, folder: Path) -> Model:
     return model
 
 
+@torch.no_grad()
+def average(recipe: Adaptation, model: Model, folders: Sequence[Path]) -> None:
+    """Set the model's weights to the mean of its own and those of checkpoints of the same sizes."""
+    others = [load(recipe, folder).llava.state_dict() for folder in folders]
+    for name, weight in model.llava.state_dict().items():
+        weight.copy_(torch.stack([weight, *(other[name] for other in others)]).mean(dim=0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -258,6 +267,9 @@ def main() -> None:
         "--teacher", type=Path, help="checkpoint whose tower teaches; --model if left out"
     )
     parser.add_argument("--steps", type=int, default=0, help="of the stage; 0 uses the recipe's")
+    parser.add_argument(
+        "--average", type=Path, nargs="*", default=(), help="checkpoints to average the result with"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the language model")
     args = parser.parse_args()
     exit_on_sigterm()
@@ -282,6 +294,7 @@ def main() -> None:
         )
         trainer = TalkTrainer(stage, model, steps=args.steps, stream=stream)
     run_stage(trainer, args.state.with_name(f"{args.stage}.pt"), resume=args.resume, log=10)
+    average(recipe, model, args.average)
     model.save(args.out)
 
 

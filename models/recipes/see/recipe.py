@@ -77,12 +77,22 @@ class Adaptation:
                 decay=0.9,
                 first=1_000_000,
             ),
+            "settle": Stage(
+                steps=300,
+                batch=27,
+                matrix_lr=2.5e-3,
+                other_lr=7.5e-4,
+                warmup=15,
+                decay=0.95,
+                first=2_000_000,
+            ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
         default_factory=lambda: {
             "words": {"styled": 5, "own": 4, "calls": 6, "json": 3, "abilities": 1},
             "talk": {"styled": 7, "own": 9, "calls": 5, "json": 2, "abilities": 1},
+            "settle": {"styled": 6, "own": 10, "calls": 3, "json": 3, "abilities": 1},
         }
     )  # conversations of a step; the others are in words alone
     text_mix: Mix = field(  # with more of what is said about the model itself

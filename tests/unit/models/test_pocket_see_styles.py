@@ -18,7 +18,7 @@ from recipes.chat.mix import FINISHING  # noqa: E402
 from recipes.chat.objects import object_conversation  # noqa: E402
 from recipes.chat.talk import ABILITY  # noqa: E402
 from recipes.see import styled  # noqa: E402
-from recipes.see.adapt import LessonStream, TowerAdapter, lesson_batch, load  # noqa: E402
+from recipes.see.adapt import LessonStream, TowerAdapter, average, lesson_batch, load  # noqa: E402
 from recipes.see.data import KINDS, is_held_out_scene  # noqa: E402
 from recipes.see.mix import SEEING  # noqa: E402
 from recipes.see.recipe import Adaptation  # noqa: E402
@@ -204,13 +204,36 @@ def test_some_replies_in_json_copy_what_the_request_tells() -> None:
     assert copied > 15
 
 
+def test_after_each_field_a_record_is_likelier_to_end_than_to_go_on() -> None:
+    lengths = []
+    for number in range(300):
+        *_, asked, reply = object_conversation(Random(number), FINISHING).messages
+        found = json.loads(reply["content"])
+        assert reply["content"] == json.dumps(found)  # as the grammar of a schema spaces it
+        if isinstance(found, dict) and not all(str(key) in asked["content"] for key in found):
+            lengths.append(len(found))
+    assert lengths.count(1) > 0.5 * len(lengths) > 0
+    assert max(lengths) > 2
+
+
+def test_a_picture_is_asked_for_beside_other_tools() -> None:
+    drawn = set()
+    for number in range(80):
+        conversation = calling_conversation(Random(number), FINISHING)
+        for message in conversation.messages:
+            calls = [call["function"]["name"] for call in message.get("tool_calls", ())]
+            if "draw" in calls:
+                drawn.add(len(conversation.tools))
+    assert drawn >= {2, 3}
+
+
 @pytest.fixture(scope="module")
 def model() -> Model:
     torch.set_num_threads(1)
     return load(Adaptation(), Path("models/pocket-chat"))
 
 
-@pytest.mark.parametrize("name", ["words", "talk"])
+@pytest.mark.parametrize("name", ["words", "talk", "settle"])
 def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model, name: str) -> None:
     recipe = Adaptation()
     stage, lessons = recipe.stages[name], recipe.lessons[name]
@@ -239,3 +262,15 @@ def test_the_tower_learns_from_the_frozen_one(model: Model) -> None:
     assert reports[-1].distance < 0.8 * reports[0].distance
     after = dict(trainer.teacher.model.named_parameters())
     assert all(torch.equal(after[name], one) for name, one in before.items())
+
+
+def test_weights_are_averaged_with_those_of_other_checkpoints(tmp_path: Path) -> None:
+    recipe, folder = Adaptation(), Path("models/pocket-chat")
+    other = load(recipe, folder)
+    before = {name: one.clone() for name, one in other.llava.state_dict().items()}
+    with torch.no_grad():
+        for parameter in other.llava.parameters():
+            parameter.add_(0.25)
+    average(recipe, other, [folder])
+    for name, one in other.llava.named_parameters():
+        assert torch.allclose(one, before[name] + 0.125, atol=1e-6)
