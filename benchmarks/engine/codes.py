@@ -25,7 +25,7 @@ from benchmarks.engine.replay import blocks_for
 from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
-from benchmarks.support.measures import table
+from benchmarks.support.measures import Target, table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER
 from motet_kernels.linear.code_linear import CodeLinear
 from motet_kernels.linear.group_weights import GroupWeights
@@ -40,6 +40,7 @@ Clock = Callable[[], float]
 RESULTS = RESULTS_FOLDER / "codes.json"
 STREAMS = (1, 8)
 PROMPT, SETTLE = 16, 8  # tokens, and steps before the first that is measured
+LEAST = 0.9  # of our own format's speed
 SCALE = 1 / 4096  # small enough that activations of a random model stay finite
 
 
@@ -127,6 +128,21 @@ class Found:
 def faster_quarter(seconds: Sequence[float]) -> float:
     """Return the mean of the fastest quarter."""
     return statistics.mean(sorted(seconds)[: max(1, len(seconds) // 4)])
+
+
+def targets(findings: Sequence[Found]) -> list[Target]:
+    """Return the target of each format at each number of sequences, by the faster quarters."""
+    return [
+        Target(
+            f"{found.name}, {streams} sequences",
+            found.shares(streams)[0],
+            LEAST,
+            "times",
+            most=False,
+        )
+        for found in findings
+        for streams in found.own
+    ]
 
 
 def recode(engine: Engine, kind: Kind) -> None:
@@ -221,7 +237,8 @@ def run(
     print(f"Random codes in the shape {plan.shape!r}, {steps} steps each.\n")
     header = ["codes", "bytes", *(f"{streams} sequences" for streams in STREAMS)]
     print(table(header, [found.cells() for found in findings]))
-    write(output, before, plan, findings)
+    print(f"\n{targets_table(targets(findings))}")
+    write(output, before, plan, findings, targets(findings))
     return findings
 
 

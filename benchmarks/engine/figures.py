@@ -72,6 +72,8 @@ TARGETS: list[tuple[str, tuple[str, ...], int | str, float]] = [
     ("motet bf16", ("llama.cpp BF16",), "prefill", 1.6),
     ("motet int4", ("llama.cpp Q4_0",), 1, 1.0),
     ("motet int8", ("llama.cpp Q8_0", "llama.cpp Q4_0"), 32, 1.5),
+    ("motet bf16", ("vllm",), 32, 1.5),
+    ("motet bf16", ("vllm",), "prefill", 1.1),
     ("motet bf16", ("transformers",), 1, 2.2),
     ("motet bf16", ("transformers",), 32, 4.0),
 ]

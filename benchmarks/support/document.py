@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
@@ -12,15 +15,60 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.measures import Target
+from benchmarks.support.paths import ROOT
+
+_CPUINFO = Path("/proc/cpuinfo")
+_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_tile",
+)  # of x86, by which kernels differ
 
 
 def conditions() -> dict[str, Any]:
+    """Return when, where and on what a benchmark runs: time, commit, command, processor and load."""
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "processor": processor(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": [round(value, 1) for value in os.getloadavg()],
     }
+
+
+def commit() -> str:
+    """Return the short hash of the checkout, with `+` behind it if tracked files differ, or empty."""
+    try:
+        known = _git("rev-parse", "--short=8", "HEAD")
+        return known + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=10
+    ).stdout.strip()
+
+
+def processor(cpuinfo: Path = _CPUINFO) -> str:
+    """Return the name of the processor, and which of the instructions that kernels use it has."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    flags = fields.get("flags", "").split()
+    found = [feature for feature in _FEATURES if feature in flags]
+    return " ".join(filter(None, [fields.get("model name", platform.machine()), ", ".join(found)]))
 
 
 def load_line(before: dict[str, Any]) -> str:

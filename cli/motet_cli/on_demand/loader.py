@@ -97,6 +97,9 @@ class Loader:
         bus.offers = lambda: [
             offer for one in self._models.values() for offer in one.offers(loop.time())
         ]
+        for one in self._models.values():
+            if self._slots(one):  # of an earlier supervisor
+                one.model.enter("loading", loop.time())
         bus.set_state("ready")
         try:
             while True:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from motet_cli.supervision.forked import EXIT_UNKNOWN, PidfdTransport
 from motet_cli.supervision.parent_death import die_with_parent
 
 _TAIL_LINES = 20
@@ -48,6 +49,8 @@ class ChildSpec:
 
 def _describe_exit(status: int) -> str:
     """Describe an exit status, such as `exit code 3` or `killed by SIGKILL`."""
+    if status == EXIT_UNKNOWN:
+        return "exit code unknown: it was the child of an earlier supervisor"
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -69,6 +72,7 @@ class Child(asyncio.SubprocessProtocol):
         self.status: int | None = None  # as in subprocess: negative is a signal
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.started_at = time.monotonic()
+        self.has_output = True
         self._on_line = on_line
         self._partial = b""
         self._gone = asyncio.Event()
@@ -87,6 +91,27 @@ class Child(asyncio.SubprocessProtocol):
         transport, _ = await (spawn or _execute)(lambda: child, spec, env)
         child._transport = transport
         child.pid = transport.get_pid()
+        return child
+
+    @classmethod
+    async def adopt(
+        cls,
+        spec: ChildSpec,
+        on_line: Callable[[str], None],
+        *,
+        pid: int,
+        instance: str,
+        pidfd: int,
+        output: int | None,
+    ) -> Child:
+        """Take over a process that an earlier supervisor has started.
+
+        pidfd, output: descriptors of the process and of the reading end of its output, owned from
+        now on; output is None if it cannot be read.
+        """
+        child = cls(spec, on_line)
+        child.pid, child.instance, child.has_output = pid, instance, output is not None
+        child._transport = await PidfdTransport.connect(pid, child, output, pidfd)
         return child
 
     @property
@@ -122,7 +147,10 @@ class Child(asyncio.SubprocessProtocol):
         """Send a signal, if the process still runs."""
         if self.status is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                if isinstance(self._transport, PidfdTransport):
+                    self._transport.send_signal(number)
+                else:
+                    os.kill(self.pid, number)
 
     # ------------------------------------------------------------------------------------- asyncio.SubprocessProtocol
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from motet_cli.supervision.child import Child, ChildSpec
-from motet_cli.supervision.forked import ForkedTransport
+from motet_cli.supervision.forked import PidfdTransport
 from motet_cli.supervision.nursery_process import (
     FileChanged,
     Fork,
@@ -29,6 +29,7 @@ from motet_cli.supervision.nursery_process import (
     RequestRefused,
 )
 from motet_cli.supervision.parent_death import set_subreaper
+from motet_cli.survival.output import lasting_pipe
 
 _IMPORT_TIMEOUT, _FORK_TIMEOUT = 120.0, 10.0  # seconds
 _REPORTED_IMPORT = 0.5  # seconds from which an import is logged
@@ -58,16 +59,19 @@ class Nursery:
         env: Mapping[str, str],
         report: Callable[[str], None],
         on_line: Callable[[str], None] = lambda line: None,
+        *,
+        outlived: bool = False,
     ) -> None:
         """Configure the nursery without starting its process.
 
         env: variables that libraries read when they are loaded.
         report: called with messages for the log.
         on_line: called with each line that the process prints.
+        outlived: processes that it forks outlive this one.
         """
         # Importing numpy would start BLAS threads, which do not survive a fork.
         self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}
-        self._report, self._on_line = report, on_line
+        self._report, self._on_line, self._outlived = report, on_line, outlived
         self._lock = asyncio.Lock()
         self._process: Child | None = None
         self._peer: socket.socket | None = None
@@ -113,22 +117,16 @@ class Nursery:
         _, _, module, *argv = spec.argv
         async with self._lock:
             await self._load(module)
-            reading, writing = os.pipe()
+            reading, writing = lasting_pipe() if self._outlived else os.pipe()
             try:
-                pid = self._fork(Fork(module, argv, dict(env)), writing)
+                pid = self._fork(Fork(module, argv, dict(env), self._outlived), writing)
             except BaseException:
                 os.close(reading)
                 raise
             finally:
                 os.close(writing)
         child_protocol = protocol()
-        transport = ForkedTransport(pid, child_protocol)
-        try:
-            await transport.listen(reading)
-        except BaseException:  # otherwise the process would have no owner
-            transport.close()
-            raise
-        return transport, child_protocol
+        return await PidfdTransport.connect(pid, child_protocol, reading), child_protocol
 
     # ------------------------------------------------------------------------------------------ requests
     async def _load(self, module: str) -> None:

@@ -39,13 +39,14 @@ class ImportModule(msgspec.Struct, tag="load"):
 class Fork(msgspec.Struct, tag="fork"):
     """Request to run `python -m module` in a forked process.
 
-    env: the complete environment. The file descriptor sent along receives the output. Replies:
-    `Forked` or `RequestRefused`.
+    env: the complete environment. outlives: the process does not end with the supervisor. The file
+    descriptor sent along receives the output. Replies: `Forked` or `RequestRefused`.
     """
 
     module: str
     argv: list[str]
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    outlives: bool = False
 
 
 class ModuleImported(msgspec.Struct, tag="loaded"):
@@ -125,7 +126,7 @@ def serve_requests(peer: socket.socket) -> Fork | None:
             reply = _load(request.module, imported)
         else:
             try:
-                pid = _fork(output)
+                pid = _fork(output, request.outlives)
             except OSError as error:
                 pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
@@ -189,7 +190,7 @@ def _link(path: Path) -> str:
         return ""
 
 
-def _fork(output: Iterable[int]) -> int:
+def _fork(output: Iterable[int], outlives: bool) -> int:
     """Fork; return 0 in the new process and its id in this one. Raises OSError.
 
     Forks twice: the intermediate process ends at once, so that the supervisor, a subreaper, becomes
@@ -200,7 +201,7 @@ def _fork(output: Iterable[int]) -> int:
     intermediate = os.fork()
     if intermediate == 0:
         os.close(reading)
-        return _fork_grandchild(supervisor, writing, output)
+        return _fork_grandchild(None if outlives else supervisor, writing, output)
     os.close(writing)
     os.waitpid(intermediate, 0)
     with os.fdopen(reading, "rb") as pipe:
@@ -209,7 +210,7 @@ def _fork(output: Iterable[int]) -> int:
         return int(pid)
 
 
-def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> int:
+def _fork_grandchild(supervisor: int | None, writing: int, output: Iterable[int]) -> int:
     intermediate = os.getpid()
     try:
         pid = os.fork()
@@ -221,7 +222,8 @@ def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> in
     os.close(writing)
     while os.getppid() == intermediate:
         time.sleep(0.0005)
-    die_with_parent(supervisor)
+    if supervisor is not None:
+        die_with_parent(supervisor)
     os.setpgid(0, 0)
     for fd in output:
         os.dup2(fd, 1)

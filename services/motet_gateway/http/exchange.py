@@ -142,6 +142,19 @@ class Exchange:
             if not message.get("more_body", False):
                 return
 
+    def put_back(self, body: bytes) -> None:
+        """Have the whole request body read once more."""
+        receive, is_read = self._receive, False
+
+        async def again() -> MutableMapping[str, Any]:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        self._receive = again
+
     async def discard(self, most: int, seconds: float) -> None:
         """Read and drop the rest of a refused body: at most `most` bytes, for at most `seconds`.
 
@@ -194,6 +207,11 @@ class Exchange:
         if kept is None or chunks is None:
             return source
         return partial(kept.journal.batches, source, chunks.writable)
+
+    def send_through(self, wrap: Callable[[Send], Send]) -> None:
+        """Send the response through a function that may change its ASGI messages."""
+        self._send = wrap(self._send)
+        self._write_chunk, self._start = self._write_message, self._start_message
 
     async def reply(
         self,
