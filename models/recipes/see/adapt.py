@@ -249,9 +249,9 @@ def load(recipe: Adaptation, folder: Path) -> Model:
 @torch.no_grad()
 def average(recipe: Adaptation, model: Model, folders: Sequence[Path]) -> None:
     """Set the model's weights to the mean of its own and those of checkpoints of the same sizes."""
-    others = [load(recipe, folder).llava.state_dict() for folder in folders]
-    for name, weight in model.llava.state_dict().items():
-        weight.copy_(torch.stack([weight, *(other[name] for other in others)]).mean(dim=0))
+    states = [model.llava.state_dict(), *(load(recipe, one).llava.state_dict() for one in folders)]
+    mean = {name: torch.stack([one[name] for one in states]).mean(dim=0) for name in states[0]}
+    model.llava.load_state_dict(mean)  # not weight by weight: a tied one has two names
 
 
 def main() -> None:

@@ -259,7 +259,7 @@ def test_the_tower_learns_from_the_frozen_one(model: Model) -> None:
     before = {name: one.clone() for name, one in trainer.teacher.model.named_parameters()}
     same = lesson_batch(recipe, stage, 0)
     reports = [trainer.train_step(same) for _ in range(stage.steps)]
-    assert reports[-1].distance < 0.8 * reports[0].distance
+    assert reports[-1].things > reports[0].things + 0.1
     after = dict(trainer.teacher.model.named_parameters())
     assert all(torch.equal(after[name], one) for name, one in before.items())
 
