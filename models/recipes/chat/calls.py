@@ -205,7 +205,8 @@ def composed_skill(rng: Random) -> Skill:
     name = rng.choice((f"{verb}_{noun}", f"{verb}_{noun}", noun, verb))
     if draw < 0.4:
         kind = rng.choice(("name", "number", "number", "thing", "place"))
-        forms, kinds = rng.sample(_ABOUT, 3), (kind,)
+        forms = rng.sample(_ABOUT, 3)
+        kinds: tuple[str, ...] = (kind,)
         description = rng.choice(
             (f"{verb} {article(noun)}.", f"{verb} the {noun}.", f"the {noun} of something.")
         )

@@ -161,7 +161,7 @@ def test_calls_name_a_declared_tool_and_its_fields() -> None:
 
 def test_composed_tools_are_told_apart_and_their_values_have_the_declared_types() -> None:
     types = {"integer": int, "string": str}
-    names = set()
+    names: set[str] = set()
     for number in range(80):
         conversation = calling_conversation(Random(number), FINISHING)
         declared = {tool["function"]["name"]: tool["function"] for tool in conversation.tools}

@@ -560,7 +560,7 @@ def test_codes_end_where_transformers_ends(
         (3, 1.5, 1.0, 50, 0),
         (18, 1.0, 1.0, 50, 5),
         (24, 1.5, 1.3, 50, 5),
-        (18, 1.0, 1.1, 50, 2),
+        (18, 1.0, 1.1, 50, 5),
     ],
 )
 def test_vibevoice_chooses_the_tokens_that_transformers_chooses(
