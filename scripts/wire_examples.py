@@ -80,6 +80,7 @@ REQUESTS: list[wire.Request] = [
 ]
 ITEMS: list[Struct] = [
     wire.Tokens([15496]),
+    wire.CountedTokens([15496], prompt_tokens=29),
     wire.PromptScores(1, [wire.ScoredToken(15496, -0.5, 1)]),
     wire.PromptPiece(0, [1, 15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),

@@ -10,7 +10,7 @@ from typing import Any
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
-from motet_shared.messages import Generate, ModelCard, PromptScores, Tokens, Usage
+from motet_shared.messages import CountedTokens, Generate, ModelCard, PromptScores, Tokens, Usage
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.vitals import count_gpus
 from motet_shared.wire.bus import Bus
@@ -116,7 +116,7 @@ class EngineHost(Actor):
         if output.ids:
             measured.note(len(output.ids), output.cached_tokens)
             waited = time.monotonic()
-            await call.send(Tokens(output.ids, output.logprobs, output.prompt_tokens))
+            await call.send(_tokens(output))
             if time.monotonic() - waited > 0.001:
                 measured.restart_clock()
         if output.finish:
@@ -143,3 +143,9 @@ class EngineHost(Actor):
         super().check_integrity()
         self._pace.check_integrity()
         self._files.check_integrity()
+
+
+def _tokens(output: StepOutput) -> Tokens:
+    if not output.prompt_tokens:
+        return Tokens(output.ids, output.logprobs)
+    return CountedTokens(output.ids, output.logprobs, prompt_tokens=output.prompt_tokens)

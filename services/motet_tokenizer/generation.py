@@ -21,6 +21,7 @@ from motet_shared.errors import (
 from motet_shared.messages import (
     Body,
     Chat,
+    CountedTokens,
     End,
     Generate,
     PromptPiece,
@@ -135,12 +136,11 @@ class Generation:
             except Overloaded as error:
                 avoid.add(instance)
                 await self._try_another(error, avoid)
-            except UnsupportedParameter:
+            except UnsupportedParameter as error:
                 # An engine further on in the chain may be able to do it.
                 router, model = self._shared.router, self._request.model
                 avoid |= {instance, *router.of_target(router.target_of(instance, model), model)}
-                if not router.has(model, avoid, self.target):
-                    raise
+                await self._try_another(error, avoid)
             except BlobError as error:
                 await self._encode_images_again(error)
             except (StreamBroken, Unavailable) as error:
@@ -191,8 +191,8 @@ class Generation:
         names = request.prompt if self.images is None else self.images.names()
         return PromptLoad([*names, *request.output], request.priority, self.target)
 
-    async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
-        """Raise `error` if all instances are overloaded, but retry for some time after a move."""
+    async def _try_another(self, error: MotetError, avoid: set[str]) -> None:
+        """Raise `error` if no instance is left, but retry for some time after a move."""
         if self._shared.router.has(self._request.model, avoid, self.target):
             return
         if asyncio.get_running_loop().time() >= self._retry_until:
@@ -276,7 +276,8 @@ class Generation:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
         piece = self._text.feed(ids)
-        self._prompt_tokens = batch[0].prompt_tokens or self._prompt_tokens
+        if isinstance(batch[-1], CountedTokens):
+            self._prompt_tokens = batch[-1].prompt_tokens
         if not self._request.output:
             piece.prompt_tokens = self._prompt_tokens
         self._request.output += piece.ids

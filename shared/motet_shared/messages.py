@@ -614,13 +614,17 @@ class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
     """Tokens of one engine step (decode → tokenizer): one, or several with speculation.
 
     logprobs: one per token; where the prompt is scored, one more for the stop token, whose id is
-    not sent. prompt_tokens: with the first tokens of an engine that `takes_images`, the length of
-    the prompt with its pictures.
+    not sent.
     """
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
-    prompt_tokens: int = 0
+
+
+class CountedTokens(Tokens, array_like=True, omit_defaults=True, gc=False, tag="C", kw_only=True):
+    """Tokens of an engine that read the pictures itself, with the tokens of the prompt they made."""
+
+    prompt_tokens: int
 
 
 class PromptScores(Struct, array_like=True, gc=False, tag="u"):
@@ -861,6 +865,7 @@ class ScalingTarget(Struct, array_like=True, tag="j"):
 
 Body = (
     Tokens
+    | CountedTokens
     | PromptScores
     | PromptPiece
     | TargetText
@@ -1146,7 +1151,7 @@ ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Complete: (Text, TargetText, PromptPiece),
     Tokenize: (TokenIds,),
     Detokenize: (Text,),
-    Generate: (Tokens, PromptScores),
+    Generate: (Tokens, CountedTokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),
     Encode: (EncodedImage,),

@@ -211,6 +211,7 @@ class Specimens:
         embedding = wire.ImageEmbeddingRef(embeddings=self.picture, name="n", grid=(1, 2, 2))
         return [
             wire.Tokens([40], [wire.TokenLogprob(40, -0.5, [(40, -0.5)])]),
+            wire.CountedTokens([40], prompt_tokens=3),
             wire.Text(
                 "a",
                 [40],

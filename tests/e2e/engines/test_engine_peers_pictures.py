@@ -104,8 +104,7 @@ def test_pictures(stack: MotetStack, runs: EngineRuns, engine: str) -> None:
     text = found["choices"][0]["message"]["content"]
     assert text == due["choices"][0]["message"]["content"]
     assert "red circle" in text
-    for name in ("prompt_tokens", "completion_tokens"):
-        assert found["usage"][name] == due["usage"][name]
+    assert found["usage"]["prompt_tokens"] == due["usage"]["prompt_tokens"]
     runs.note("pictures", engine, "yes")
 
 

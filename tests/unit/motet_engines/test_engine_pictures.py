@@ -66,7 +66,8 @@ class World:
 
 
 @asynccontextmanager
-async def world_of(folder: Path) -> AsyncIterator[World]:
+async def world_of(folder: Path, **settings: Any) -> AsyncIterator[World]:
+    """Run both stacks; settings: of the tokenizer in front."""
     async with stage(folder) as back, stage(folder) as front:
         await back.encoder()
         await back.decode()
@@ -75,7 +76,7 @@ async def world_of(folder: Path) -> AsyncIterator[World]:
             GatewayConfig(port=0, drain_timeout=1.0), await memory_bus(back.hub, "gateway")
         )
         await back.start(gateway)
-        await front.tokenizer()
+        await front.tokenizer(**settings)
         yield World(back, front, f"http://127.0.0.1:{gateway.port}/v1")
 
 
@@ -179,6 +180,23 @@ async def test_a_target_without_pictures_is_passed_over(folder: Path) -> None:
             await world.host(target="theirs", rank=1)
             theirs = await world.back.ask(ONE, world.back.pictures(1))
             assert (await world.front.ask(ONE, world.front.pictures(1))).ids == theirs.ids
+
+
+async def test_a_moved_reply_waits_for_a_target_that_sees(folder: Path) -> None:
+    """The only one that is up takes no pictures; what was sent is not given up for that."""
+    server = OpenAIServer([120], [chr(number) for number in range(300)])
+    server.refuses_pictures = True
+    with server.serving():
+        async with world_of(folder, decode_wait=60.0) as world:
+            host = await world.host(target="theirs")
+            await world.host(server.base, target="blind", rank=1)
+            await world.front.encoder()
+            whole = await world.back.ask(ONE, world.back.pictures(1), max_tokens=200)
+            asking = await in_mid_reply(world.front)
+            kill(world.front, host)
+            await asyncio.sleep(0.2)
+            await world.front.decode(target="ours", rank=2)
+            assert (await asking).ids == whole.ids
 
 
 async def test_refusals_name_what_is_wrong(folder: Path) -> None:

@@ -30,7 +30,7 @@ RULES = {
     ),
     "services/motet_tokenizer": ("tokenizer", {"motet_shared", "motet_models"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_models", "motet_kernels"}),
-    "services/motet_engines": ("engines", {"motet_shared", "motet_models"}),
+    "services/motet_engines": ("engines", {"motet_shared", "motet_media", "motet_models"}),
     "services/motet_tts": ("tts", {"motet_shared", "motet_models", "motet_media", "motet_kernels"}),
     "services/motet_asr": ("asr", {"motet_shared", "motet_models", "motet_media", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared", "motet_media", "motet_models"}),
