@@ -17,7 +17,7 @@ from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_kernels.runtime.device import describe, dtype_name
-from motet_kernels.runtime.errors import is_out_of_memory
+from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_shared.errors import (
     BadRequest,
     InternalError,

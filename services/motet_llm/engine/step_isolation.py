@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from motet_kernels.runtime.errors import is_out_of_memory
+from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import InternalError, MotetError, Overloaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from motet_kernels.runtime.errors import is_out_of_memory
+from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_shared.errors import InternalError, MotetError, Overloaded
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ from chaos.storm.check import check, main
 from chaos.storm.history import History
 
 
-def history(path: Path) -> History:
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[History]:
     """A history whose quiet time has said `abcdef` to chat 0 and six bytes to speech 0."""
-    made = History(path / "history.jsonl")
-    made.answered(made.asked("chat", 0, quiet=True), "abcdef")
-    made.answered(made.asked("speech", 0, quiet=True), b"sounds")
-    return made
+    history = History(tmp_path / "history.jsonl")
+    history.answered(history.asked("chat", 0, quiet=True), "abcdef")
+    history.answered(history.asked("speech", 0, quiet=True), b"sounds")
+    yield history
+    history.close()
 
 
-def test_each_verdict(tmp_path: Path) -> None:
-    made = history(tmp_path)
-
+def test_each_verdict(made: History) -> None:
     def asked(kind: str = "chat") -> Any:
         return made.asked(kind, 0, quiet=False)
 
@@ -48,29 +49,25 @@ def test_each_verdict(tmp_path: Path) -> None:
     assert main([str(made.path)]) == 1
 
 
-def test_a_clean_history_has_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = history(tmp_path)
+def test_a_clean_history_has_no_finding(made: History, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(3):
         made.answered(made.asked("chat", 0, quiet=False), "abcdef")
     assert main([str(made.path)]) == 0
     assert "FINDING" not in capsys.readouterr().out
 
 
-def test_a_quiet_time_with_two_answers_or_none_compares_nothing(tmp_path: Path) -> None:
-    made = history(tmp_path)
+def test_a_quiet_time_with_two_answers_or_none_compares_nothing(made: History) -> None:
     made.answered(made.asked("chat", 1, quiet=False), "abcdef")
     with pytest.raises(ValueError, match="chat 1: the quiet time has no answer"):
         check(made.path)
-    made = history(tmp_path)
     made.answered(made.asked("chat", 0, quiet=True), "other")
     with pytest.raises(ValueError, match="two answers"):
         check(made.path)
 
 
-def test_pauses_and_gaps(tmp_path: Path) -> None:
+def test_pauses_and_gaps(made: History) -> None:
     """A text pauses between two parts; a sound has a gap when all that has come is played."""
-    path = tmp_path / "history.jsonl"
-    made = history(tmp_path)
+    path = made.path
     made.close()
     lines = [
         {"at": 0.0, "asked": 10, "kind": "chat", "variant": 0, "quiet": False},
