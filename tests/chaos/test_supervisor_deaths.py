@@ -170,7 +170,10 @@ def test_a_reload_takes_a_new_program_and_new_settings(survivor: MotetStack) -> 
     outcomes = asyncio.run(run())
     assert [a.same_as(b) for a, b in zip(outcomes, expected, strict=True)] == [True] * len(bodies)
     until(
-        lambda: not running(before["tokenizer"]) and len(pids(survivor)) == len(before),
+        lambda: (
+            pids(survivor).get("tokenizer", before["tokenizer"]) != before["tokenizer"]
+            and len(pids(survivor)) == len(before)
+        ),
         "the tokenizer is replaced",
         START_SECONDS,
     )
