@@ -82,7 +82,7 @@ _TITLES = {
     "csm": ("CSM", "speaker numbers"),
     "dia": ("Dia", "`S1`, `S2`"),
     "gradium_phonon_tts": ("Phonon", "files"),
-    "higgs_audio_v2": ("Higgs Audio v2", "`default`"),
+    "higgs_audio_v2": ("Higgs Audio v2, with the package torchaudio", "`default`"),
     OWN: ("pocket-tts, the project's own", "four"),
     "llama": ("Orpheus: Llama and SNAC (see below)", "eight, or those that the folder names"),
     "pocket_tts": ("PocketTTS", "files"),

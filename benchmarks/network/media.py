@@ -6,17 +6,15 @@ A child and this process decode the same PNG of 512 pixels in interleaved pairs.
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from benchmarks.support.measures import median_interval
+from benchmarks.support.measures import median_interval, processor
 from motet_media import picture
 from motet_media.pictures import open_picture
 
@@ -49,14 +47,6 @@ def measure(data: bytes, pairs: int) -> tuple[list[float], list[float]]:
             way()
     times = [[seconds(way) for way in ways] for _ in range(pairs)]
     return [pair[0] for pair in times], [pair[1] for pair in times]
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
 
 
 def main() -> None:

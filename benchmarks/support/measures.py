@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from motet_shared.quantiles import quantile
@@ -206,3 +208,10 @@ def targets_table(targets: Sequence[Target]) -> str:
             for target in targets
         ],
     )
+
+
+def processor() -> str:
+    """Return the model name of the processor."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -83,8 +83,10 @@ def parser(up_defaults: Mapping[str, Any] | None = None) -> argparse.ArgumentPar
     top.add_argument("--version", action="version", version=f"motet {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands).set_defaults(**(up_defaults or {}))
+    _add_down(commands)
     _add_restart(commands)
     _add_scale(commands)
+    _add_services(commands)
     _add_chat(commands)
     _add_say(commands)
     _add_listen(commands)
@@ -299,6 +301,19 @@ def _add_up(
         help="clients' connections outlive the death of the gateway (docs/front.md)",
     )
     up.add_argument(
+        "--survive",
+        action="store_true",
+        help="services outlive this process, and the next `motet up --survive` on the port adopts them;"
+        " Ctrl-C ends all (docs/survive.md)",
+    )
+    up.add_argument(
+        "--orphan-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=60.0,
+        help="with --survive: seconds that services serve without this process (default: 60)",
+    )
+    up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )
     up.add_argument(
@@ -378,6 +393,48 @@ def _add_engine_arguments(up: argparse.ArgumentParser) -> None:
         "--engine-model",
         metavar="NAME",
         help="what the server calls the model (default: its name here, or the only one there)",
+    )
+
+
+def _add_down(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    down = _command(
+        commands,
+        "down",
+        "survival.down",
+        "End a running stack of this machine, also one whose supervisor has died.",
+    )
+    down.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
+    )
+
+
+def _add_services(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    install = _command(
+        commands,
+        "install-service",
+        "survival.service_unit",
+        "Write a systemd unit that runs `motet up --survive` in the current folder.",
+    )
+    uninstall = _command(
+        commands, "uninstall-service", "survival.service_unit", "Stop and remove such a unit."
+    )
+    for command in (install, uninstall):
+        command.add_argument(
+            "--user", action="store_true", help="unit of this user (default: of the system)"
+        )
+        command.add_argument(
+            "--name", default="motet", help="name of the unit (default: %(default)s)"
+        )
+    install.add_argument(
+        "--print", action="store_true", help="print the unit instead of writing it"
+    )
+    install.add_argument(
+        "flags",
+        metavar="-- FLAG",
+        nargs="*",
+        help="flags of `motet up`, such as -- --port 8001 --llm pocket-chat",
     )
 
 
@@ -584,6 +641,23 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         action="append",
         default=[],
         help="LoRA adapter of the server and its scale (default: 1); repeatable",
+    )
+    draw.add_argument("--scheduler", metavar="NAME", help="scheduler (default: the model's)")
+    draw.add_argument(
+        "--controlnet",
+        metavar="NAME=FILE[:SCALE[:START:END]]",
+        action="append",
+        default=[],
+        help="ControlNet of the server, the image that it follows, its scale (default: 1), and the "
+        "part of the steps, such as 0:0.5 (default: all); repeatable",
+    )
+    draw.add_argument(
+        "--ip-adapter",
+        metavar="NAME=FILE[:SCALE]",
+        action="append",
+        default=[],
+        help="IP-Adapter of the server, the image that it reads as a prompt, and its scale "
+        "(default: 1); repeatable",
     )
     draw.add_argument("--image", metavar="FILE", help="image to edit")
     draw.add_argument(

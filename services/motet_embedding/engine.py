@@ -107,6 +107,8 @@ class Engine:
         outputs: dict[Key, StepOutput] = {}
         for one, found in zip(taken, vectors, strict=True):
             output = outputs.setdefault(one.key, StepOutput(one.key, [], []))
+            if not isinstance(found, Exception) and not np.isfinite(found).all():
+                found = InternalError("the model computed NaN or infinity for a text")
             if isinstance(found, Exception):
                 output.error = _failure(found)
                 self._queues.cancel(one.key)

@@ -158,6 +158,9 @@ class GatewayConfig(ProcessConfig):
     response_ttl: Duration = setting(
         "time that responses of /v1/responses are stored", default=2_592_000.0, min=1.0
     )
+    idempotency_ttl: Duration = setting(
+        "time that replies are stored under their Idempotency-Key", default=86_400.0, min=1.0
+    )
     background_responses: int = setting(
         "most responses that this gateway runs in the background at a time", default=4, min=0
     )

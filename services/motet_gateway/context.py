@@ -14,6 +14,7 @@ from motet_gateway.batches.store import BatchStore
 from motet_gateway.files.store import FileStore
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
+from motet_gateway.idempotency.entries import Entries
 from motet_gateway.images.jobs import ImageJobs
 from motet_gateway.images.store import ImageStore
 from motet_gateway.openai.aliases import CHAT, model_of
@@ -86,6 +87,7 @@ class GatewayContext:
         self.voices: VoiceStore | None = None
         self.batches: BatchStore | None = None
         self.batch_queue: BatchQueue | None = None
+        self.idempotency: Entries | None = None
         self.downloads = 0  # of models, for /api/pull
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -170,6 +172,8 @@ class GatewayContext:
         self.batches = BatchStore(documents)
         self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
         self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
+        documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
+        self.idempotency = Entries(documents, self.stored)
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""

@@ -96,15 +96,19 @@ _WRITTEN: dict[str, Any] = {_EVENTS: _EVENT, _PLAIN: _TEXT, _VTT: _TEXT}
 _DRAWN: dict[str, Any] = {JSON: answers.Images, _EVENTS: _EVENT}
 _UNREADY = ((503, watching.Health),)
 
+_REPEATED = tuple(
+    {"name": name, "in": "header", "schema": _TEXT} for name in ("idempotency-key", "last-event-id")
+)
+
 _TEXTS = (
     Route(
         "POST", "/v1/chat/completions", TENANT, chat_completions, STREAM,
-        summary="A reply to a conversation", tag="text",
+        summary="A reply to a conversation", tag="text", repeatable=True, parameters=_REPEATED,
         body=ChatBody, answer={JSON: answers.ChatCompletion, _EVENTS: _EVENT},
     ),
     Route(
         "POST", "/v1/completions", TENANT, completions, STREAM,
-        summary="A text that goes on", tag="text",
+        summary="A text that goes on", tag="text", repeatable=True, parameters=_REPEATED,
         body=CompletionBody, answer={JSON: answers.Completion, _EVENTS: _EVENT},
     ),
     Route(
@@ -152,7 +156,7 @@ _TEXTS = (
 _STORED = (404, 503)
 _RESPONSES = (
     Route(
-        "POST", "/v1/responses", TENANT, create_response, STREAM, once=True,
+        "POST", "/v1/responses", TENANT, create_response, STREAM,
         summary="A response to a conversation", tag="responses",
         body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
     ),
@@ -237,6 +241,7 @@ _MESSAGES = (
     Route(
         "POST", "/v1/messages", TENANT, create_message, STREAM,
         summary="A reply in Anthropic's format", tag="messages", body=MessagesBody,
+        repeatable=True, parameters=_REPEATED,
         answer={JSON: messages.MessageReply, _EVENTS: _EVENT}, error_format=MESSAGES_ERRORS,
     ),
     Route(

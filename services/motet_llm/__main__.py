@@ -7,13 +7,21 @@ from motet_shared.process.starts import importing
 # torch's profiler reads this when torch is imported; by default it logs a line per recording.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 with importing():
+    from motet_kernels.runtime import native
     from motet_llm.serving.prefill_service import Prefill
+    from motet_llm.weights.packed_cache import code_digest
     from motet_shared.errors import ConfigError
     from motet_shared.process.actor import Actor, run
     from motet_shared.process.config import load
 
     from .config import DecodeConfig
     from .service import Decode
+
+
+def prepare() -> None:
+    """Do what needs no settings, in a process that waits for its model."""
+    native.load()
+    code_digest()
 
 
 def main() -> None:

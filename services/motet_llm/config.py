@@ -166,6 +166,9 @@ class EngineConfig(EngineSettings):
     """
 
     max_logprobs: int = setting("most alternatives that a request may ask for", default=20, min=0)
+    wait_for_exit: tuple[str, ...] = setting(
+        "processes that end before the model takes memory, as PID:START", default=()
+    )
     static_batching: bool = setting(
         "a batch starts only when the one before has ended", default=False
     )
@@ -342,4 +345,4 @@ class DecodeConfig(EngineSettings, ProcessConfig):
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(EngineSettings)}
         if self.role == "prefill":
             given |= {"speculate": "off", "cuda_graphs": False}  # prefill workers draw no tokens
-        return EngineConfig(**given)
+        return EngineConfig(**given, wait_for_exit=self.wait_for_exit)

@@ -34,6 +34,8 @@ from motet_shared.wire.call import Call
 
 from .config import DecodeConfig
 
+_GRAMMARS_AFTER = 2.0  # seconds from the start until what grammars need is loaded
+
 
 class Decode(EngineActor):
     """Serve one model. Prompts may be computed by prefill workers."""
@@ -47,6 +49,7 @@ class Decode(EngineActor):
         self._reporter: CacheReporter | None = None
         self._placement = RemotePlacement(config.model_name, config.remote_prefill)
         self._remote: RemotePrefill | None = None
+        self._preparing: asyncio.TimerHandle | None = None
         self._image_reader = ImageEmbeddingReader(self.store, config.image_memory)
         self._grammars = GrammarCache(
             self._spelling, timeout=config.grammar_timeout, capacity=config.grammar_cache
@@ -72,9 +75,14 @@ class Decode(EngineActor):
             self.crash,
         )
         self._remote.start()
-        self._grammars.prepare()
+        # It takes a core for a moment, which the first tokens of a model that was waited for need.
+        self._preparing = asyncio.get_running_loop().call_later(
+            _GRAMMARS_AFTER, self._grammars.prepare
+        )
 
     async def close(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
         self._grammars.close()
         if self._remote is not None:
             await self._remote.close()

@@ -242,7 +242,7 @@ class MotetStack:
             states,  # it needs an event loop and NATS, which most tests do without
         )
 
-        others = ("nats", "fdstore")  # they are not on the bus
+        others = ("nats", "fdstore", "watchdog")  # they are not on the bus
         wanted = {child["instance"] for child in self.children() if child["role"] not in others}
         seen = states(self.nats_url, self.passwords)
         return None not in wanted and all(seen.get(instance) == "ready" for instance in wanted)

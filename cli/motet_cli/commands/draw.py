@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ from motet_shared.errors import ConfigError, MotetError, Unavailable
 
 _FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 _BAR = 30  # characters
+_FORMS = {
+    "--controlnet": "NAME=FILE[:SCALE[:START:END]]",
+    "--ip-adapter": "NAME=FILE[:SCALE]",
+}
 
 
 def run(args: Namespace) -> int:
@@ -79,6 +83,14 @@ def _fields(args: Namespace, output_format: str) -> dict[str, Any]:
         "seed": args.seed,
         "strength": args.strength,
         "loras": [_lora(given) for given in args.lora] or None,
+        "scheduler": args.scheduler,
+        "controlnets": [
+            _condition("--controlnet", given, ("scale", "start", "end"))
+            for given in args.controlnet
+        ]
+        or None,
+        "ip_adapters": [_condition("--ip-adapter", given, ("scale",)) for given in args.ip_adapter]
+        or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -101,6 +113,32 @@ def _lora(given: str) -> dict[str, Any]:
             f"--lora: {given!r} names no adapter; give NAME or NAME:SCALE", param="--lora"
         )
     return lora
+
+
+def _condition(flag: str, given: str, numbers: Sequence[str]) -> dict[str, Any]:
+    """Parse `NAME=FILE` and numbers behind colons; a file's name may contain colons too.
+
+    numbers: what they are, in order. Raises ConfigError.
+    """
+    form = _FORMS[flag]
+    name, equals, rest = given.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"{flag}: {given!r} is no name and file; give {form}", param=flag)
+    parts = rest.split(":")
+    for count in range(min(len(numbers) + 1, len(parts))):
+        path = Path(":".join(parts[: len(parts) - count]))
+        if path.is_file():
+            break
+    else:
+        raise ConfigError(f"{flag}: {rest!r} is not a file; give {form}", param=flag)
+    values = parts[len(parts) - count :]
+    try:
+        found = dict(zip(numbers, map(float, values), strict=False))
+    except ValueError:
+        message = f"{flag}: {':'.join(values)!r} in {given!r} is not a number; give {form}"
+        raise ConfigError(message, param=flag) from None
+    image = base64.b64encode(path.read_bytes()).decode()
+    return {"name": name, "image": image, **found}
 
 
 def _show_progress(events: Iterator[dict[str, Any]]) -> bytes:

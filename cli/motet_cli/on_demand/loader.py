@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from motet_cli.on_demand.residency import Model, Residency, Stage
 from motet_cli.supervision.child import ChildSpec
@@ -19,9 +20,14 @@ from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.messages import Heartbeat, Offer
+from motet_shared.process.exits import identity_of
 from motet_shared.wire.bus import Bus, keep_key, wanted_key
+from motet_shared.wire.discovery import Directory
 
 PERIOD = 0.1  # seconds between two looks without a heartbeat
+PAUSE = (
+    0.2  # seconds from a start to the preparation of the next, which leaves the first token alone
+)
 DRAIN = 600.0  # seconds that the streams of a model that leaves have to end
 START_SECONDS = 4.0  # of a start, besides reading the weights, before one was measured
 READ_RATE = 400e6  # bytes per second, before a start was measured
@@ -87,7 +93,8 @@ class Loader:
         self._supervisor, self._residency, self._report = supervisor, residency, report
         self._models = {one.model.name: one for one in models}
         self._kept: dict[tuple[str, str], float] = {}  # announcements, by instance and key
-        self._removing: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()  # set when the processes of a model have ended
 
     async def run(self, connection: NatsAccess) -> None:
         """Announce the models and follow requests for them; never return."""
@@ -97,16 +104,31 @@ class Loader:
         bus.offers = lambda: [
             offer for one in self._models.values() for offer in one.offers(loop.time())
         ]
+        for one in self._models.values():
+            if self._slots(one):  # of an earlier supervisor
+                one.model.enter("loading", loop.time())
         bus.set_state("ready")
         try:
             while True:
                 if self._step(bus.directory.everyone(), loop.time()):
                     bus.heartbeat()
-                await bus.directory.changed(PERIOD)
+                await self._news(bus.directory)
         finally:
-            for task in self._removing:
+            for task in self._tasks:
                 task.cancel()
             await bus.close()
+
+    async def _news(self, directory: Directory) -> None:
+        """Wait for a heartbeat, the end of a model's processes, or the end of PERIOD."""
+        waits = [
+            asyncio.ensure_future(wait) for wait in (directory.changed(PERIOD), self._ended.wait())
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._ended.clear()
 
     def _step(self, beats: Sequence[Heartbeat], now: float) -> bool:
         """Observe, decide and act; return True if a stage has changed."""
@@ -153,7 +175,8 @@ class Loader:
             if len(known) == len(slots) and all(beat.state == "ready" for beat in known):
                 one.start = now - model.changed
                 model.enter("ready", now)
-                self._report(f"{model.name}: loaded in {one.start:.1f} s")
+                self._report(f"{model.name}: loaded in {one.start:.2f} s")
+                self._run(self._prepare(one), f"prepare {model.name}")
             elif any(slot.last_exit for slot in slots):
                 self._fail(one, now)
         elif model.stage == "ready" and any(slot.state == "failing" for slot in slots):
@@ -169,7 +192,16 @@ class Loader:
 
     def _load(self, one: OnDemandModel) -> None:
         self._report(f"{one.model.name}: loading")
-        self._supervisor.start(one.specs)
+        ending = ",".join(self._ending())
+        self._supervisor.start(
+            replace(spec, env={**spec.env, "MOTET_WAIT_FOR_EXIT": ending}) for spec in one.specs
+        )
+
+    def _ending(self) -> list[str]:
+        """Return the processes of models whose streams have ended, whose memory the next one takes."""
+        ending = [one for one in self._models.values() if one.model.is_ending]
+        pids = [slot.child.pid for one in ending for slot in self._slots(one) if slot.child]
+        return [identity for pid in pids if (identity := identity_of(pid)) is not None]
 
     def _unload(self, one: OnDemandModel) -> None:
         streams = f", {one.model.active} streams end first" if one.model.active else ""
@@ -191,7 +223,16 @@ class Loader:
             slots = self._slots(one)
             await asyncio.gather(*(self._supervisor.remove(slot, drain) for slot in slots))
             one.model.enter(then, asyncio.get_running_loop().time())
+            self._ended.set()
 
-        task = asyncio.create_task(remove(), name=f"unload {one.model.name}")
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        self._run(remove(), f"unload {one.model.name}")
+
+    async def _prepare(self, one: OnDemandModel) -> None:
+        """Have processes forked in advance in the place of those that a model has taken."""
+        await asyncio.sleep(PAUSE)
+        await self._supervisor.prepare(one.specs)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -30,6 +30,7 @@ class Model:
     wanted, wanted_since: number of waiting requests, and when the first began to wait.
     active, used: number of running requests, and when a request last waited or ran.
     changed: when its stage changed. problem: why its last start failed.
+    follows: its processes begin to start while those of others end, and wait for their memory.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Model:
     changed: float = 0.0
     problem: str = ""
     asked: float | None = None
+    follows: bool = False
 
     @property
     def stay(self) -> float:
@@ -59,6 +61,11 @@ class Model:
     def occupies(self) -> bool:
         """Return True if the model takes memory."""
         return self.stage in ("loading", "ready", "leaving")
+
+    @property
+    def is_ending(self) -> bool:
+        """Return True if its last stream has ended, and its processes end in a moment."""
+        return self.stage == "leaving" and not self.active
 
     @property
     def is_idle(self) -> bool:
@@ -110,13 +117,13 @@ class Residency:
         waiting = [model for model in self.models.values() if self._is_waiting(model, now)]
         blocked = False
         for model in sorted(waiting, key=lambda model: model.wanted_since):
-            if not blocked and self._fits(model, self._resident()):
-                model.enter("loading", now)
-                found.append(("load", model))
-                continue
-            model.enter("queued" if blocked else "clearing", now)
             if not blocked:
                 found += [("unload", victim) for victim in self._victims(model, now)]
+                if self._fits(model, self._resident(beside=model)):
+                    model.enter("loading", now)
+                    found.append(("load", model))
+                    continue
+            model.enter("queued" if blocked else "clearing", now)
             blocked = True
         return found
 
@@ -127,8 +134,13 @@ class Residency:
             model.enter("absent", now)  # its requests have been cancelled
         return bool(model.wanted) and not model.occupies
 
-    def _resident(self) -> list[Model]:
-        return [model for model in self.models.values() if model.occupies]
+    def _resident(self, beside: Model) -> list[Model]:
+        """Return the models whose memory `beside` cannot have."""
+        return [
+            model
+            for model in self.models.values()
+            if model.occupies and not (beside.follows and model.is_ending)
+        ]
 
     def _fits(self, model: Model, beside: list[Model]) -> bool:
         """Return True if a model fits; alone it always may try."""
@@ -139,7 +151,7 @@ class Residency:
 
     def _victims(self, model: Model, now: float) -> list[Model]:
         """Have models leave until `model` will fit; none while those that leave already suffice."""
-        staying = [other for other in self._resident() if other.stage != "leaving"]
+        staying = [other for other in self.models.values() if other.stage in ("loading", "ready")]
         leaving: list[Model] = []
         order = sorted(staying, key=lambda other: (not other.is_idle, other.used, other.changed))
         for victim in order:

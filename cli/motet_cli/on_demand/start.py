@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from motet_cli.on_demand.loader import Loader, OnDemandModel
 from motet_cli.on_demand.residency import Model, Residency
@@ -12,6 +13,8 @@ from motet_cli.supervision.memory import checkpoint_bytes
 from motet_cli.supervision.stack import Stack
 from motet_cli.supervision.supervisor import Supervisor
 from motet_models.capacity import format_bytes
+from motet_models.model_config import read_config
+from motet_shared.errors import ConfigError
 
 
 def loader_of(
@@ -23,7 +26,12 @@ def loader_of(
     """Return the loader of the models that are loaded on demand."""
     models = [
         OnDemandModel(
-            model=Model(name=one.name, size=one.memory * one.instances, keep_alive=one.keep_alive),
+            model=Model(
+                name=one.name,
+                size=one.memory * one.instances,
+                keep_alive=one.keep_alive,
+                follows=all(spec.forks for spec in specs),
+            ),
             specs=specs,
             weights=checkpoint_bytes(one.folder.path),
         )
@@ -35,3 +43,15 @@ def loader_of(
     )
     residency = Residency((one.model for one in models), stack.on_demand_memory, stack.max_loaded)
     return Loader(supervisor, models, residency, report)
+
+
+def model_modules(folder: Path) -> list[str]:
+    """Return the modules of transformers that may hold the code of a model, by its config.json."""
+    try:
+        config = read_config(folder)
+    except ConfigError:
+        return []
+    nested = (part.get("model_type") for part in config.values() if isinstance(part, dict))
+    kinds = [kind for kind in (config.get("model_type"), *nested) if isinstance(kind, str)]
+    names = [kind.replace("-", "_") for kind in kinds]
+    return [f"transformers.models.{name}.modeling_{name}" for name in names if name.isidentifier()]

@@ -56,6 +56,8 @@ class UpSettings(Table, frozen=True):
     store: str | None = None
     no_store: bool | None = None
     keep_connections: bool | None = None
+    survive: bool | None = None
+    orphan_timeout: Annotated[float, Meta(ge=0)] | None = None
     api_key_file: str | None = None
     tenants_file: str | None = None
     allowed_origins: list[str] | None = None

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from motet_cli.supervision.forked import EXIT_UNKNOWN, PidfdTransport
 from motet_cli.supervision.parent_death import die_with_parent
 
 _TAIL_LINES = 20
@@ -30,6 +31,7 @@ class ChildSpec:
     drain: seconds from a first SIGTERM to a second, which ends running work; None: only one.
     fds: open file descriptors that the process inherits.
     forks: True if a nursery may fork it; `argv` then has the form `python -m module …`.
+    returns: True if clients wait for its next start: a nursery forks that, at once and always.
     gpus: UUIDs of the GPUs that it computes on.
     """
 
@@ -43,11 +45,14 @@ class ChildSpec:
     fds: tuple[int, ...] = ()
     model: str | None = None
     forks: bool = False
+    returns: bool = False
     gpus: tuple[str, ...] = ()
 
 
-def _describe_exit(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe an exit status, such as `exit code 3` or `killed by SIGKILL`."""
+    if status == EXIT_UNKNOWN:
+        return "exit code unknown: it was the child of an earlier supervisor"
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -69,6 +74,7 @@ class Child(asyncio.SubprocessProtocol):
         self.status: int | None = None  # as in subprocess: negative is a signal
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.started_at = time.monotonic()
+        self.has_output = True
         self._on_line = on_line
         self._partial = b""
         self._gone = asyncio.Event()
@@ -89,9 +95,30 @@ class Child(asyncio.SubprocessProtocol):
         child.pid = transport.get_pid()
         return child
 
+    @classmethod
+    async def adopt(
+        cls,
+        spec: ChildSpec,
+        on_line: Callable[[str], None],
+        *,
+        pid: int,
+        instance: str,
+        pidfd: int,
+        output: int | None,
+    ) -> Child:
+        """Take over a process that an earlier supervisor has started.
+
+        pidfd, output: descriptors of the process and of the reading end of its output, owned from
+        now on; output is None if it cannot be read.
+        """
+        child = cls(spec, on_line)
+        child.pid, child.instance, child.has_output = pid, instance, output is not None
+        child._transport = await PidfdTransport.connect(pid, child, output, pidfd)
+        return child
+
     @property
     def exit_description(self) -> str:
-        return "running" if self.status is None else _describe_exit(self.status)
+        return "running" if self.status is None else describe_exit(self.status)
 
     async def wait(self) -> int:
         """Wait for the end of the process and its output; return the exit status."""
@@ -122,7 +149,10 @@ class Child(asyncio.SubprocessProtocol):
         """Send a signal, if the process still runs."""
         if self.status is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+                if isinstance(self._transport, PidfdTransport):
+                    self._transport.send_signal(number)
+                else:
+                    os.kill(self.pid, number)
 
     # ------------------------------------------------------------------------------------- asyncio.SubprocessProtocol
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -57,7 +57,7 @@ def folder() -> Path:
 @contextlib.contextmanager
 def published(port: int, connection: NatsAccess) -> Iterator[None]:
     """Publish `connection` under the HTTP port to commands of the same user."""
-    path = _private(folder()) / f"{port}.json"
+    path = private(folder()) / f"{port}.json"
     part = path.with_suffix(f".{os.getpid()}.part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(asdict(connection), file)
@@ -69,15 +69,26 @@ def published(port: int, connection: NatsAccess) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def private_folder(name: str) -> Iterator[Path]:
-    """Create an empty folder that only this user can read; remove it after the context."""
-    path = _private(folder()) / name
-    shutil.rmtree(path, ignore_errors=True)  # left by a killed run: no other run has this port
-    path.mkdir(mode=0o700)
+def private_folder(name: str, *, keep: bool = False) -> Iterator[Path]:
+    """Create an empty folder that only this user can read; remove it after the context.
+
+    keep: begin with what a killed run has left there.
+    """
+    path = private(folder()) / name
+    if not keep:
+        shutil.rmtree(path, ignore_errors=True)  # no other run has this port
+    path.mkdir(mode=0o700, exist_ok=keep)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def forget(port: int) -> None:
+    """Remove what a killed run has published under the HTTP port, with its passwords."""
+    for name in (f"{port}.json", f"{port}.sock", f"{port}.front.sock"):
+        (folder() / name).unlink(missing_ok=True)
+    shutil.rmtree(folder() / f"{port}-nats", ignore_errors=True)
 
 
 def given_credentials() -> Path | None:
@@ -111,10 +122,10 @@ def find(url: str, nats_url: str | None) -> NatsAccess:
             " MOTET_NATS_CREDENTIALS",
             param="--url",
         )
-    return with_environment(NatsAccess(**json.loads((_private(folder()) / path.name).read_text())))
+    return with_environment(NatsAccess(**json.loads((private(folder()) / path.name).read_text())))
 
 
-def _private(path: Path) -> Path:
+def private(path: Path) -> Path:
     """Return the folder, created if missing. Raises ConfigError if other users can access it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
@@ -60,6 +61,10 @@ class Log:
             self._put(f"{self._prefix(name)} {line}")
         else:
             self._put(line if line.startswith("{") else self._json(name, level, line))
+
+    def printed_by(self, name: str, role: str) -> Callable[[str], None]:
+        """Return the function that logs the lines of a process."""
+        return lambda line: self.child(name, role, line)
 
     def note(self, text: str, level: str = "info") -> None:
         """Log a line of the supervisor itself."""

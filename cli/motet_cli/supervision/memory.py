@@ -32,18 +32,23 @@ class MemoryDivision:
 
     @classmethod
     def measure(
-        cls, share: float, engines: Sequence[Path], others: Sequence[Path]
+        cls,
+        share: float,
+        engines: Sequence[Path],
+        others: Sequence[Path],
+        free: int | None = None,
     ) -> MemoryDivision:
-        """Return the division of `share` of the memory that is free now, less other models' weights.
+        """Return the division of `share` of the free memory, less other models' weights.
 
-        others: folders of those models. Raises ConfigError for a share outside (0, 1].
+        others: folders of those models. free: bytes; None: those that are free now. Raises
+        ConfigError for a share outside (0, 1].
         """
         if not 0 < share <= 1:
             raise ConfigError(
                 f"--memory-share: {share} is out of range; give more than 0, up to 1",
                 param="--memory-share",
             )
-        free = available_memory()
+        free = available_memory() if free is None else free
         total = max(0, int(share * free) - sum(map(checkpoint_bytes, others)))
         return cls(share=share, free=free, total=total, engines=tuple(engines))
 

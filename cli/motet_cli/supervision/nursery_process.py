@@ -39,13 +39,24 @@ class ImportModule(msgspec.Struct, tag="load"):
 class Fork(msgspec.Struct, tag="fork"):
     """Request to run `python -m module` in a forked process.
 
-    env: the complete environment. The file descriptor sent along receives the output. Replies:
-    `Forked` or `RequestRefused`.
+    env: the complete environment. outlives: the process does not end with the supervisor. The file
+    descriptor sent along receives the output. Replies: `Forked` or `RequestRefused`.
     """
 
     module: str
     argv: list[str]
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    outlives: bool = False
+
+
+class ForkSpare(msgspec.Struct, tag="spare"):
+    """Request to fork a process that will run `module`, and waits for its `Fork` request.
+
+    It waits at the socket that is sent along, after a call of the main module's function `prepare`,
+    if it has one. Replies: `Forked` or `RequestRefused`.
+    """
+
+    module: str
 
 
 class ModuleImported(msgspec.Struct, tag="loaded"):
@@ -75,10 +86,12 @@ class RequestRefused(msgspec.Struct, tag="refused"):
     reason: str
 
 
-Request = ImportModule | Fork
+Request = ImportModule | Fork | ForkSpare
 Reply = ModuleImported | FileChanged | Forked | RequestRefused
 
-_requests: msgspec.json.Decoder[ImportModule | Fork] = msgspec.json.Decoder(ImportModule | Fork)
+_requests: msgspec.json.Decoder[ImportModule | Fork | ForkSpare] = msgspec.json.Decoder(
+    ImportModule | Fork | ForkSpare
+)
 
 
 class ImportedFiles:
@@ -115,7 +128,7 @@ def _state(file: str) -> tuple[int, int] | None:
 def serve_requests(peer: socket.socket) -> Fork | None:
     """Serve requests until the supervisor closes the socket, then return None.
 
-    In a forked process, return the request that it was forked for.
+    In a forked process, return the request that it is to run; None: a spare is not needed.
     """
     imported = ImportedFiles()
     while (received := _receive(peer)) is not None:
@@ -125,10 +138,14 @@ def serve_requests(peer: socket.socket) -> Fork | None:
             reply = _load(request.module, imported)
         else:
             try:
-                pid = _fork(output)
+                spare = isinstance(request, ForkSpare)
+                pid = _fork(() if spare else output, isinstance(request, Fork) and request.outlives)
             except OSError as error:
                 pid, reply = -1, RequestRefused(f"no process could be created: {error}")
             if pid == 0:
+                peer.close()
+                if isinstance(request, ForkSpare):
+                    return _wait_as_spare(request.module, output)
                 return request
             if pid > 0:
                 reply = Forked(pid)
@@ -136,6 +153,20 @@ def serve_requests(peer: socket.socket) -> Fork | None:
             os.close(fd)
         peer.sendall(msgspec.json.encode(reply) + b"\n")
     return None
+
+
+def _wait_as_spare(module: str, sockets: list[int]) -> Fork | None:
+    """Prepare to run a module; return the request to do so, or None if the supervisor has ended it."""
+    prepare = getattr(sys.modules.get(main_of(module)), "prepare", None)
+    if prepare is not None:
+        prepare()
+    with socket.socket(fileno=sockets[0]) as peer:
+        received = _receive(peer)
+    request, output = (None, []) if received is None else received
+    if not isinstance(request, Fork):
+        return None
+    _redirect(output)
+    return request
 
 
 def _receive(peer: socket.socket) -> tuple[Request, list[int]] | None:
@@ -189,7 +220,7 @@ def _link(path: Path) -> str:
         return ""
 
 
-def _fork(output: Iterable[int]) -> int:
+def _fork(output: Iterable[int], outlives: bool) -> int:
     """Fork; return 0 in the new process and its id in this one. Raises OSError.
 
     Forks twice: the intermediate process ends at once, so that the supervisor, a subreaper, becomes
@@ -200,7 +231,7 @@ def _fork(output: Iterable[int]) -> int:
     intermediate = os.fork()
     if intermediate == 0:
         os.close(reading)
-        return _fork_grandchild(supervisor, writing, output)
+        return _fork_grandchild(None if outlives else supervisor, writing, output)
     os.close(writing)
     os.waitpid(intermediate, 0)
     with os.fdopen(reading, "rb") as pipe:
@@ -209,7 +240,7 @@ def _fork(output: Iterable[int]) -> int:
         return int(pid)
 
 
-def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> int:
+def _fork_grandchild(supervisor: int | None, writing: int, output: Iterable[int]) -> int:
     intermediate = os.getpid()
     try:
         pid = os.fork()
@@ -221,13 +252,19 @@ def _fork_grandchild(supervisor: int, writing: int, output: Iterable[int]) -> in
     os.close(writing)
     while os.getppid() == intermediate:
         time.sleep(0.0005)
-    die_with_parent(supervisor)
+    if supervisor is not None:
+        die_with_parent(supervisor)
     os.setpgid(0, 0)
+    _redirect(output)
+    return 0
+
+
+def _redirect(output: Iterable[int]) -> None:
+    """Write this process's output into a file descriptor from now on."""
     for fd in output:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
         os.close(fd)
-    return 0
 
 
 # ----------------------------------------------------------------------------------------------------------- running

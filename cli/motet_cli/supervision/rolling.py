@@ -8,15 +8,17 @@ have to end, while its successor accepts from the same socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from motet_cli.placement.jobs import moved
 from motet_cli.placement.placement import ENGINES
+from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.orders import Order, Report, Restart
-from motet_cli.supervision.stack import DESCRIPTOR_STORE
+from motet_cli.supervision.stack import FIXED, GATEWAY_DRAIN
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.errors import ConfigError, Unavailable
@@ -25,8 +27,6 @@ from motet_shared.wire.discovery import HEARTBEAT_EVERY, Directory
 
 _FAILOVER_AFTER = 5.0  # seconds that calls of a service have to end before they fail over
 _START_TIMEOUT = 300.0  # seconds; large models load slowly
-# Never replaced: all messages pass through NATS, and connections depend on the store.
-_FIXED = ("nats", DESCRIPTOR_STORE)
 
 
 class Rolling:
@@ -57,20 +57,49 @@ class Rolling:
             self._report(text)
             report(text)
 
-        config = bus_config(self._connection)
         self._check(order.roles if isinstance(order, Restart) else list(order.counts))
-        bus = await Bus.connect(config.instance_id("operator"), config)
-        try:
+        async with self._directory() as directory:
             if isinstance(order, Restart):
-                await self._restart(order, bus.directory, report_both)
+                await self._restart(order, directory, report_both)
             else:
                 for role, count in order.counts.items():
-                    await self._scale(role, count, order.drain, bus.directory, report_both)
+                    await self._scale(role, count, order.drain, directory, report_both)
+
+    async def update(
+        self,
+        changed: Sequence[tuple[Slot, ChildSpec]],
+        ended: Sequence[Slot],
+        started: Sequence[Slot],
+    ) -> None:
+        """Replace processes by those of new specs; then end others, once `started` are ready.
+
+        A process goes on if its successor does not become ready.
+        """
+        async with self._directory() as directory:
+            for slot, spec in sorted(changed, key=lambda one: -one[0].spec.stage):
+                try:
+                    await self._replace(slot, GATEWAY_DRAIN, directory, self._report, spec)
+                except Unavailable as error:
+                    self._report(error.message)
+            for slot in started if ended else ():
+                with contextlib.suppress(Unavailable):
+                    await self._ready(slot, directory, has_old=False)
+            for slot in ended:
+                self._report(f"{slot.spec.name}: draining; it is not part of the stack any more")
+                await self._end(slot, GATEWAY_DRAIN, self._report)
+
+    @contextlib.asynccontextmanager
+    async def _directory(self) -> AsyncIterator[Directory]:
+        """Yield the directory of a connection to the bus."""
+        config = bus_config(self._connection)
+        bus = await Bus.connect(config.instance_id("operator"), config)
+        try:
+            yield bus.directory
         finally:
             await bus.close()
 
     def _check(self, roles: list[str]) -> None:
-        here = sorted({slot.spec.role for slot in self._supervisor.slots} - set(_FIXED))
+        here = sorted({slot.spec.role for slot in self._supervisor.slots} - set(FIXED))
         for role in roles:
             if role not in here:
                 raise ConfigError(
@@ -80,19 +109,26 @@ class Rolling:
 
     # ------------------------------------------------------------------------------------------------------- restart
     async def _restart(self, order: Restart, directory: Directory, report: Report) -> None:
-        slots = [slot for slot in self._supervisor.slots if slot.spec.role not in _FIXED]
+        slots = [slot for slot in self._supervisor.slots if slot.spec.role not in FIXED]
         wanted = [slot for slot in slots if not order.roles or slot.spec.role in order.roles]
         # The gateway comes last: until then the old one routes to the new services.
         for slot in sorted(wanted, key=lambda slot: -slot.spec.stage):
             await self._replace(slot, order.drain, directory, report)
 
     async def _replace(
-        self, slot: Slot, drain: float, directory: Directory, report: Report
+        self,
+        slot: Slot,
+        drain: float,
+        directory: Directory,
+        report: Report,
+        spec: ChildSpec | None = None,
     ) -> None:
+        """Replace a process by another one of `spec`; None: of the same."""
+        spec = spec or slot.spec
         if slot.spec.gpus and slot.spec.role in ENGINES:
-            await self._replace_on_gpu(slot, drain, directory, report)
+            await self._replace_on_gpu(slot, spec, drain, directory, report)
             return
-        new = self._supervisor.add(slot.spec, before=slot)
+        new = self._supervisor.add(spec, before=slot)
         seconds = await self._ready(new, directory)
         report(
             f"{slot.spec.name}: a new process is ready after {seconds:.1f} s; draining the old one"
@@ -100,11 +136,11 @@ class Rolling:
         await self._end(slot, drain, report)
 
     async def _replace_on_gpu(
-        self, slot: Slot, drain: float, directory: Directory, report: Report
+        self, slot: Slot, spec: ChildSpec, drain: float, directory: Directory, report: Report
     ) -> None:
         """Replace an engine whose GPU does not hold it twice: the old process ends first."""
         report(f"{slot.spec.name}: draining; its GPU holds one process at a time")
-        new = self._supervisor.add(slot.spec, before=slot, gate=(gone := asyncio.Event()))
+        new = self._supervisor.add(spec, before=slot, gate=(gone := asyncio.Event()))
         await self._end(slot, drain, report)
         gone.set()
         seconds = await self._ready(new, directory, has_old=False)

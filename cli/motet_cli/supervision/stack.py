@@ -32,6 +32,9 @@ _WITH_TORCH = frozenset(
     {"decode", "prefill", "encoder", "asr", "tts", "diffusion", "embedding", "ranking"}
 )
 DESCRIPTOR_STORE = "fdstore"  # role
+# Never replaced: all messages pass through NATS, connections depend on the descriptor store, and the
+# listening socket on the watchdog.
+FIXED = ("nats", DESCRIPTOR_STORE, "watchdog")
 MODULES = {  # else motet_ROLE
     "decode": "motet_llm",
     "prefill": "motet_llm",
@@ -43,6 +46,7 @@ _NO_PROGRESS_BARS = {
     "TQDM_DISABLE": "1",
 }  # no progress bars of libraries in the log
 _DRAIN = 10.0  # seconds that replies in flight have to end
+GATEWAY_DRAIN = 600.0  # seconds that replies of a gateway which is replaced have to end
 _MAX_DRAIN = 3600  # seconds; the order that replaces a gateway sets the actual limit
 _GATEWAY_GRACE, _SERVICE_GRACE = 5.0, 8.0
 
@@ -268,7 +272,12 @@ class Stack:
         spec = self._spec(
             "gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE
         )
-        return replace(spec, drain=_DRAIN, fds=() if listen_fd is None else (listen_fd,))
+        return replace(
+            spec,
+            drain=_DRAIN,
+            fds=() if listen_fd is None else (listen_fd,),
+            returns=self.descriptor_store is not None,
+        )
 
     def expected(self) -> list[str]:
         """Return the models that the gateway needs to be ready, as ROLE=MODEL, chat models first."""
@@ -328,11 +337,12 @@ class Stack:
         bound = self.on_demand_memory
         return [Job(name="on demand", role=first.role, model=first.name, bound=bound)]
 
-    def with_memory(self, share: float) -> Stack:
+    def with_memory(self, share: float, free: int | None = None) -> Stack:
         """Return the stack with `share` of the free main memory divided among its language models.
 
-        Models that are loaded on demand get what they are given, else a half of it; all of it if no
-        language model is loaded at start. What computes on GPUs is left out.
+        free: bytes of it; None: those that are free now. Models that are loaded on demand get what
+        they are given, else a half of it; all of it if no language model is loaded at start. What
+        computes on GPUs is left out.
         """
         here = [spec for spec in self.services() if not spec.gpus]
         own = {model.name: model.path for model in self.models} if self.engine is None else {}
@@ -347,7 +357,7 @@ class Stack:
                 bounded += model.memory * count
         names = {spec.name for spec in here}
         others = [model.path for role, model in self._other_models().items() if role in names]
-        memory = MemoryDivision.measure(share, engines, others)
+        memory = MemoryDivision.measure(share, engines, others, free)
         left = max(0, memory.total - bounded)
         pool, later = self.on_demand_memory, [one for _, found in self.on_demand() for one in found]
         if not pool and later:

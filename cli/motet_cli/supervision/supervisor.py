@@ -9,13 +9,17 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Literal
 
 from motet_cli.supervision.backoff import Backoff, BackoffPolicy
-from motet_cli.supervision.child import Child, ChildSpec
+from motet_cli.supervision.child import Child, ChildSpec, Spawn
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 
+# Of a process that returns: no crash loop, since clients wait for it, and a request that kills
+# gateways is given up by the descriptor store.
+AT_ONCE = BackoffPolicy(first=0.02, cap=1.0, burst=1000)
 SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
 _SHOWN_TAIL = 8  # lines
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: by which services end that have a wrong setting
@@ -64,17 +68,19 @@ class Supervisor:
         policy: BackoffPolicy | None = None,
         on_change: Callable[[], None] = lambda: None,
         nursery: Nursery | None = None,
+        spawn: Spawn | None = None,
     ) -> None:
         """Configure the supervisor without starting a process.
 
         on_change: called after every start and exit.
         nursery: forks the specs that may be forked; None: each is executed as a new program.
+        spawn: executes a new program; None: one that ends with this process.
         """
         self.slots: list[Slot] = []
         self._log = log
         self._policy = policy or BackoffPolicy()
         self._on_change = on_change
-        self._nursery = nursery
+        self._nursery, self._spawn = nursery, spawn
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
         self._stopping = False
 
@@ -83,6 +89,14 @@ class Supervisor:
         for spec in specs:
             self.add(spec)
 
+    async def prepare(self, specs: Iterable[ChildSpec]) -> None:
+        """Fork processes in advance for the next starts of these specs, where that is possible."""
+        if self._nursery is None:
+            return
+        for module in sorted({spec.argv[2] for spec in specs if spec.forks}):
+            with suppress(NotForked, OSError):  # told when a process is to be started
+                await self._nursery.prepare(module)
+
     def add(
         self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None
     ) -> Slot:
@@ -90,10 +104,23 @@ class Supervisor:
 
         before: the slot that it is listed before; None: listed last.
         """
-        slot = Slot(spec, self._policy)
+        slot = Slot(spec, AT_ONCE if spec.returns else self._policy)
         self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
         self._tasks[slot] = asyncio.create_task(
             self._keep_running(slot, gate), name=f"keep {spec.name}"
+        )
+        return slot
+
+    def adopt(self, child: Child, *, leaving: bool = False) -> Slot:
+        """Add a process that runs already; it is started again by its spec when it ends.
+
+        leaving: it has been told to end, and is not started again.
+        """
+        slot = Slot(child.spec, self._policy)
+        slot.child, slot.state = child, "leaving" if leaving else "running"
+        self.slots.append(slot)
+        self._tasks[slot] = asyncio.create_task(
+            self._keep_running(slot, None, adopted=child), name=f"keep {child.spec.name}"
         )
         return slot
 
@@ -143,26 +170,33 @@ class Supervisor:
         self._on_change()
         return clean
 
-    async def _keep_running(self, slot: Slot, gate: asyncio.Event | None) -> None:
+    async def _keep_running(
+        self, slot: Slot, gate: asyncio.Event | None, adopted: Child | None = None
+    ) -> None:
         if gate is not None:
             await gate.wait()
         while not self._stopping:
-            delay = await self._run_once(slot)
+            delay = await self._run_once(slot, adopted)
+            adopted = None
             if self._stopping or slot.refused or slot.state == "leaving":
                 return
             await asyncio.sleep(delay)
             slot.restarts += 1
 
-    async def _run_once(self, slot: Slot) -> float:
-        """Run the process until it exits; return the seconds to wait before the next start."""
+    async def _run_once(self, slot: Slot, adopted: Child | None) -> float:
+        """Run the process until it exits; return the seconds to wait before the next start.
+
+        adopted: it runs already.
+        """
         started = time.monotonic()
         try:
-            slot.child = await self._started(slot.spec)
+            slot.child = adopted or await self._started(slot)
         except OSError as error:
             slot.last_exit = f"cannot start: {error}"
         else:
-            slot.state = "running"
-            self._on_change()
+            if adopted is None:
+                slot.state = "running"
+                self._on_change()
             await slot.child.wait()
             slot.last_exit = slot.child.exit_description
             state: SlotState = slot.state  # may have changed meanwhile
@@ -178,18 +212,17 @@ class Supervisor:
         self._on_change()
         return delay
 
-    async def _started(self, spec: ChildSpec) -> Child:
+    async def _started(self, slot: Slot) -> Child:
         """Start the process, forking it if possible. Raises OSError."""
+        spec = slot.spec
 
-        def on_line(line: str) -> None:
-            self._log.child(spec.name, spec.role, line)
-
-        if self._nursery is not None and spec.forks:
+        on_line = self._log.printed_by(spec.name, spec.role)
+        if self._nursery is not None and (spec.forks or (spec.returns and slot.restarts)):
             try:
                 return await Child.start(spec, on_line, self._nursery.fork)
             except NotForked as error:
                 self._log.note(f"{spec.name} starts without the nursery: {error}", "warning")
-        return await Child.start(spec, on_line)
+        return await Child.start(spec, on_line, self._spawn)
 
     def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
         again = f"next start in {delay:g} s"

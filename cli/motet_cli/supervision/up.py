@@ -9,11 +9,14 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from motet_cli.checkpoints import model_folders as models
 from motet_cli.engines.options import parse_engine
@@ -37,17 +40,31 @@ from motet_cli.supervision.connection import (
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
-from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
+from motet_cli.supervision.stack import (
+    GATEWAY_DRAIN,
+    AccessOptions,
+    Stack,
+    nursery_environment,
+    starts_at_once,
+)
 from motet_cli.supervision.supervisor import EXIT_CONFIG, Slot, Supervisor
+from motet_cli.survival import systemd, watchdog
+from motet_cli.survival.output import spawn
+from motet_cli.survival.record import Base, Measured, StackRecord
+from motet_cli.survival.session import Adopted, Survival, surviving
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
 from motet_planner.config import DEFAULT_ROLES
 from motet_planner.groups import check_local, read_groups
 from motet_shared.credentials import make_passwords
-from motet_shared.errors import ConfigError
+from motet_shared.errors import ConfigError, MotetError
 from motet_shared.process.starts import now, process_began
 from motet_shared.process.vitals import count_gpus
 
+if TYPE_CHECKING:
+    from motet_cli.supervision.rolling import Rolling
+
+EXIT_CRASH = 70  # EX_SOFTWARE
 _NATS_START = 10.0  # seconds between warnings that NATS does not listen
 _CHAT_FIRST = 30.0  # seconds after which other services no longer wait for chat
 _PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
@@ -70,9 +87,23 @@ class UpOptions:
     nursery: bool = True
     keep_connections: bool = False
 
+    @property
+    def base(self) -> Base:
+        """Return what cannot change while services go on without a supervisor."""
+        return Base(
+            host=self.stack.host,
+            port=self.stack.port,
+            nats=self.stack.nats_url if self.nats_port is None else None,
+            store=None if self.store is None else str(self.store),
+        )
 
-def parse_options(args: Namespace) -> UpOptions:
-    """Check the command line before any process is started. Raises ConfigError."""
+
+def parse_options(args: Namespace, left: StackRecord | None = None) -> UpOptions:
+    """Check the command line before any process is started. Raises ConfigError.
+
+    left: processes of an earlier run to take over: with their ports, and with the memory that was
+    free before they began.
+    """
     access = _access_options(args)
     _check_exposure(
         args.host, access.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure
@@ -84,12 +115,12 @@ def parse_options(args: Namespace) -> UpOptions:
             "--store: excludes --nats; start that server with --jetstream instead",
             param="--store",
         )
-    nats_port = None if args.nats else address.free_port("127.0.0.1")
+    nats_port = None if args.nats else _nats_port(left)
     stack = replace(
-        stack_of(args),
+        stack_of(args, measured=None if left is None else left.measured),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
         credentials=given_credentials() if args.nats else None,
-        port=address.free_port(args.host, args.port),
+        port=address.free_port(args.host, args.port) if left is None else args.port,
         access=access,
     )
     if nats_port is not None:
@@ -111,11 +142,20 @@ def parse_options(args: Namespace) -> UpOptions:
     )
 
 
-def stack_of(args: Namespace, listing: GpuListing | None = None) -> Stack:
+def _nats_port(left: StackRecord | None) -> int:
+    """Return the port of the NATS server that an earlier run has left, else a free one."""
+    if left is not None and left.base.nats is None:
+        return urlsplit(left.nats_url).port or 0
+    return address.free_port("127.0.0.1")
+
+
+def stack_of(
+    args: Namespace, listing: GpuListing | None = None, measured: Measured | None = None
+) -> Stack:
     """Return the stack of a command line, without addresses and keys. Raises ConfigError.
 
-    listing: GPUs to place it on; None: those of this machine. `motet plan --stack` calls it too:
-    what is planned is what would be started.
+    listing: GPUs to place it on; None: those of this machine. measured: free memory, in place of what
+    is free now. `motet plan --stack` calls it too: what is planned is what would be started.
     """
     _check_counts(args)
     file = stack_file_of(args)
@@ -152,19 +192,26 @@ def stack_of(args: Namespace, listing: GpuListing | None = None) -> Stack:
         insecure=args.insecure,
         log_format=args.log_format,
     )
-    return _on_devices(stack, placement_options(args, file, declared), listing)
+    return _on_devices(stack, placement_options(args, file, declared), listing, measured)
 
 
-def _on_devices(stack: Stack, options: PlacementOptions, listing: GpuListing | None) -> Stack:
+def _on_devices(
+    stack: Stack,
+    options: PlacementOptions,
+    listing: GpuListing | None,
+    measured: Measured | None,
+) -> Stack:
     """Return a stack with its processes on devices, and their memory divided.
 
     nvidia-smi is asked only if something may compute on a GPU.
     """
+    if measured is not None:
+        listing = measured.gpus
     others = [spec for spec in stack.services() if (job := job_of(spec)) and job.is_foreign]
     if options.devices.any_gpu or others:
         listing = list_gpus() if listing is None else listing
         stack = stack.with_placement(options.devices, listing, options.share, options.shares)
-    return stack.with_memory(options.share)
+    return stack.with_memory(options.share, None if measured is None else measured.memory)
 
 
 def _check_counts(args: Namespace) -> None:
@@ -277,30 +324,48 @@ def run(args: Namespace) -> int:
     if args.preset == "":
         show_presets()
         return 0
-    options = parse_options(args)
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
-    log = Log(sys.stdout, fmt=options.stack.log_format, colour=colour, live=terminal)
-    stack = options.stack
+    log = Log(sys.stdout, fmt=args.log_format, colour=colour, live=terminal)
     try:
-        _prepare(log)
-        # All gateways of a run accept from one socket, so that no client is refused during a restart.
-        with (
-            address.bound(stack.host, stack.port) as listener,
-            _with_credentials(options) as credentials,
-            published(stack.port, _connection(stack.nats_url, credentials)),
-        ):
-            kept = folder() / f"{stack.port}.front.sock" if options.keep_connections else None
-            stack = replace(
-                stack,
-                listen_fd=listener.fileno(),
-                descriptor_store=kept,
-                credentials=credentials,
-            )
-            options = replace(options, stack=stack)
-            return asyncio.run(Up(options, log, listener).run())
+        if not args.survive:
+            return _run(parse_options(args), log)
+        with surviving(args.port, args.orphan_timeout) as survival:
+            return _run(parse_options(args, survival.left), log, survival)
     finally:
         log.close()
+
+
+def _run(options: UpOptions, log: Log, survival: Survival | None = None) -> int:
+    """Run a stack to its end; return the exit code."""
+    stack = options.stack
+    _prepare(log)
+    # All gateways of a run accept from one socket, so that no client is refused during a restart.
+    with (
+        _listener(options, log, survival) as listener,
+        _with_credentials(options, keep=survival is not None and survival.left is not None) as kept,
+        published(stack.port, _connection(stack.nats_url, kept)),
+    ):
+        store = folder() / f"{stack.port}.front.sock" if options.keep_connections else None
+        stack = replace(
+            stack, listen_fd=listener.fileno(), descriptor_store=store, credentials=kept
+        )
+        if survival is not None:
+            survival.begin(stack, options.base, log)
+        return asyncio.run(Up(replace(options, stack=stack), log, listener, survival).run())
+
+
+def _listener(options: UpOptions, log: Log, survival: Survival | None) -> socket.socket:
+    """Return the socket of the stack's address: that of an earlier run, if its processes can go on.
+
+    Otherwise they are ended first. Raises ConfigError.
+    """
+    if survival is not None and survival.left is not None:
+        if (listener := survival.fetch_listener(options.base)) is not None:
+            return listener
+        log.note("the services of an earlier run cannot go on with this one: ending them")
+        asyncio.run(survival.end_left(log))
+    return address.bound(options.stack.host, options.stack.port)
 
 
 def _prepare(log: Log) -> None:
@@ -322,14 +387,18 @@ def _prepare(log: Log) -> None:
 
 
 @contextlib.contextmanager
-def _with_credentials(options: UpOptions) -> Iterator[Path | None]:
-    """Yield the folder of NATS passwords, new ones if this run starts its own server."""
+def _with_credentials(options: UpOptions, *, keep: bool) -> Iterator[Path | None]:
+    """Yield the folder of NATS passwords, new ones if this run starts its own server.
+
+    keep: those of an earlier run, whose server goes on.
+    """
     if options.nats_port is None:
         yield options.stack.credentials
         return
-    with private_folder(f"{options.stack.port}-nats") as folder:
-        make_passwords(folder)
-        nats.stage(folder)
+    with private_folder(f"{options.stack.port}-nats", keep=keep) as folder:
+        if not keep:
+            make_passwords(folder)
+            nats.stage(folder)
         yield folder
 
 
@@ -341,17 +410,39 @@ def _connection(nats_url: str, credentials: Path | None) -> NatsAccess:
 class Up:
     """Run a stack from the first process to the last."""
 
-    def __init__(self, options: UpOptions, log: Log, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        options: UpOptions,
+        log: Log,
+        listener: socket.socket,
+        survival: Survival | None = None,
+    ) -> None:
+        """Configure the run without starting a process.
+
+        survival: what lets services outlive this process; None: they end with it.
+        """
         self._options, self._log, self._listener = options, log, listener
+        self._survival = survival
         self._nursery = (
             Nursery(
-                nursery_environment(), log.note, lambda line: log.child("nursery", "nursery", line)
+                nursery_environment(),
+                log.note,
+                log.printed_by("nursery", "nursery"),
+                outlived=survival is not None,
             )
             if options.nursery
             else None
         )
-        self._supervisor = Supervisor(log, on_change=self._on_change, nursery=self._nursery)
+        self._supervisor = Supervisor(
+            log,
+            on_change=self._on_change,
+            nursery=self._nursery,
+            spawn=None if survival is None else spawn,
+        )
         self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+        self._ending = False
+        self._order = asyncio.Lock()  # held while processes are replaced or scaled
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
         self._refused = asyncio.Event()
@@ -369,7 +460,9 @@ class Up:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        waits = (self._start(), self._stop.wait(), self._refused.wait())
+        if self._survival is not None:
+            loop.add_signal_handler(signal.SIGUSR1, self._reload.set)
+        waits = (self._start(), self._stop.wait(), self._refused.wait(), self._reload.wait())
         tasks = [asyncio.create_task(one) for one in waits]
         try:
             async with AsyncExitStack() as exits:
@@ -377,6 +470,13 @@ class Up:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # raise errors of starting instead of stopping silently
+                if self._reload.is_set():
+                    await self._begin_again()
+        except MotetError:
+            raise
+        except Exception:
+            self._leave_behind()
+            raise
         finally:
             tasks[0].cancel()
             self._log.progress("")
@@ -384,9 +484,29 @@ class Up:
             clean = await self._end()
             if self._nursery is not None:
                 await self._nursery.close()
+            if self._survival is not None:
+                self._survival.folder.clear()
         if self._refused.is_set():
             return EXIT_CONFIG
         return 0 if clean else 1
+
+    async def _begin_again(self) -> None:
+        """Replace this program by a new one of the same command line, which adopts the services."""
+        self._log.note("reloading: services go on")
+        if self._nursery is not None:
+            await self._nursery.close()
+        self._log.close()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+    def _leave_behind(self) -> None:
+        """End this process at once after an unexpected error, if services can outlive it."""
+        if self._survival is not None:
+            self._log.note(
+                f"the supervisor has failed; services go on for now\n{traceback.format_exc()}",
+                "error",
+            )
+            self._log.close()
+            os._exit(EXIT_CRASH)
 
     async def _serve_orders(self, exits: AsyncExitStack) -> None:
         try:
@@ -400,14 +520,17 @@ class Up:
             )
 
     async def _carry_out(self, order: orders.Order, report: orders.Report) -> None:
+        async with self._order:
+            await self._rolling().carry_out(order, report)
+
+    def _rolling(self) -> Rolling:
         # Imported here: it imports the bus, which nothing else in this process needs.
         from motet_cli.supervision.rolling import Rolling
 
         stack = self._options.stack
         connection = with_environment(_connection(stack.nats_url, stack.credentials))
         gpus = () if stack.placement is None else [gpu.key for gpu in stack.placement.gpus]
-        rolling = Rolling(self._supervisor, connection, self._log.note, gpus)
-        await rolling.carry_out(order, report)
+        return Rolling(self._supervisor, connection, self._log.note, gpus)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set() and number == signal.SIGINT:
@@ -423,10 +546,43 @@ class Up:
         services, on_demand = stack.services(), stack.on_demand()
         loaded_later = [spec for _, specs in on_demand for spec in specs]
         self._log.reserve([spec.name for spec in [*services, *loaded_later]])
-        await self._start_nats()
-        later = self._start_services(services)
+        first = [*self._watchdog(), *self._nats()]
+        adopted = Adopted(start=[*first, *services])
+        if self._survival is not None:
+            wanted = [*adopted.start, *self._survival.loaded([specs for _, specs in on_demand])]
+            adopted = await self._survival.adopt(self._supervisor, wanted, self._log)
+            self._on_change()
+        if adopted.kept or adopted.changed:
+            self._log.note(
+                f"took over {len(adopted.kept)} processes that serve on;"
+                f" {len(adopted.changed)} are to be replaced"
+            )
+        self._supervisor.start(spec for spec in adopted.start if spec in first)
+        await self._wait_for_nats()
+        started, later = self._start_services([one for one in adopted.start if one not in first])
+        self._llms += [slot for slot in adopted.kept if slot.spec.role == "decode"]
         self._note_serving(stack)
-        await asyncio.gather(self._report_ready(later), self._load_on_demand(on_demand))
+        await asyncio.gather(
+            self._report_ready(later),
+            self._load_on_demand(on_demand),
+            self._import_for_returns(later, services),
+            self._complete(adopted, started),
+        )
+
+    async def _complete(self, adopted: Adopted, started: list[Slot]) -> None:
+        """Replace and end what was adopted and is not to go on."""
+        leaving = [self._await_end(slot) for slot in adopted.leaving]
+        if adopted.changed or adopted.ended:
+            async with self._order:
+                await self._rolling().update(adopted.changed, adopted.ended, started)
+        await asyncio.gather(*leaving)
+
+    async def _await_end(self, slot: Slot) -> None:
+        """Wait for a process that is ending; a second signal would cut off its replies."""
+        if slot.child is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(slot.child.wait(), GATEWAY_DRAIN)
+        await self._supervisor.remove(slot, 0.0)
 
     async def _load_on_demand(
         self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]
@@ -435,10 +591,13 @@ class Up:
         if not models:
             return
         # Imported here: it imports the bus, which nothing else in this process needs.
-        from motet_cli.on_demand.start import loader_of
+        from motet_cli.on_demand.start import loader_of, model_modules
 
-        modules = {spec.argv[2] for _, specs in models for spec in specs if spec.forks}
-        importing = asyncio.create_task(self._import(sorted(modules)), name="import")
+        specs = [spec for _, found in models for spec in found]
+        families = sorted(
+            {name for model, _ in models for name in model_modules(model.folder.path)}
+        )
+        importing = asyncio.create_task(self._prepare(specs, families), name="import")
         stack = self._options.stack
         loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
@@ -446,8 +605,21 @@ class Up:
         finally:
             importing.cancel()
 
+    async def _prepare(self, specs: list[ChildSpec], families: list[str]) -> None:
+        """Prepare for models on demand, so that the first request does not wait for imports.
+
+        families: modules with the code of models.
+        """
+        await self._import(sorted({spec.argv[2] for spec in specs if spec.forks}) + families)
+        await self._supervisor.prepare(specs)
+
+    async def _import_for_returns(self, later: asyncio.Event, services: list[ChildSpec]) -> None:
+        """Import what clients would wait for, once chat is ready, which it must not delay."""
+        await later.wait()
+        await self._import(sorted({spec.argv[2] for spec in services if spec.returns}))
+
     async def _import(self, modules: list[str]) -> None:
-        """Import what models on demand will need, so that the first request does not wait for it."""
+        """Import what later starts will need, so that no request waits for it."""
         if self._nursery is None:
             return
         for module in modules:
@@ -497,6 +669,7 @@ class Up:
                 self._log.note(
                     f"ready after {seconds if began is None else now() - began:.1f} s: {self.url}"
                 )
+            systemd.notify("READY=1")
             if began is not None:
                 await self._note_fallback()
             began = None
@@ -507,31 +680,39 @@ class Up:
         if text := await asyncio.to_thread(fallback_warning):
             self._log.note(text, "warning")
 
-    def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
-        """Start services; return the event that starts those which wait until chat is ready.
+    def _start_services(self, services: list[ChildSpec]) -> tuple[list[Slot], asyncio.Event]:
+        """Start services; return them, and the event that starts those which wait for chat.
 
         The event is set after `_CHAT_FIRST` seconds in any case, and at once if nothing chats.
         """
         later = asyncio.Event()
         if not any(spec.role == "decode" for spec in services):
             later.set()
+        slots = []
         for spec in services:
             gate = None if starts_at_once(spec, len(services)) else later
-            slot = self._supervisor.add(spec, gate=gate)
-            if spec.role == "decode":
-                self._llms.append(slot)
+            slots.append(self._supervisor.add(spec, gate=gate))
+        self._llms = [slot for slot in slots if slot.spec.role == "decode"]
         asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
-        return later
+        return slots, later
 
-    async def _start_nats(self) -> None:
-        port = self._options.nats_port
+    def _watchdog(self) -> list[ChildSpec]:
+        """Return the process that ends services which have no supervisor."""
+        if self._survival is None:
+            return []
+        return [watchdog.spec(self._options.stack.port, self._listener.fileno())]
+
+    def _nats(self) -> list[ChildSpec]:
+        port, credentials = self._options.nats_port, self._options.stack.credentials
         if port is None:
-            return
-        credentials = self._options.stack.credentials
+            return []
         if credentials is None:
             raise RuntimeError("credentials: are not set for the stack's own NATS server")
-        self._supervisor.start([nats.spec(port, credentials, self._made_store())])
-        while not await wait_for_port("127.0.0.1", port, _NATS_START):
+        return [nats.spec(port, credentials, self._made_store())]
+
+    async def _wait_for_nats(self) -> None:
+        port = self._options.nats_port
+        while port is not None and not await wait_for_port("127.0.0.1", port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
 
     def _made_store(self) -> Path | None:
@@ -548,6 +729,8 @@ class Up:
 
     async def _end(self) -> bool:
         """Stop all processes in order, or kill them after a second Ctrl-C; return True if none was."""
+        self._ending = True
+        self._on_change()
         stopping = asyncio.create_task(self._supervisor.stop())
         kill_requested = asyncio.create_task(self._kill.wait())
         await asyncio.wait([stopping, kill_requested], return_when=asyncio.FIRST_COMPLETED)
@@ -572,6 +755,8 @@ class Up:
             self._llms = []
             self._log.note("no language model can be served: correct the settings above", "error")
             self._refused.set()
+        if self._survival is not None:
+            self._survival.record(self._supervisor.slots, stopping=self._ending)
         if self._options.state_file is not None:
             _write_state(self._options.state_file, self._state())
 

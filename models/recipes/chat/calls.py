@@ -1,6 +1,8 @@
 """Write requests that tools other than `draw` answer: declarations, calls and results.
 
-The tools and their requests are for training; what they are scored with is made elsewhere.
+Most tools are composed of random words and asked for with random values, so that a call can only
+be copied: its name and fields from the declaration, its values from the request. The tools and
+their requests are for training; what they are scored with is made elsewhere.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ from recipes.chat.data import (
     ConversationWriter,
     assistant,
     casual,
+    digest,
     user,
     weighted_choice,
 )
 from recipes.chat.mix import Mix
-from recipes.chat.tools import draw_tool
+from recipes.chat.talk import abilities
+from recipes.chat.tools import (
+    draw_call,
+    draw_result,
+    draw_tool,
+    drawing_prompt,
+    drawing_request,
+)
 from recipes.chat.topics import NAMES, PLACES, THINGS
+from recipes.speech.lexicon import article, plural, verbs, words
 
 RESULT_FAILED = "Sorry, that failed."
 
@@ -107,41 +118,60 @@ _DEVICES = (
     "coffee machine",
 )
 _COLOURS = ("red", "green", "blue", "yellow", "orange", "purple", "white")
-_VERBS = (
-    "get",
-    "find",
-    "open",
-    "close",
-    "start",
-    "stop",
-    "show",
-    "read",
-    "delete",
-    "check",
-    "update",
-    "list",
+_FIELDS = (
+    "id", "name", "value", "key", "title", "text", "item", "target", "subject", "kind", "label", "code", "input",
+    "which", "what", "who", "where",
+)  # fmt: skip
+_NUMBER_FIELDS = ("number", "count", "amount", "size", "quantity", "minutes", "id", "limit", "n")
+_ONSETS = tuple(
+    "b c d f g h j k l m n p r s t v w z br ch cl dr fr gr pl pr sh sl sp st th tr".split()
 )
-_LETTERS = ("bcdfghjklmnprstvwz", "aeiou")
+_CODAS = ("", "", "", "", "n", "r", "s", "l", "t", "m", "ck", "nd", "st", "rk", "x")
+
+# Forms of requests: {v} and {t} are a skill's verb and noun, {a} and {b} its values in the order of its fields.
+_ABOUT = (
+    "{v} {t} {a}.", "{v} the {t} {a}.", "{v} the {t} {a}, please.", "Can you {v} the {t} {a}?", "{v} a {t} to {a}.",
+    "{v} a {t} for {a}.", "{v} the {t} to {a}.", "{v} the {t} of {a}.", "What is the {t} of {a}?",
+    "What is the {t} for {a}?", "Tell me the {t} of {a}.", "I need the {t} of {a}.", "{t} {a}", "{t} for {a}, please",
+    "{v} the {t} at {a}.",
+)  # fmt: skip
+_DOING = (
+    "{v} {a}.", "{v} the {a}.", "Please {v} the {a}.", "Can you {v} {a}?", "{v} on the {a}.", "{v} the {a} now.",
+    "I want to {v} {a}.",
+)  # fmt: skip
+_COUNTED = ("{v} {a} {b}.", "Please {v} {a} {b}.", "{v} {a} of the {b}.", "I want to {v} {a} {b}.")
+_BETWEEN = (
+    "{v} a {t} from {a} to {b}.", "{v} the {t} from {a} to {b}.", "From {a} to {b}, {v} a {t}.", "{t} from {a} to {b}",
+    "I need a {t} from {a} to {b}.",
+)  # fmt: skip
 
 
 def made_up_word(rng: Random) -> str:
     """Return a word that exists in no language, for the skill of copying."""
-    return "".join(rng.choice(_LETTERS[i % 2]) for i in range(rng.randint(3, 8)))
+    parts = (
+        rng.choice(_ONSETS) + rng.choice("aeiou") + rng.choice(_CODAS)
+        for _ in range(rng.choice((1, 2, 2, 3)))
+    )
+    return "".join(parts)
 
 
 def value(kind: str, rng: Random) -> str | int:
     """Return a value of a kind of field."""
     match kind:
         case "number":
-            return rng.randint(0, 99) if rng.random() < 0.8 else rng.randint(100, 9999)
+            return rng.randint(0, 99) if rng.random() < 0.65 else rng.randint(100, 9999)
         case "place":
-            return rng.choice(PLACES) if rng.random() < 0.7 else made_up_word(rng).capitalize()
+            known = rng.choice((*PLACES, *words("city", "land")))
+            return known if rng.random() < 0.55 else made_up_word(rng).capitalize()
         case "name":
-            return rng.choice(NAMES) if rng.random() < 0.7 else made_up_word(rng).capitalize()
+            known = rng.choice((*NAMES, *words("name")))
+            return known if rng.random() < 0.55 else made_up_word(rng).capitalize()
         case "words":
-            return " ".join(_word(rng) for _ in range(rng.randint(1, 4)))
+            return " ".join(_word(rng) for _ in range(rng.randint(1, 3)))
         case "thing":
             return _word(rng)
+        case "things":
+            return plural(_word(rng))
     fixed = {
         "unit": _UNITS,
         "language": _LANGUAGES,
@@ -153,24 +183,69 @@ def value(kind: str, rng: Random) -> str | int:
 
 
 def _word(rng: Random) -> str:
-    return rng.choice(THINGS) if rng.random() < 0.7 else made_up_word(rng)
+    draw = rng.random()
+    if draw < 0.35:
+        return made_up_word(rng)
+    return rng.choice(THINGS if draw < 0.5 else words("thing", "food", "animal", "person", "place"))
 
 
 def sample_skill(rng: Random) -> Skill:
-    """Draw a skill: a known one, at times under other names, or one of a verb and a thing."""
+    """Draw a skill: a known one, at times under other names, or one composed of random words."""
+    if rng.random() < 0.7:
+        return composed_skill(rng)
+    skill = rng.choice(SKILLS)
+    return skill if rng.random() < 0.5 else renamed(skill, rng)
+
+
+def composed_skill(rng: Random) -> Skill:
+    """Compose a skill of a verb and a noun, with one field, a counted one or two ends."""
+    verb = rng.choice(verbs("transitive") + verbs("irregular")).base
+    verb = made_up_word(rng) if rng.random() < 0.1 else verb
+    noun, draw = _word(rng), rng.random()
+    name = rng.choice((f"{verb}_{noun}", f"{verb}_{noun}", noun, verb))
+    if draw < 0.4:
+        kind = rng.choice(("name", "number", "number", "thing", "place"))
+        forms = rng.sample(_ABOUT, 3)
+        kinds: tuple[str, ...] = (kind,)
+        description = rng.choice(
+            (f"{verb} {article(noun)}.", f"{verb} the {noun}.", f"the {noun} of something.")
+        )
+    elif draw < 0.55:
+        forms, kinds = rng.sample(_DOING, 3), (rng.choice(("thing", "thing", "device", "name")),)
+        name = verb if rng.random() < 0.5 else name
+        description = rng.choice(
+            (f"{verb} something.", f"{verb} a thing.", f"{verb} {article(noun)}.")
+        )
+    elif draw < 0.8:
+        forms, kinds = list(_COUNTED), ("number", "things")
+        description = rng.choice(
+            (f"{verb} some goods.", f"{verb} a number of things.", f"{verb} {plural(noun)}.")
+        )
+    else:
+        kind = rng.choice(("place", "place", "name", "thing"))
+        forms, kinds = list(_BETWEEN), (kind, kind)
+        description = rng.choice(
+            (f"{verb} {article(noun)}.", f"{verb} the {noun} between two ends.")
+        )
+    fields = [_field(kind, rng) for kind in kinds]
+    while len(set(fields)) < len(fields):
+        fields[1] = _word(rng)
+    slots = dict(zip("ab", (f"{{{field}}}" for field in fields), strict=False))
+    requests = tuple(_first_up(form.format(v=verb, t=noun, **slots)) for form in forms)
+    ordered = list(zip(fields, kinds, strict=True))
+    if "number" in kinds and rng.random() < 0.5:  # their types tell them apart
+        ordered.reverse()
+    return Skill(name, _first_up(description), dict(ordered), requests)
+
+
+def _field(kind: str, rng: Random) -> str:
     if rng.random() < 0.5:
-        skill = rng.choice(SKILLS)
-        return skill if rng.random() < 0.4 else renamed(skill, rng)
-    verb, thing = rng.choice(_VERBS), _word(rng)
-    kind = rng.choice(("name", "number", "thing", "place"))
-    field = rng.choice(("id", "name", "value", "key", "title", thing))
-    requests = (
-        f"{verb.capitalize()} {thing} {{{field}}}.",
-        f"{verb.capitalize()} the {thing} {{{field}}}, please.",
-        f"Can you {verb} the {thing} {{{field}}}?",
-    )
-    name = f"{verb}_{thing}" if rng.random() < 0.6 else rng.choice((verb, thing))
-    return Skill(name, f"{verb.capitalize()} a {thing}.", {field: kind}, requests)
+        return _word(rng)
+    return rng.choice(_NUMBER_FIELDS if kind == "number" else _FIELDS)
+
+
+def _first_up(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def renamed(skill: Skill, rng: Random) -> Skill:
@@ -178,24 +253,24 @@ def renamed(skill: Skill, rng: Random) -> Skill:
     names = {field: _word(rng) if rng.random() < 0.5 else field for field in skill.fields}
     if len(set(names.values())) < len(names):
         names = {field: field for field in skill.fields}
-    requests = skill.requests
-    for field, other in names.items():
-        requests = tuple(text.replace(f"{{{field}}}", f"{{{other}}}") for text in requests)
-    fields = {names[field]: kind for field, kind in skill.fields.items()}
-    other = (
-        f"{rng.choice(_VERBS)}_{_word(rng)}"
-        if rng.random() < 0.4
-        else rng.choice((_word(rng), skill.name))
+    requests = tuple(
+        text.format(**{field: f"{{{other}}}" for field, other in names.items()})
+        for text in skill.requests
     )
+    fields = {names[field]: kind for field, kind in skill.fields.items()}
+    other = rng.choice((f"{_word(rng)}_{_word(rng)}", _word(rng), skill.name))
     return Skill(other, skill.description, fields, requests)
 
 
-def declaration(skill: Skill, rng: Random) -> dict[str, Any]:
-    """Declare a skill as a function with a JSON schema."""
+def declaration(skill: Skill, rng: Random, *, alone: bool) -> dict[str, Any]:
+    """Declare a skill as a function with a JSON schema.
+
+    alone: no other one is declared, so that its description may be left out.
+    """
     properties: dict[str, Any] = {}
     for field, kind in skill.fields.items():
         properties[field] = {"type": "integer" if kind == "number" else "string"}
-        if rng.random() < 0.3:
+        if rng.random() < 0.2:
             properties[field]["description"] = rng.choice(
                 (f"The {field}.", field, f"The {field} to use")
             )
@@ -205,7 +280,7 @@ def declaration(skill: Skill, rng: Random) -> dict[str, Any]:
     if rng.random() < 0.2:
         parameters["additionalProperties"] = False
     function: dict[str, Any] = {"name": skill.name}
-    if rng.random() < 0.85:
+    if not alone or rng.random() < 0.85:
         function["description"] = skill.description
     return {"type": "function", "function": {**function, "parameters": parameters}}
 
@@ -231,20 +306,58 @@ def calling_conversation(rng: Random, mix: Mix) -> Conversation:
     """Write requests for declared tools among other turns."""
     writer = ConversationWriter(rng, mix)
     skills: list[Skill] = []
-    while len(skills) < rng.choice((1, 1, 2, 2, 3)):
+    many = rng.choice((1, 1, 2, 2, 3))
+    while len(skills) < many:
         skill = sample_skill(rng)
         if skill.name not in [one.name for one in skills]:
             skills.append(skill)
-    declared = [declaration(skill, rng) for skill in skills]
-    if rng.random() < 0.2:
+    can_draw = rng.random() < 0.3
+    declared = [declaration(skill, rng, alone=many == 1 and not can_draw) for skill in skills]
+    if can_draw:
         declared.insert(rng.randint(0, len(declared)), draw_tool(rng))
-    writer.system()
-    for _ in range(rng.choice((1, 2, 2, 3))):
-        if rng.random() < 0.15:
-            writer.talk(weighted_choice(rng, mix.talk))
-            continue
-        _add_call(writer, rng.choice(skills))
+    writer.system(share=0.25)
+    for _ in range(rng.choice((1, 2, 3, 4, 5))):
+        if rng.random() < 0.12:
+            _add_talk(writer)
+        elif can_draw and rng.random() < 0.4:
+            _add_drawing(writer)
+        else:
+            _add_call(writer, rng.choice(skills))
+    if rng.random() < 0.5 and writer.messages[-2]["role"] == "tool":
+        del writer.messages[-2:]  # the call is the last turn
     return writer.finish(declared=tuple(declared))
+
+
+def abilities_conversation(rng: Random, mix: Mix) -> Conversation:
+    """Write a question about what the model can do, before or after other talk at times."""
+    writer = ConversationWriter(rng, mix)
+    writer.system(share=0.25)
+    for _ in range(rng.choice((0, 0, 1))):
+        writer.talk(weighted_choice(rng, mix.talk))
+    question = abilities(rng)
+    writer.exchange(question.text, question.answer)
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        writer.talk(weighted_choice(rng, mix.talk))
+    return writer.finish()
+
+
+def _add_talk(writer: ConversationWriter) -> None:
+    if writer.rng.random() < 0.25:
+        question = abilities(writer.rng)
+        writer.exchange(question.text, question.answer)
+    else:
+        writer.talk(weighted_choice(writer.rng, writer.mix.talk))
+
+
+def _add_drawing(writer: ConversationWriter) -> None:
+    rng = writer.rng
+    what = drawing_prompt(rng)
+    writer.keys.add(digest(f"draw {what}"))
+    asked = drawing_request(what, rng)
+    said = casual(asked, rng)
+    result, sentence = draw_result(rng, what)
+    writer.messages += [user(said if what in said else asked), draw_call(what)]
+    writer.messages += [result, assistant(sentence)]
 
 
 def _add_call(writer: ConversationWriter, skill: Skill) -> None:

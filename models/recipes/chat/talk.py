@@ -21,7 +21,9 @@ REFUSAL = "Sorry, I don't know that. I only know coloured shapes and small numbe
 TOO_LARGE = "Sorry, I can only add and subtract up to twenty."
 NO_SCENE = "Please describe a scene first."
 IDENTITY = "I am Pocket, a small assistant for coloured shapes."
-ABILITY = "I can answer questions about coloured shapes and do small sums."
+ABILITY = (
+    "I can see and count coloured shapes, do small sums, draw with a tool and call other tools."
+)
 
 _SMALL_TALK: dict[str, tuple[str, ...]] = {
     "Hello! How can I help?": (
@@ -144,6 +146,24 @@ def small_talk(rng: Random, *, named: bool = False) -> Question:
         text.format(n=f", {who}" if named or rng.random() < 0.4 else "", w=rng.choice(NAMES)),
         answer,
     )
+
+
+_ABILITY_FORMS = (
+    "What can I ask you{n}?",
+    "What do you offer{n}?",
+    "Tell me what you can do{n}.",
+    "List your abilities.",
+    "What are your skills{n}?",
+    "What can you help me with?",
+    "What is it that you do{n}?",
+)
+
+
+def abilities(rng: Random) -> Question:
+    """Return a question about what the model can do; its answer names all of it."""
+    text = rng.choice((*_SMALL_TALK[ABILITY], *_ABILITY_FORMS))
+    name = f", {rng.choice((*NAMES, 'Pocket'))}" if rng.random() < 0.2 else ""
+    return Question("small-talk", text.format(n=name), ABILITY)
 
 
 def _number(value: int, *, digits: bool) -> str:

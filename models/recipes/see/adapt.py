@@ -1,9 +1,11 @@
 """Teach pocket-chat's eyes other styles: `python models/recipes see.adapt --model FOLDER --out FOLDER`.
 
-It continues a complete checkpoint instead of beginning anew. In the first stage a frozen copy of the
-tower says what the language model understands: it looks at a scene as the micro-world draws it, and
-the tower that learns is to give the same embeddings for the scene in any style. The second stage
-trains the whole model on conversations about both kinds of pictures and on words alone.
+It continues a complete checkpoint instead of beginning anew. In the first stage, `tower`, a frozen
+copy of the tower says what the language model understands: it looks at a scene as the micro-world
+draws it, and the tower that learns is to give the same embeddings for the scene in any style; `edges`
+goes on with that at lower rates. `words` trains the language model alone on pictures of both kinds,
+calls of tools and replies in JSON, `talk` the whole model on the same, and `settle` with more of the
+micro-world's own pictures.
 
 Shapes: B pictures · T cells · N = B·T · K kinds of things · X hidden size of the language model.
 """
@@ -25,18 +27,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoProcessor, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from recipes.chat.calls import calling_conversation
+from recipes.chat.calls import abilities_conversation, calling_conversation
 from recipes.chat.objects import object_conversation
 from recipes.chat.stream import held_out_digests, training_conversation
 from recipes.see.batches import Row, Stream, pixels
-from recipes.see.data import CELLS, KINDS, cell_picture, picture_conversation
+from recipes.see.data import (
+    CELLS,
+    KINDS,
+    PictureConversation,
+    cell_picture,
+    picture_conversation,
+)
 from recipes.see.mix import LOCATING, SEEING
 from recipes.see.recipe import Adaptation, Recipe
 from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "edges", "words", "talk")
+STAGES = ("tower", "words", "edges", "talk", "settle")
 
 
 class LessonBatch(NamedTuple):
@@ -169,11 +177,11 @@ class TowerAdapter(Training[LessonBatch, TowerReport]):
 
 
 class LessonStream(Stream):
-    """Serve the conversations of the second stage, by step.
+    """Serve the conversations of the stages after the tower's, by step.
 
     Each step has the same share of every kind, in the order of `lessons`: pictures of other styles,
-    plain ones of up to six things, the micro-world's own, calls of tools, replies in JSON, and words
-    alone, which preserve the rest.
+    the micro-world's own, calls of tools, replies in JSON, what the model can do, and words alone,
+    which preserve the rest.
     """
 
     def __init__(
@@ -203,17 +211,26 @@ class LessonStream(Stream):
         if kind == "own":
             return self.picture_row(picture_conversation(recipe.seed, index, mix=LOCATING))
         rng = Random(f"lessons/{recipe.seed}/{kind}/{index}")
-        if kind in ("styled", "plain"):
-            while (found := styled_conversation(rng, SEEING, plain=kind == "plain")) is None or (
-                found.conversation.keys & held_out_digests()
-            ):
-                pass
+        while True:
+            found = self._conversation(kind, rng)
+            if found and not found.conversation.keys & held_out_digests():
+                break
+        if found.pictures:
             return self.picture_row(found)
-        if kind == "calls":
-            return Row(*self.encoder.encode(calling_conversation(rng, recipe.text_mix)), ())
-        ids, weights = self.encoder.encode(object_conversation(rng, recipe.text_mix))
-        weights[weights.index(1.0)] = 0.0  # the reply's first token: nothing asks for it
+        ids, weights = self.encoder.encode(found.conversation)
+        if kind == "json":
+            weights[weights.index(1.0)] = 0.0  # the reply's first token: nothing asks for it
         return Row(ids, weights, ())
+
+    def _conversation(self, kind: str, rng: Random) -> PictureConversation | None:
+        if kind == "styled":
+            return styled_conversation(rng, SEEING)
+        makers = {
+            "calls": calling_conversation,
+            "json": object_conversation,
+            "abilities": abilities_conversation,
+        }
+        return PictureConversation(makers[kind](rng, self.adaptation.text_mix), ())
 
 
 def load(recipe: Adaptation, folder: Path) -> Model:
@@ -229,6 +246,14 @@ def load(recipe: Adaptation, folder: Path) -> Model:
     return model
 
 
+@torch.no_grad()
+def average(recipe: Adaptation, model: Model, folders: Sequence[Path]) -> None:
+    """Set the model's weights to the mean of its own and those of checkpoints of the same sizes."""
+    states = [model.llava.state_dict(), *(load(recipe, one).llava.state_dict() for one in folders)]
+    mean = {name: torch.stack([one[name] for one in states]).mean(dim=0) for name in states[0]}
+    model.llava.load_state_dict(mean)  # not weight by weight: a tied one has two names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -238,16 +263,19 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-see-adapt/state.pt"))
     parser.add_argument("--resume", action="store_true", help="continue from the states")
     parser.add_argument("--stage", choices=STAGES, default="tower")
-    parser.add_argument("--teacher", type=Path, help="of the tower; --model otherwise")
-    parser.add_argument("--eyes", type=Path, help="a checkpoint to take the eyes from")
+    parser.add_argument(
+        "--teacher", type=Path, help="checkpoint whose tower teaches; --model if left out"
+    )
     parser.add_argument("--steps", type=int, default=0, help="of the stage; 0 uses the recipe's")
+    parser.add_argument(
+        "--average", type=Path, nargs="*", default=(), help="checkpoints to average the result with"
+    )
+    parser.add_argument("--compile", action="store_true", help="compile the language model")
     args = parser.parse_args()
     exit_on_sigterm()
     torch.set_num_threads(1)
     recipe = Adaptation()
     model = load(recipe, args.model)
-    if args.eyes:
-        model.vision.load_state_dict(load(recipe, args.eyes).vision.state_dict())
     stage = recipe.stages[args.stage]
     trainer: Training
     if args.stage in ("tower", "edges"):
@@ -255,6 +283,8 @@ def main() -> None:
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
         model.vision.requires_grad_(args.stage != "words")
+        if args.compile:
+            model.llava.model.language_model.compile(dynamic=True)
         stream = LessonStream(
             recipe,
             stage,
@@ -264,6 +294,7 @@ def main() -> None:
         )
         trainer = TalkTrainer(stage, model, steps=args.steps, stream=stream)
     run_stage(trainer, args.state.with_name(f"{args.stage}.pt"), resume=args.resume, log=10)
+    average(recipe, model, args.average)
     model.save(args.out)
 
 

@@ -48,16 +48,19 @@ class Adaptation:
     """Define the training that adds other styles of pictures to a complete model."""
 
     seed: int = 41
-    own_share: float = 0.25  # of the tower's pictures, drawn as the micro-world does
+    own_share: float = 0.3  # of the tower's pictures, drawn as the micro-world does
     crowded_share: float = 0.5  # of those
     reference_pictures: int = 1500  # that the frozen tower is averaged over
     stages: dict[str, Stage] = field(
         default_factory=lambda: {
             "tower": Stage(
-                steps=3000, batch=48, matrix_lr=8e-3, other_lr=1.2e-3, warmup=50, decay=0.7
+                steps=2800, batch=48, matrix_lr=8e-3, other_lr=1.2e-3, warmup=50, decay=0.7
+            ),
+            "words": Stage(
+                steps=1200, batch=24, matrix_lr=5e-3, other_lr=1.5e-3, warmup=40, decay=0.75
             ),
             "edges": Stage(
-                steps=800,
+                steps=1100,
                 batch=64,
                 matrix_lr=4e-3,
                 other_lr=6e-4,
@@ -65,24 +68,31 @@ class Adaptation:
                 decay=0.9,
                 first=1_000_000,
             ),
-            "words": Stage(
-                steps=1000, batch=20, matrix_lr=5e-3, other_lr=1.5e-3, warmup=40, decay=0.75
-            ),
             "talk": Stage(
-                steps=350,
-                batch=20,
-                matrix_lr=1.5e-3,
-                other_lr=4.5e-4,
+                steps=410,
+                batch=28,
+                matrix_lr=3e-3,
+                other_lr=9e-4,
                 warmup=20,
                 decay=0.9,
                 first=1_000_000,
+            ),
+            "settle": Stage(
+                steps=300,
+                batch=27,
+                matrix_lr=2.5e-3,
+                other_lr=7.5e-4,
+                warmup=15,
+                decay=0.95,
+                first=2_000_000,
             ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
         default_factory=lambda: {
-            "words": {"plain": 4, "own": 2, "calls": 6, "json": 4},
-            "talk": {"styled": 6, "own": 3, "calls": 3, "json": 2},
+            "words": {"styled": 5, "own": 4, "calls": 6, "json": 3, "abilities": 1},
+            "talk": {"styled": 7, "own": 9, "calls": 5, "json": 2, "abilities": 1},
+            "settle": {"styled": 6, "own": 10, "calls": 3, "json": 3, "abilities": 1},
         }
     )  # conversations of a step; the others are in words alone
     text_mix: Mix = field(  # with more of what is said about the model itself

@@ -17,7 +17,6 @@ from recipes.chat.mix import Mix
 from recipes.see.data import (
     PictureConversation,
     PictureWriter,
-    augmented_picture,
     cell_kinds,
     is_held_out_scene,
     weighted_choice,
@@ -26,7 +25,7 @@ from recipes.see.questions import in_reading_order
 from recipes.training.held_out_seeds import check_training_seed
 from recipes.world.pictures import SIZE, Picture, draw
 from recipes.world.scenes import Scene
-from recipes.world.styles import sample_pictured_scene, styled_picture
+from recipes.world.styles import in_own_cell, sample_pictured_scene, styled_picture
 
 
 class Lesson(NamedTuple):
@@ -40,7 +39,7 @@ class Lesson(NamedTuple):
 def sent_picture(picture: Picture, rng: Random) -> Picture:
     """Return a picture as the model gets it: compressed at times, scaled to the model's size."""
     image = Image.fromarray(picture)
-    if rng.random() < 0.15:
+    if rng.random() < 0.2:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=rng.randint(50, 95))
         image = Image.open(file).convert("RGB")
@@ -49,47 +48,51 @@ def sent_picture(picture: Picture, rng: Random) -> Picture:
     return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
 
 
-def styled_scene(rng: Random) -> tuple[Scene, Picture]:
-    """Return a training scene and its picture in a random style, as the model gets it."""
+class StyledScene(NamedTuple):
+    """Hold a scene and its picture as the model gets it.
+
+    exact: every thing is in its cell; else two share one, and the scene's positions are not exact.
+    """
+
+    scene: Scene
+    picture: Picture
+    exact: bool
+
+
+def styled_scene(rng: Random, *, anywhere_share: float = 0.6) -> StyledScene:
+    """Return a training scene and its picture in a random style.
+
+    anywhere_share: of the pictures whose things stand anywhere, not each in its cell.
+    """
     while True:
-        scene = sample_pictured_scene(rng)
-        if len(scene.things) > 1 and is_held_out_scene(scene):
+        things = sample_pictured_scene(rng).things
+        drawing = styled_picture(things, rng, anywhere=rng.random() < anywhere_share)
+        if drawing is None:
             continue
-        picture = styled_picture(scene.things, rng)
-        if picture is not None:
-            return scene, sent_picture(picture, rng)
+        scene = Scene(things=tuple(figure.thing for figure in drawing.figures))
+        if len(things) == 1 or not is_held_out_scene(scene):
+            exact = all(in_own_cell(figure) for figure in drawing.figures)
+            return StyledScene(scene, sent_picture(drawing.picture, rng), exact)
 
 
 def lesson(seed: int, index: int) -> Lesson:
     """Return lesson `index` of `seed` for the tower."""
     check_training_seed(seed)
     rng = Random(f"styles/{seed}/{index}")
-    scene, picture = styled_scene(rng)
+    scene, picture, _ = styled_scene(rng)
     return Lesson(picture, draw(scene, rng), cell_kinds(scene.things))
 
 
-def plain_scene(rng: Random) -> tuple[Scene, Picture]:
-    """Return a training scene of one to six things and its picture in the micro-world's style."""
-    while True:
-        scene = sample_pictured_scene(rng)
-        if len(scene.things) == 1 or not is_held_out_scene(scene):
-            return scene, augmented_picture(scene.things, rng)
-
-
-def styled_conversation(
-    rng: Random, mix: Mix, *, plain: bool = False
-) -> PictureConversation | None:
-    """Write questions about pictures of one to six things; None if one is held out.
-
-    plain: in the micro-world's style, else in any.
-    """
+def styled_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
+    """Write questions about pictures of one to six things; None if one is held out."""
     writer = PictureWriter(rng, mix)
     writer.system()
     for number in range(rng.choice((1, 1, 2))):
         if writer.picture_pending:
             break
-        scene, picture = plain_scene(rng) if plain else styled_scene(rng)
+        scene, picture, exact = styled_scene(rng)
         writer.show(in_reading_order(scene), picture)
+        writer.scene_edited = not exact  # so that nothing is asked about positions
         if number == 0 and rng.random() < 0.3:
             writer.ask("description")
         for _ in range(rng.choice((3, 5, 7))):

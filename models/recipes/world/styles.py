@@ -27,18 +27,18 @@ Colour = tuple[float, float, float]  # red, green, blue from 0 to 255
 # Ranges of radii by size; the gaps between them are never drawn, since no word fits there.
 RADIUS_RANGES = {"small": (2.7, 3.7), None: (4.3, 5.3), "large": (6.0, 7.5)}
 LARGEST = 22.0
-LEAST_PIXELS = 3.2  # the least radius of a shape, in pixels
+LEAST_PIXELS = 2.7  # the least radius of a shape, in pixels
 REACH = {"circle": 1.0, "square": 1.3, "triangle": 1.5, "star": 1.55}  # extent of each, in radii
-CONTRAST = 95.0  # the least distance of a colour from the ground's
+CONTRAST = 80.0  # the least distance of a colour from the ground's
 
 # Hue in degrees, saturation, value: (low, high) of each.
 HUES: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, float]]] = {
-    "red": ((-10, 7), (0.78, 1.0), (0.7, 1.0)),
-    "orange": ((22, 39), (0.85, 1.0), (0.9, 1.0)),
-    "yellow": ((49, 60), (0.7, 1.0), (0.9, 1.0)),
-    "green": ((95, 150), (0.5, 1.0), (0.4, 1.0)),
-    "blue": ((205, 245), (0.65, 1.0), (0.5, 1.0)),
-    "purple": ((268, 302), (0.55, 1.0), (0.4, 0.85)),
+    "red": ((-14, 8), (0.75, 1.0), (0.65, 1.0)),
+    "orange": ((21, 40), (0.8, 1.0), (0.88, 1.0)),
+    "yellow": ((48, 61), (0.65, 1.0), (0.88, 1.0)),
+    "green": ((90, 155), (0.45, 1.0), (0.38, 1.0)),
+    "blue": ((203, 247), (0.6, 1.0), (0.45, 1.0)),
+    "purple": ((266, 305), (0.5, 1.0), (0.38, 0.88)),
     "black": ((0, 360), (0.0, 0.3), (0.0, 0.14)),
 }
 
@@ -57,18 +57,28 @@ class Figure(NamedTuple):
 class Style:
     """Define how a picture is drawn.
 
-    softness: width of an edge, in pixels; 0 is without anti-aliasing. outline: its width in units of
-    the radius. roundness: radius of the corners, in radii. tip: inner radius of a star by its outer
-    one. height: of a triangle, by its own.
+    proportional: a shape keeps its proportions in the picture, so that the model's square squeezes
+    it; else it keeps them in that square. softness: width of an edge, in pixels; 0 is without
+    anti-aliasing. outline: its width in units of the radius. roundness: radius of the corners, in
+    radii. tip: inner radius of a star by its outer one. slope: height of a triangle, by its own.
     """
 
     width: int = SIZE
     height: int = SIZE
+    proportional: bool = True
     softness: float = 1.0
     outline: float = 0.0
     roundness: float = 0.0
     tip: float = 0.42
     slope: float = 1.0
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """Return the pixels, across and down, of a radius of 1."""
+        if self.proportional:
+            side = float(np.sqrt(self.width * self.height)) / SIZE
+            return side, side
+        return self.width / SIZE, self.height / SIZE
 
 
 # ------------------------------------------------------------------------------------------------------------ shapes
@@ -105,7 +115,7 @@ def distance(shape: str, x: Floats, y: Floats, style: Style) -> Floats:
 def paint(canvas: Floats, figure: Figure, fill: Colour, line: Colour, style: Style) -> None:
     """Paint a figure onto a canvas `[H, W, 3]`."""
     height, width = canvas.shape[:2]
-    scale_x, scale_y = figure.radius * width / SIZE, figure.radius * height / SIZE
+    scale_x, scale_y = (figure.radius * unit for unit in style.units)
     middle_x, middle_y = figure.x * width, figure.y * height
     reach = 1.75 + style.outline
     left, right = _clip(middle_x, reach * scale_x, width)
@@ -212,22 +222,33 @@ def sample_pictured_scene(rng: Random) -> Scene:
 
 
 # ------------------------------------------------------------------------------------------------------------ layout
-def arrange(things: Sequence[Thing], rng: Random, *, least: float = 0.0) -> list[Figure] | None:
-    """Place things inside their cells without overlap; None if they find no room.
+def arrange(
+    things: Sequence[Thing], rng: Random, style: Style, *, anywhere: bool = False
+) -> list[Figure] | None:
+    """Place things without overlap, each inside its cell or anywhere; None if they find no room.
 
-    least: the least radius.
+    Things that stand anywhere get new cells, by `own_cells`.
     """
-    factor = rng.uniform(1.0, LARGEST / RADIUS_RANGES["large"][0]) if len(things) < 5 else 1.0
+    most = LARGEST / RADIUS_RANGES["large"][0] if len(things) < 5 else 2.0
+    factor = rng.uniform(1.0, most)
     turn = rng.choice((0.0, 0.0, rng.uniform(-0.2, 0.2)))
-    for _ in range(8):
-        figures = [_placed(thing, rng, factor, turn, least) for thing in things]
-        if None not in figures and not _overlap(figures):  # type: ignore[arg-type]
-            return figures  # type: ignore[return-value]
-        factor = max(1.0, factor * 0.75)
+    for _ in range(10):
+        figures: list[Figure] = []
+        for thing in things:
+            figure = _placed(thing, rng, style, factor, turn, anywhere=anywhere)
+            if figure is None or _overlaps(figure, figures, style):
+                break
+            figures.append(figure)
+        else:
+            return own_cells(figures) if anywhere else figures
+        factor = max(1.0, factor * 0.8)
     return None
 
 
-def _placed(thing: Thing, rng: Random, factor: float, turn: float, least: float) -> Figure | None:
+def _placed(
+    thing: Thing, rng: Random, style: Style, factor: float, turn: float, *, anywhere: bool
+) -> Figure | None:
+    least = LEAST_PIXELS / min(style.units)
     low, high = RADIUS_RANGES[thing.size]
     if thing.size == "large":
         high = max(high, high * factor)
@@ -236,53 +257,105 @@ def _placed(thing: Thing, rng: Random, factor: float, turn: float, least: float)
         radius = rng.uniform(least, max(high, least))
     if radius > high and thing.size != "large":
         return None
-    margin = min(radius * REACH[thing.shape] / SIZE + 0.5 / SIZE, 0.5)
     spots = []
-    for cell in (thing.column, thing.row):
-        start = max(cell / GRID, margin)
-        end = min((cell + 1) / GRID, 1.0 - margin)
+    for cell, reach in zip((thing.column, thing.row), reaches(thing, radius, style), strict=True):
+        start = reach if anywhere else max(cell / GRID, reach)
+        end = 1.0 - reach if anywhere else min((cell + 1) / GRID, 1.0 - reach)
         if start > end:
             return None
         spots.append(rng.uniform(start, end))
     return Figure(thing, spots[0], spots[1], radius, turn)
 
 
-def _overlap(figures: Sequence[Figure]) -> bool:
-    return any(
-        np.hypot(one.x - other.x, one.y - other.y) * SIZE
-        < 0.85 * (one.radius * REACH[one.thing.shape] + other.radius * REACH[other.thing.shape])
-        for index, one in enumerate(figures)
-        for other in figures[:index]
+def reaches(thing: Thing, radius: float, style: Style) -> tuple[float, float]:
+    """Return how far a thing reaches across and down, as shares of the picture; at most a half."""
+    reach = radius * REACH[thing.shape]
+    across, down = style.units
+    margin = 0.5 / SIZE
+    return (
+        min(reach * across / style.width + margin, 0.5),
+        min(reach * down / style.height + margin, 0.5),
     )
+
+
+def _overlaps(figure: Figure, others: Sequence[Figure], style: Style) -> bool:
+    across, down = style.width / style.units[0], style.height / style.units[1]
+    return any(
+        np.hypot((figure.x - other.x) * across, (figure.y - other.y) * down)
+        < 0.85
+        * (figure.radius * REACH[figure.thing.shape] + other.radius * REACH[other.thing.shape])
+        for other in others
+    )
+
+
+def own_cells(figures: Sequence[Figure]) -> list[Figure]:
+    """Give each figure the nearest cell, those first that are nearest to the middle of theirs.
+
+    Two figures may stand in one cell; the second gets the nearest free one.
+    """
+    free = [(column, row) for row in range(GRID) for column in range(GRID)]
+
+    def far(figure: Figure, cell: tuple[int, int]) -> float:
+        return (figure.x * GRID - cell[0] - 0.5) ** 2 + (figure.y * GRID - cell[1] - 0.5) ** 2
+
+    found: dict[int, Figure] = {}
+    for number in sorted(
+        range(len(figures)), key=lambda one: min(far(figures[one], cell) for cell in free)
+    ):
+        figure = figures[number]
+        cell = min(free, key=lambda each: far(figure, each))
+        free.remove(cell)
+        found[number] = figure._replace(thing=place(figure.thing.kind, *cell))
+    return [found[number] for number in range(len(figures))]
+
+
+def in_own_cell(figure: Figure) -> bool:
+    """Return True if a figure's middle is in the cell that it has."""
+    thing = figure.thing
+    return (int(figure.x * GRID), int(figure.y * GRID)) == (thing.column, thing.row)
 
 
 # --------------------------------------------------------------------------------------------------------- pictures
 def sample_style(rng: Random) -> Style:
-    """Draw a style; half of the pictures have the side that the model sees anyway."""
+    """Draw a style; two of five pictures have about as many pixels as the model sees."""
     draw = rng.random()
-    if draw < 0.5:
+    if draw < 0.4:
         side = float(SIZE)
+    elif draw < 0.75:
+        side = 24 * (96 / 24) ** rng.random()
     elif draw < 0.99:
-        side = 24 * (240 / 24) ** rng.random()
+        side = 96 * (240 / 96) ** rng.random()
     else:
         side = 240 * (1024 / 240) ** rng.random()
-    aspect = 1.0 if rng.random() < 0.5 else 2.0 ** rng.uniform(-0.7, 0.7)
+    aspect = 1.0 if rng.random() < 0.5 else 2.0 ** rng.uniform(-0.8, 0.8)
     return Style(
         width=min(max(round(side * aspect**0.5), 24), 1024),
         height=min(max(round(side / aspect**0.5), 24), 1024),
+        proportional=rng.random() < 0.85,
         softness=rng.choice((0.0, 1.0, 1.0, rng.uniform(1.0, 2.0))),
-        outline=rng.uniform(0.1, 0.35) if rng.random() < 0.3 else 0.0,
+        outline=rng.uniform(0.08, 0.35) if rng.random() < 0.35 else 0.0,
         roundness=rng.uniform(0.0, 0.12) if rng.random() < 0.2 else 0.0,
-        tip=rng.uniform(0.36, 0.52),
+        tip=rng.uniform(0.34, 0.52),
         slope=rng.uniform(0.85, 1.2),
     )
 
 
-def styled_picture(things: Sequence[Thing], rng: Random) -> Picture | None:
-    """Draw things in a random style; None if they find no room or no ground that suits them."""
+class Drawing(NamedTuple):
+    """Hold a picture and the figures on it, in the order of the scene."""
+
+    picture: Picture
+    figures: tuple[Figure, ...]
+
+
+def styled_picture(
+    things: Sequence[Thing], rng: Random, *, anywhere: bool = False
+) -> Drawing | None:
+    """Draw things in a random style; None if they find no room or no ground that suits them.
+
+    anywhere: place them regardless of their cells, and give them new ones.
+    """
     style = sample_style(rng)
-    least = LEAST_PIXELS * SIZE / min(style.width, style.height)
-    figures = arrange(things, rng, least=least)
+    figures = arrange(things, rng, style, anywhere=anywhere)
     if figures is None:
         return None
     fixed = {thing.colour: hue(thing.colour, rng) for thing in things}
@@ -300,4 +373,4 @@ def styled_picture(things: Sequence[Thing], rng: Random) -> Picture | None:
         darker = (0.5 * fill[0], 0.5 * fill[1], 0.5 * fill[2])
         line = darker if shade < 0 or figure.thing.colour == "black" else (shade, shade, shade)
         paint(canvas, figure, fill, line, style)
-    return np.rint(np.clip(canvas, 0, 255)).astype(np.uint8)
+    return Drawing(np.rint(np.clip(canvas, 0, 255)).astype(np.uint8), tuple(figures))

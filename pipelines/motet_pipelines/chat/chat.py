@@ -21,6 +21,7 @@ from typing import cast
 
 import msgspec
 
+from motet_pipelines.answers import Answers
 from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, TargetText, Text
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
@@ -35,8 +36,12 @@ class Outcome(StreamMoves):
 
     end: End | None = None
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
-    # Batches that an earlier caller has received: the reply goes on behind them.
-    received: list[list[Text | PromptPiece]] = field(default_factory=list)
+
+
+_batches: msgspec.msgpack.Decoder[list[Text | TargetText | PromptPiece]] = msgspec.msgpack.Decoder(
+    list[Text | TargetText | PromptPiece]
+)
+_ends: msgspec.msgpack.Decoder[End | None] = msgspec.msgpack.Decoder(End | None)
 
 
 def chat(
@@ -68,16 +73,21 @@ async def chat_with_prompt(
 
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
-    raised at once, Overloaded too unless text has been sent. With `request.resume` or
-    `outcome.received`, the reply goes on behind what an earlier caller has received.
+    raised at once, Overloaded too unless text has been sent. With `request.resume`, the reply goes
+    on behind what an earlier caller has received.
     """
     outcome = outcome or Outcome()
     ids: list[int] = list(request.resume.ids) if request.resume is not None else []
     text_len = request.resume.text_len if request.resume is not None else 0
     prompt = _PromptPosition()
-    for batch in outcome.received:
-        prompt.unknown(batch)
+    answers = Answers(_recorded(request), _batches, _ends)
+    while (batch := await answers.recorded()) is not None:
         text_len += _note(batch, ids, outcome.targets)
+        prompt.unknown(batch)
+        yield batch
+    if answers.end is not None:
+        outcome.end = answers.end
+        return
     if ids:
         request = msgspec.structs.replace(request, resume=Resume(ids, text_len))
     moves = Failover(
@@ -91,20 +101,31 @@ async def chat_with_prompt(
         check=partial(check_known, model=request.model),
         behind=CHAT_ROLES[1:],
     )
-    while True:
-        async with moves as instance:
-            stream = bus.open(
-                "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
-            )
-            async with stream:
-                async for batch in cast(AsyncIterator[list[Text | PromptPiece]], stream.batches()):
-                    new = prompt.unknown(batch)
-                    text_len += _note(new, ids, outcome.targets)
-                    if new:
-                        yield new
-                outcome.end = stream.end
-                return
-        request = msgspec.structs.replace(request, resume=Resume(ids, text_len) if ids else None)
+    async with answers.live():
+        while True:
+            async with moves as instance:
+                stream = bus.open(
+                    "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
+                )
+                async with stream:
+                    batches = cast(AsyncIterator[list[Text | PromptPiece]], stream.batches())
+                    async for batch in batches:
+                        if new := prompt.unknown(batch):
+                            await answers.record(new)
+                            text_len += _note(new, ids, outcome.targets)
+                            yield new
+                    await answers.finish(stream.end)
+                    outcome.end = stream.end
+                    return
+            resume = Resume(ids, text_len) if ids else None
+            request = msgspec.structs.replace(request, resume=resume)
+
+
+def _recorded(request: Chat | Complete) -> Chat | Complete:
+    """Return the request as another process would make it: media are lent by the one that asks."""
+    if isinstance(request, Chat) and request.images:
+        return msgspec.structs.replace(request, images=[])
+    return request
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from motet_pipelines.answers import Answers
 from motet_pipelines.voice.sound_files import Bytes, lent
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BlobError, StreamBroken
@@ -31,6 +32,11 @@ from motet_shared.wire.stream import Stream
 
 ROLE = "diffusion"
 _INLINE = 1 << 20  # largest checkpoint, in bytes, that is sent within its request
+
+
+_End = tuple[bytes, int, int, int]  # the file, width, height, steps
+_strokes = msgspec.msgpack.Decoder(DenoisingProgress)
+_ends: msgspec.msgpack.Decoder[_End] = msgspec.msgpack.Decoder(_End)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +73,8 @@ async def draw(
     """
     outcome = outcome or Drawn()
     files = _Files(image, mask, controls, prompts)
-    attempt = _Attempt(bus, store, request, outcome, files)
+    answers = Answers(request, _strokes, _ends)
+    attempt = _Attempt(bus, store, request, outcome, files, answers)
     moves = Failover(
         bus,
         ROLE,
@@ -78,13 +85,25 @@ async def draw(
         deadline=deadline,
         what="picture",
     )
-    while True:
-        async with moves as instance, attempt.asked(instance) as asked:
-            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
-                async for stroke in attempt.strokes(stream):
-                    yield stroke
-            if outcome.data:
-                return
+    while (stroke := await answers.recorded()) is not None:
+        attempt.again(stroke)
+        yield stroke
+    if answers.end is not None:
+        outcome.data, outcome.width, outcome.height, outcome.steps = answers.end
+        outcome.step = outcome.steps
+        return
+    async with answers.live():
+        while True:
+            async with moves as instance, attempt.asked(instance) as asked:
+                async with bus.open(
+                    ROLE, asked, instance=instance, deadline=moves.left()
+                ) as stream:
+                    async for stroke in attempt.strokes(stream):
+                        yield stroke
+                if outcome.data:
+                    end = (outcome.data, outcome.width, outcome.height, outcome.steps)
+                    await answers.finish(end)
+                    return
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +150,10 @@ class _Attempt:
         request: Draw,
         outcome: Drawn,
         files: _Files,
+        answers: Answers[DenoisingProgress, _End],
     ):
         self._bus, self._store, self._request, self._outcome = bus, store, request, outcome
-        self._files = files
+        self._files, self._answers = files, answers
         self._kept: tuple[int, bytes] | None = None  # (steps done, checkpoint)
 
     @asynccontextmanager
@@ -156,20 +176,31 @@ class _Attempt:
                     await self._take(item)
                 elif isinstance(item, DenoisingProgress):
                     if item.checkpoint is not None:
-                        await self._keep(item.checkpoint)
+                        item.checkpoint = await self._keep(item.checkpoint)
                     if item.step > self._outcome.step:
+                        await self._answers.record(item)
                         self._outcome.step, self._outcome.steps = item.step, item.steps
                         yield item
 
-    async def _keep(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint here, as the instance that made it may be gone when it is needed."""
+    def again(self, stroke: DenoisingProgress) -> None:
+        """Note a stroke of another process."""
+        self._outcome.step, self._outcome.steps = stroke.step, stroke.steps
+        if stroke.checkpoint is not None:
+            self._kept = stroke.checkpoint.step, stroke.checkpoint.data
+
+    async def _keep(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Copy a checkpoint here, as the instance that made it may be gone when it is needed.
+
+        Returns the copy, None if it cannot be had.
+        """
         data = checkpoint.data
         if checkpoint.ref is not None:
             try:
                 data = bytes(await self._store.get(checkpoint.ref))
             except BlobError:
-                return  # the previous checkpoint remains
+                return None  # the previous checkpoint remains
         self._kept = checkpoint.step, data
+        return Checkpoint(checkpoint.step, data)
 
     async def _take(self, picture: Picture) -> None:
         try:

@@ -24,6 +24,7 @@ from typing import cast
 import msgspec
 
 from motet_media.audio import SAMPLE_BYTES
+from motet_pipelines.answers import Answers
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Audio, Speak, SpeechResume, Usage, VoiceSample
 from motet_shared.text.sentences import Chunk, Cutter
@@ -35,6 +36,10 @@ from .playout import Playout
 from .sound_files import lent
 
 RATE = 24_000  # Hz of the PCM
+
+
+_batches = msgspec.msgpack.Decoder(list[Audio])
+_ends = msgspec.msgpack.Decoder(bool)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +109,7 @@ async def speak(
     """
     outcome = outcome or Outcome()
     outcome.playout.begin(bus.clock.now())
-    position = _Position()
+    position, samples = _Position(), outcome.samples
     moves = Failover(
         bus,
         "tts",
@@ -115,19 +120,32 @@ async def speak(
         deadline=deadline,
         what="speech",
     )
-    while True:
-        async with moves as instance, _with_sample(request, cloned, instance) as asked:
-            stream = bus.open("tts", asked, instance=instance, deadline=moves.left(), epoch=epoch)
-            async with stream:
-                async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
-                    position.note(batch, outcome)
-                    data = sum(len(item.data) for item in batch)
-                    outcome.playout.receive(data, bus.clock.now())
-                    yield batch
-                    outcome.playout.resume(bus.clock.now())
-                outcome.playout.end(bus.clock.now())
-                return
+    answers = Answers(request, _batches, _ends)
+    while (batch := await answers.recorded()) is not None:
+        position.note(batch, outcome)
+        yield batch
+    if answers.end is not None:
+        return
+    if outcome.samples > samples:
         request = msgspec.structs.replace(request, resume=position.resume())
+    async with answers.live():
+        while True:
+            async with moves as instance, _with_sample(request, cloned, instance) as asked:
+                stream = bus.open(
+                    "tts", asked, instance=instance, deadline=moves.left(), epoch=epoch
+                )
+                async with stream:
+                    async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
+                        await answers.record(batch)
+                        position.note(batch, outcome)
+                        data = sum(len(item.data) for item in batch)
+                        outcome.playout.receive(data, bus.clock.now())
+                        yield batch
+                        outcome.playout.resume(bus.clock.now())
+                    await answers.finish(True)
+                    outcome.playout.end(bus.clock.now())
+                    return
+            request = msgspec.structs.replace(request, resume=position.resume())
 
 
 @asynccontextmanager

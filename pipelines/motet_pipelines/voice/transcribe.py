@@ -16,11 +16,13 @@ that prompt.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
+from motet_pipelines.answers import Answers
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
     BlobRef,
@@ -33,14 +35,17 @@ from motet_shared.messages import (
 )
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.failover import RETRYABLE, Failover, StreamMoves
-from motet_shared.wire.stream import Stream
 
-from . import file_speech as find_speech
-from . import speech_detection as listen
+from .file_speech import find_speech
 from .sound_files import Bytes, lent
 
 ROLE = "asr"
 NO_AUDIO = BlobRef("shm", "", "", 0)  # placeholder in a request whose file is passed separately
+
+_batches: msgspec.msgpack.Decoder[list[Segment | Recording]] = msgspec.msgpack.Decoder(
+    list[Segment | Recording]
+)
+_ends: msgspec.msgpack.Decoder[End | None] = msgspec.msgpack.Decoder(End | None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,32 +91,43 @@ async def transcribe(
     if speech is not None:
         spans = await _spans(bus, store, data, speech, moves.left())
         request = msgspec.structs.replace(request, speech=spans)
-    while True:
-        async with moves as instance, lent(store, data, instance) as ref:
-            asked = msgspec.structs.replace(
-                request, audio=ref, resume=progress.resume(outcome.language)
-            )
-            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
-                async for segment in _segments(stream, outcome, progress):
-                    yield segment
-                outcome.end = stream.end
-                return
+    answers = Answers(request, _batches, _ends)
+    while (batch := await answers.recorded()) is not None:
+        for segment in progress.take(batch, outcome):
+            yield segment
+    if answers.end is not None:
+        outcome.end = answers.end
+        return
+    async with answers.live():
+        while True:
+            async with moves as instance, lent(store, data, instance) as ref:
+                asked = msgspec.structs.replace(
+                    request, audio=ref, resume=progress.resume(outcome.language)
+                )
+                async with bus.open(
+                    ROLE, asked, instance=instance, deadline=moves.left()
+                ) as stream:
+                    batches = cast(AsyncIterator[list[Segment | Recording]], stream.batches())
+                    async for batch in batches:
+                        await answers.record(batch)
+                        for segment in progress.take(batch, outcome):
+                            yield segment
+                    await answers.finish(stream.end)
+                    outcome.end = stream.end
+                    return
 
 
 async def _spans(
     bus: Bus, store: BlobStore, data: Bytes, request: FindSpeech, deadline: float | None
 ) -> list[tuple[float, float]] | None:
     """Return the spans of speech, or None if no voice activity service is available."""
-    if not bus.directory.ready(listen.ROLE, model=request.model or listen.MODEL):
-        return None
     try:
-        return (
-            await find_speech.find_speech(
-                bus, store, data, request, deadline=deadline, patience=0.0
-            )
-        ).spans
+        found = await find_speech(
+            bus, store, data, request, deadline=deadline, patience=0.0, only_if_ready=True
+        )
     except RETRYABLE:
         return None
+    return found.spans
 
 
 class _Progress:
@@ -122,25 +138,21 @@ class _Progress:
         self._window = 0
         self._first = 0  # id of the window's first segment
 
-    def note(self, segment: Segment) -> None:
-        if segment.window != self._window:
-            self._window, self._first = segment.window, segment.id
-        self.count = segment.id + 1
+    def take(
+        self, batch: list[Segment | Recording], outcome: TranscriptionOutcome
+    ) -> Iterator[Segment]:
+        """Yield the segments of a batch, and note what else it says in `outcome`."""
+        for item in batch:
+            if isinstance(item, Segment):
+                if item.window != self._window:
+                    self._window, self._first = item.window, item.id
+                self.count = item.id + 1
+                yield item
+            elif isinstance(item, Recording):
+                outcome.duration = item.duration
+                outcome.language, outcome.language_name = item.language, item.language_name
 
     def resume(self, language: str) -> TranscriptionResume | None:
         if not self.count:
             return None
         return TranscriptionResume(self._window, self._first, self.count - self._first, language)
-
-
-async def _segments(
-    stream: Stream, outcome: TranscriptionOutcome, progress: _Progress
-) -> AsyncGenerator[Segment, None]:
-    async for batch in stream.batches():
-        for item in batch:
-            if isinstance(item, Segment):
-                progress.note(item)
-                yield item
-            elif isinstance(item, Recording):
-                outcome.duration = item.duration
-                outcome.language, outcome.language_name = item.language, item.language_name

@@ -111,16 +111,12 @@ class CausalEngine(Engine):
         super().__init__(config, family)
         self.runs: list[RunningSequence] = []
 
-    def holds(self, key: Key) -> bool:
-        return super().holds(key) or any(run.waiting.key == key for run in self.runs)
-
-    @property
-    def has_work(self) -> bool:
-        return super().has_work or bool(self.runs)
-
     def cancel(self, key: Key) -> None:
         super().cancel(key)
         self.runs = [run for run in self.runs if run.waiting.key != key]
+
+    def _drop(self) -> None:
+        self.runs = []
 
     def _step(self) -> None:
         self._encode()

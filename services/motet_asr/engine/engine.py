@@ -17,15 +17,17 @@ from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_kernels.runtime.device import describe, dtype_name
+from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_shared.errors import (
     BadRequest,
     InternalError,
     MotetError,
     Overloaded,
+    StreamBroken,
     UnsupportedParameter,
 )
 
-from .audio_stream import AudioStream
+from .audio_stream import AudioStream, StreamChunk
 from .request import Key, StepOutput, TimedSegment, TranscriptionOptions, WindowResult
 
 SAMPLE_RATE = 16_000
@@ -168,6 +170,8 @@ class Engine(ABC):
         self.family = family
         self.counts = EngineCounts()
         self._waiting: list[WaitingWindow] = []
+        self._taken: dict[Key, WaitingWindow] = {}
+        self._parts: list[list[WaitingWindow]] = []  # of failed steps, the next one last
         self._pending: list[StepOutput] = []
 
     def prepare(self, audio: Audio) -> Tensor:
@@ -197,43 +201,84 @@ class Engine(ABC):
 
     def cancel(self, key: Key) -> None:
         """Drop a window and free its resources at once; unknown keys are ignored."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.key != key]
+        self._taken.pop(key, None)
+        for queue in (self._waiting, *self._parts):
+            queue[:] = [waiting for waiting in queue if waiting.key != key]
 
     def holds(self, key: Key) -> bool:
         """Return True if a window of this key has not ended yet."""
-        return any(waiting.key == key for waiting in self._waiting)
+        queues = (self._taken.values(), self._waiting, *self._parts)
+        return any(waiting.key == key for queue in queues for waiting in queue)
 
     @property
     def has_work(self) -> bool:
         """Return True if `step` would do something."""
-        return bool(self._waiting or self._pending)
+        return bool(self._waiting or self._taken or self._pending or any(self._parts))
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Encode one batch, decode one step and return the windows that ended, possibly none."""
+        """Encode one batch, decode one step and return the windows that ended, possibly none.
+
+        The windows of a step that raises begin again, half of them at a time, until the one that
+        fails it is alone: it ends with an error.
+        """
         self.counts.steps += 1
-        self._step()
+        try:
+            self._step()
+        except Exception as error:
+            self._divide(error)
         outputs, self._pending = self._pending, []
         return outputs
 
     @abstractmethod
     def _step(self) -> None: ...
 
+    @abstractmethod
+    def _drop(self) -> None:
+        """Forget all windows that are being decoded, and whatever a failed step left of them."""
+
+    def _divide(self, error: Exception) -> None:
+        """Have the windows of a failed step computed in parts; raise `error` if it cannot be.
+
+        A chunk changes its live stream, so it is not computed again: the stream moves.
+        """
+        windows, self._taken = [*self._taken.values()], {}
+        if not windows or not (is_out_of_memory(error) or self.family.device.type == "cpu"):
+            raise error
+        self._drop()
+        if len(windows) == 1:
+            self._end(windows[0].key, error=_failure(error))
+            return
+        whole = [one for one in windows if not isinstance(one.features, StreamChunk)]
+        for one in windows:
+            if isinstance(one.features, StreamChunk):
+                self._end(one.key, error=StreamBroken("a step failed: its live streams move"))
+        half = len(whole) // 2
+        self._parts += [part for part in (whole[half:], whole[:half]) if part]
+
     def _take(self, room: int) -> list[WaitingWindow]:
-        """Remove the next windows to encode together from the queue."""
-        count = min(room, self.config.encode_batch)
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        """Remove the next windows to encode together from the queue.
+
+        After a failed step these are its parts, each alone.
+        """
+        while self._parts and not self._parts[-1] and not self._taken:
+            self._parts.pop()
+        queue, count = self._parts[-1] if self._parts else self._waiting, self.config.encode_batch
+        taken = queue[: min(room, count)]
+        del queue[: len(taken)]
+        self._taken |= {waiting.key: waiting for waiting in taken}
         return taken
 
     def _end(
         self, key: Key, result: WindowResult | None = None, error: MotetError | None = None
     ) -> None:
+        self._taken.pop(key, None)
         self._pending.append(StepOutput(key, result, error))
 
     def stats(self) -> dict[str, float]:
         """Return counts since the start, and the current state."""
         return {
-            "waiting": len(self._waiting),
+            "waiting": len(self._waiting) + sum(map(len, self._parts)),
             "running": 0,
             "steps": self.counts.steps,
             "windows_encoded": self.counts.encoded,
@@ -248,3 +293,14 @@ class Engine(ABC):
         keys = [waiting.key for waiting in self._waiting]
         if len(set(keys)) != len(keys):
             raise InternalError("a window is queued twice")
+
+
+def _failure(error: Exception) -> MotetError:
+    """Return the error of a window that fails a step although it is computed alone."""
+    if is_out_of_memory(error):
+        return Overloaded(
+            "memory: the audio does not fit beside what is in use; try again later, or with less"
+        )
+    if isinstance(error, MotetError):
+        return error
+    return InternalError(f"the model raised {type(error).__name__}; the audio is not transcribed")

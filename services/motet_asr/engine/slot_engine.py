@@ -122,21 +122,16 @@ class SlotEngine(Engine):
         self.runs: list[RunningWindow] = []
         self._resumed: list[RunningWindow] = []  # runs whose window continues with another pass
 
-    def holds(self, key: Key) -> bool:
-        return super().holds(key) or any(
-            run.waiting.key == key for run in (*self.runs, *self._resumed)
-        )
-
-    @property
-    def has_work(self) -> bool:
-        return super().has_work or bool(self.runs or self._resumed)
-
     def cancel(self, key: Key) -> None:
         super().cancel(key)
         self._resumed = [run for run in self._resumed if run.waiting.key != key]
         for run in self.runs[:]:
             if run.waiting.key == key:
                 self._end_run(run)
+
+    def _drop(self) -> None:
+        self.runs, self._resumed = [], []
+        self.slots.clear()
 
     def _step(self) -> None:
         self._encode()
@@ -274,7 +269,8 @@ class SlotEngine(Engine):
             "slots_free": self.slots.free,
             "cache_bytes": self.slots.nbytes,
         }
-        return super().stats() | slot_counts | {"waiting": len(self._waiting) + len(self._resumed)}
+        stats = super().stats() | slot_counts
+        return stats | {"waiting": stats["waiting"] + len(self._resumed)}
 
     def check_integrity(self) -> None:
         super().check_integrity()

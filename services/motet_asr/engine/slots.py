@@ -101,6 +101,12 @@ class Slots:
         self.filled.pop()
         self.frames.pop()
 
+    def clear(self) -> None:
+        """Free and zero all rows."""
+        for row in range(self.rows):
+            self.scrub(row)
+        self.filled, self.frames = [], []
+
     @torch.inference_mode()
     def scrub(self, row: int) -> None:
         """Zero a row: NaN left in it would spread to its next window, since 0 * NaN is NaN."""

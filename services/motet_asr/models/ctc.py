@@ -6,6 +6,7 @@ M mel bins · T feature frames or samples · N output frames · V vocabulary.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,6 +22,7 @@ from motet_asr.engine.engine import SAMPLE_RATE, Audio, Engine, RecognizerFamily
 from motet_asr.engine.request import Pass, TimedSegment, WindowResult
 from motet_kernels.runtime.device import Download
 from motet_kernels.spans import upload
+from motet_shared.errors import InternalError
 
 from .timed_tokens import TimedToken, spell, timed_segments
 
@@ -195,6 +197,9 @@ class CtcEngine(Engine):
     def __init__(self, config: EngineConfig, family: Ctc):
         super().__init__(config, family)
 
+    def _drop(self) -> None:
+        """Do nothing: a step ends all its windows."""
+
     def _step(self) -> None:
         taken = self._take(self.config.max_rows)
         self.counts.batch_size = len(taken)
@@ -205,4 +210,8 @@ class CtcEngine(Engine):
             self.counts.encoded += 1
             self.counts.audio_seconds += waiting.seconds
             self.counts.tokens += len(result.tokens)
-            self._end(waiting.key, result)
+            if all(map(math.isfinite, (one.avg_logprob for one in result.passes))):
+                self._end(waiting.key, result)
+            else:
+                problem = "the model computed NaN or infinity for this audio"
+                self._end(waiting.key, error=InternalError(problem))

@@ -1,4 +1,6 @@
-"""Serialize a picture in progress: latents, generator, and the scheduler's memory of earlier steps.
+"""Serialize a picture in progress: latents, generator, and what its loop remembers of earlier steps.
+
+That is a scheduler's memory, and the momentum of a guider.
 
 A checkpoint is resumed by running the pipeline's loop again with zero answers up to its step, which
 costs only the scheduler's arithmetic, and by replacing the resulting tensors with those stored.
@@ -6,6 +8,7 @@ costs only the scheduler's arithmetic, and by replacing the resulting tensors wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from safetensors import SafetensorError
@@ -16,19 +19,20 @@ from motet_shared.errors import BadRequest
 
 _LATENTS = "latents"
 _GENERATOR = "generator"
-_MEMORY = "scheduler."
 
 
-def pack(latents: Tensor, generator: Generator, scheduler: Any, fixed: dict[str, Any]) -> bytes:
+def pack(
+    latents: Tensor, generator: Generator, memories: Mapping[str, Any], fixed: dict[str, Any]
+) -> bytes:
     """Return the state as safetensors.
 
-    `fixed`: the scheduler's tensors before the first step; those that are still the same are left
-    out.
+    memories: objects that change from step to step, by name. fixed: their tensors before the first
+    step; those that are still the same are left out.
     """
     tensors = {_LATENTS: latents, _GENERATOR: generator.get_state()}
     tensors |= {
-        _MEMORY + name: value
-        for name, value in _memory(scheduler).items()
+        name: value
+        for name, value in memory_tensors(memories).items()
         if value is not fixed.get(name)
     }
     return save(
@@ -36,8 +40,8 @@ def pack(latents: Tensor, generator: Generator, scheduler: Any, fixed: dict[str,
     )
 
 
-def unpack(data: bytes, like: Tensor, generator: Generator, scheduler: Any) -> Tensor:
-    """Return the latents, and restore the state of generator and scheduler.
+def unpack(data: bytes, like: Tensor, generator: Generator, memories: Mapping[str, Any]) -> Tensor:
+    """Return the latents, and restore the state of the generator and of `memories`.
 
     Raises BadRequest if `data` is no checkpoint of this picture.
     """
@@ -48,7 +52,8 @@ def unpack(data: bytes, like: Tensor, generator: Generator, scheduler: Any) -> T
         if latents.shape != like.shape:
             raise ValueError(f"latents of shape {tuple(latents.shape)}, not {tuple(like.shape)}")
         for name, value in tensors.items():
-            _put(scheduler, name.removeprefix(_MEMORY), value.to(like.device))
+            memory, _, attribute = name.partition(".")
+            _put(memories[memory], attribute, value.to(like.device))
     except (
         SafetensorError,
         KeyError,
@@ -64,15 +69,19 @@ def unpack(data: bytes, like: Tensor, generator: Generator, scheduler: Any) -> T
     return latents.to(like)
 
 
-def scheduler_tensors(scheduler: Any) -> dict[str, Any]:
-    """Return a scheduler's tensors before its first step, to pass to `pack` as `fixed`."""
-    return _memory(scheduler)
+def memory_tensors(memories: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of all memories, by `memory.attribute`."""
+    return {
+        f"{name}.{attribute}": value
+        for name, memory in memories.items()
+        for attribute, value in _tensors(memory).items()
+    }
 
 
-def _memory(scheduler: Any) -> dict[str, Tensor]:
-    """Return all tensors that a scheduler holds, by attribute; those in lists as `name.index`."""
+def _tensors(memory: Any) -> dict[str, Tensor]:
+    """Return all tensors that an object holds, by attribute; those in lists as `name.index`."""
     found: dict[str, Tensor] = {}
-    for name, value in vars(scheduler).items():
+    for name, value in vars(memory).items():
         if isinstance(value, Tensor):
             found[name] = value
         elif isinstance(value, list):
@@ -82,11 +91,11 @@ def _memory(scheduler: Any) -> dict[str, Tensor]:
     return found
 
 
-def _put(scheduler: Any, name: str, value: Tensor) -> None:
+def _put(memory: Any, name: str, value: Tensor) -> None:
     attribute, dot, index = name.partition(".")
-    if attribute not in vars(scheduler):
+    if attribute not in vars(memory):
         raise KeyError(name)
     if dot:
-        vars(scheduler)[attribute][int(index)] = value
+        vars(memory)[attribute][int(index)] = value
     else:
-        setattr(scheduler, attribute, value)
+        setattr(memory, attribute, value)

@@ -21,15 +21,17 @@ from motet_diffusion.kernels.guided import deferred_guidance, fused_step
 from motet_diffusion.pipeline.conditions import steps_from
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.image_to_image import SDEdit
-from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
+from motet_diffusion.pipeline.pipeline_factory import GUIDERS, PipelineFactory
+from motet_diffusion.pipeline.trial import picture_of
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
-from .checkpoint import pack, scheduler_tensors, unpack
+from .checkpoint import memory_tensors, pack, unpack
 from .model_call import ModelCall
 from .request import Event, Key, PictureDone, PictureRequest, StepDone
 from .step_batcher import LoopCancelled, StepBatcher
 
 log = logging.getLogger(__name__)
+_SCHEDULER = "scheduler"  # name of its memory in checkpoints
 
 
 class DenoiseLoop:
@@ -57,6 +59,7 @@ class DenoiseLoop:
         self._preview_steps: frozenset[int] = frozenset()
         self._initial_tensors: dict[str, Any] = {}
         self._sdedit: SDEdit | None = None
+        self._guiders: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._run, name=f"motet-denoise-{key}", daemon=True)
 
     def start(self) -> None:
@@ -87,13 +90,14 @@ class DenoiseLoop:
 
     def _draw(self) -> Image.Image:
         self._factory.check_scheduler(self.drawing)
-        pipeline = self._factory.open(self.drawing, self._denoise)
+        pipeline = self._factory.open(self.drawing, self._denoise, self._generator)
         self._wrap_scheduler(pipeline.scheduler)
+        self._guiders = {name: getattr(pipeline, name, None) for name in GUIDERS}
         arguments = self._factory.rules.arguments(self.drawing, self._generator)
         if self._factory.rules.uses_sdedit(self.drawing):
             self._sdedit = SDEdit(pipeline, pipeline.vae, self.drawing, self._generator)
             arguments |= self._sdedit.arguments()
-        return _picture(pipeline(**arguments).images)
+        return _picture(picture_of(pipeline, arguments))
 
     def _report(self, event: Event) -> None:
         if not self._cancelled:
@@ -145,7 +149,7 @@ class DenoiseLoop:
     def _begin(self, scheduler: Any, time: Any) -> None:
         """Initialize at the first step, when the number of steps is known."""
         self._steps = steps_from(scheduler, time)
-        self._initial_tensors = scheduler_tensors(scheduler)
+        self._initial_tensors = memory_tensors({_SCHEDULER: scheduler})
         self._preview_steps = preview_steps(self.drawing.previews, self._steps)
         if self.drawing.resume_step > self._steps:
             message = f"resume: step {self.drawing.resume_step} of {self._steps}; leave resume out"
@@ -156,15 +160,29 @@ class DenoiseLoop:
         if self._step < self.drawing.resume_step:
             return result
         if self._step == self.drawing.resume_step:
-            latents = unpack(self.drawing.resume, latents, self._generator, scheduler)
+            latents = unpack(
+                self.drawing.resume, latents, self._generator, self._memories(scheduler)
+            )
             return _with_latents(result, latents)
         interval = self.drawing.checkpoint_every
         is_due = interval and self._step % interval == 0 and self._step < self._steps
         checkpoint = (
-            pack(latents, self._generator, scheduler, self._initial_tensors) if is_due else b""
+            pack(latents, self._generator, self._memories(scheduler), self._initial_tensors)
+            if is_due
+            else b""
         )
         self._report(StepDone(self.key, self._step, self._steps, preview, checkpoint))
         return result
+
+    def _memories(self, scheduler: Any) -> dict[str, Any]:
+        """Return what the loop remembers of earlier steps: its scheduler, and guiders' momentum."""
+        momenta = {
+            name: getattr(guider, "momentum_buffer", None) for name, guider in self._guiders.items()
+        }
+        return {
+            _SCHEDULER: scheduler,
+            **{name: momentum for name, momentum in momenta.items() if momentum is not None},
+        }
 
     def _preview(self, scheduler: Any, output: Tensor, time: Any, sample: Tensor) -> Tensor | None:
         """Return the estimate of the finished latents in the layout of the VAE, or None.

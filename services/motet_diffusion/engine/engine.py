@@ -51,7 +51,7 @@ class Engine:
         self.max_rows = config.max_rows if self.factory.merges else 1
         self.rgb_preview = RGBPreview(self.factory.vae, self.factory.rules.vae_scale)
         self.cache = (
-            StepCache(self.factory.denoiser, config.step_cache, self.factory.adapters.denoiser)
+            StepCache(self.factory.denoiser, config.step_cache, self.factory.of_rows)
             if config.step_cache
             else None
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,14 +20,24 @@ Call = Mapping[str, Any]
 
 _TIME_PARAMETERS = frozenset({"timestep", "timesteps"})
 # Positions of a sequence: their first dimension is no batch dimension, though it may be as long.
-_POSITION_PARAMETERS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
-# Lists with an entry for each row: latents and texts of Z-Image, sizes of Qwen-Image.
-_LIST_PARAMETERS = frozenset({"x", "cap_feats", "img_shapes", "txt_seq_lens"})
+_POSITION_PARAMETERS = frozenset(
+    {"img_ids", "txt_ids", "image_rotary_emb", "position_ids", "visual_rope_pos", "text_rope_pos"}
+)
+# Lists with an entry for each row: latents, texts and images of Z-Image, sizes of Qwen-Image.
+_LIST_PARAMETERS = frozenset(
+    {"x", "cap_feats", "siglip_feats", "image_noise_mask", "img_shapes", "txt_seq_lens"}
+)
 # Of these, those whose entries may have different lengths in one pass.
 _RAGGED_PARAMETERS = frozenset({"cap_feats", "txt_seq_lens"})
 # What ControlNets add within the denoiser: a call without them gets zeros, which change nothing.
 _RESIDUAL_PARAMETERS = frozenset(
-    {"down_block_additional_residuals", "mid_block_additional_residual"}
+    {
+        "down_block_additional_residuals",
+        "mid_block_additional_residual",
+        "controlnet_block_samples",
+        "controlnet_single_block_samples",
+        "block_controlnet_hidden_states",
+    }
 )
 # Tensors whose rows are not their first dimension: HiDream's texts of several layers.
 _ROW_DIMENSIONS = {"encoder_hidden_states_llama3": 1}
@@ -92,9 +102,21 @@ def _with_residuals(calls: Sequence[Call], rows: Sequence[int]) -> Sequence[Call
 
 
 def _zeros(like: Any, rows: int) -> Any:
-    if isinstance(like, Tensor):
-        return like.new_zeros(rows, *like.shape[1:])
-    return tuple(_zeros(entry, rows) for entry in like)
+    return entrywise(lambda entry: entry.new_zeros(rows, *entry.shape[1:]), like)
+
+
+def entrywise(compute: Callable[..., Any], *values: Any) -> Any:
+    """Return `compute` of tensors, or of the entries of tuples, once for entries that are the same.
+
+    One tensor may be the residual of several blocks.
+    """
+    if not isinstance(values[0], (tuple, list)):
+        return compute(*values)
+    made = dict[tuple[int, ...], Any]()
+    for entries in zip(*values, strict=True):
+        if (key := tuple(map(id, entries))) not in made:
+            made[key] = compute(*entries)
+    return tuple(made[tuple(map(id, entries))] for entries in zip(*values, strict=True))
 
 
 def _shape(name: str, value: Any, rows: int) -> Hashable:
@@ -137,7 +159,7 @@ def _join(name: str, values: list[Any], rows: list[int]) -> Any:
         return [entry for value in values for entry in value]
     if isinstance(first, (tuple, list)):
         return type(first)(
-            _join(name, list(entries), rows) for entries in zip(*values, strict=True)
+            entrywise(lambda *entries: _join(name, list(entries), rows), *map(tuple, values))
         )
     return first
 
@@ -149,6 +171,8 @@ def _has_rows(name: str, value: Tensor, rows: int) -> bool:
 
 def _entry_shape(entry: Any) -> Hashable:
     """Return what entries of a list with one for each row must have in common."""
+    if isinstance(entry, list):
+        return tuple(map(_entry_shape, entry))
     return (entry.dtype, entry.shape) if isinstance(entry, Tensor) else repr(entry)
 
 

@@ -15,11 +15,15 @@ DENOISER = ""
 
 
 class PromptTokens(NamedTuple):
-    """Hold an image prompt: the IP-Adapter that read it, `[rows, tokens, channels]`, and a scale."""
+    """Hold an image prompt: the IP-Adapter that read it, `[rows, tokens, channels]`, and a scale.
+
+    time: embedding of the step's time `[rows, channels]`, for adapters that depend on it (SD3's).
+    """
 
     name: str
     tokens: Tensor
     scale: float = 1.0
+    time: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

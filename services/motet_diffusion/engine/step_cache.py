@@ -10,13 +10,13 @@ decided separately, since rows belong to different pictures at different steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from motet_diffusion.pipeline.adapters import BatchAdapters
 from motet_shared.errors import ConfigError
 
 from .request import Key
@@ -39,19 +39,24 @@ class _Row:
 
 
 class StepCache:
-    """Wrap the blocks of `denoiser`, whose LoRA adapters are those of `adapters`.
+    """Wrap the blocks of `denoiser`. Raises ConfigError if it has no chain of blocks.
 
-    Raises ConfigError if it has no chain of blocks.
+    of_rows: leaves out what other rows of a pass than these are drawn with (LoRA, image prompts).
     """
 
-    def __init__(self, denoiser: nn.Module, threshold: float, adapters: BatchAdapters):
+    def __init__(
+        self,
+        denoiser: nn.Module,
+        threshold: float,
+        of_rows: Callable[[Sequence[int]], AbstractContextManager[None]],
+    ):
         blocks = [block for chain in _CHAINS for block in getattr(denoiser, chain, [])]
         if len(blocks) < 2:
             kind = type(denoiser).__name__
             raise ConfigError(
                 f"step_cache={threshold}: a {kind} has no chain of transformer blocks; give 0"
             )
-        self._threshold, self._adapters = threshold, adapters
+        self._threshold, self._of_rows = threshold, of_rows
         self._cache: dict[Key, dict[int, _Row]] = {}
         self._pass = _Pass([], [], torch.empty(0), torch.empty(0), False)
         self._rows: list[tuple[Key, int]] = []
@@ -79,7 +84,7 @@ class StepCache:
                 result = forward(**kwargs)
                 self._decide(kwargs[_HIDDEN], result)
                 return result
-            with self._adapters.of_rows(self._pass.computed_rows):
+            with self._of_rows(self._pass.computed_rows):
                 result = self._pass.for_computed_rows(forward, kwargs)
             return self._merge(result) if is_last else result
 

@@ -19,9 +19,9 @@ def pack(denoiser: nn.Module) -> None:
     """Replace the convolutions of a float32 denoiser on the CPU; leave others unchanged."""
     if not _can(next(denoiser.parameters())):
         return
-    # channels_last is oneDNN's fastest layout.
-    denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for parent in list(denoiser.modules()):
+        if isinstance(parent, nn.Conv2d):  # oneDNN's fastest layout, which others do not have
+            parent.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for name, child in list(parent.named_children()):
             if (
                 type(child) is nn.Conv2d

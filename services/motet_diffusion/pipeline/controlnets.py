@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor
 
 from motet_diffusion.config import EngineConfig
-from motet_diffusion.engine.merge import Call, rows_of
+from motet_diffusion.engine.merge import Call, entrywise
 from motet_diffusion.engine.request import Control, PictureRequest
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import BadRequest, ConfigError
 
-_DOWN, _MIDDLE = "down_block_additional_residuals", "mid_block_additional_residual"
-_SHARED = ("sample", "timestep", "encoder_hidden_states", "added_cond_kwargs")
+from .control_families import ControlFamily, Residuals, control_family
+
 _MAX_SCALE = 10.0  # largest scale; more is taken for a mistake
 MAX_CONTROLS = 4  # of one picture: each costs about half a denoiser pass per step
 
@@ -39,24 +40,32 @@ class ControlNets:
     none, or do not belong to this kind of model.
     """
 
-    def __init__(self, pipeline: Any, config: EngineConfig):
+    def __init__(self, pipeline: Any, denoiser: Any, config: EngineConfig):
         self._nets: dict[str, Any] = {}
-        self._pipeline = pipeline
+        self._denoiser = denoiser
+        self._family: ControlFamily | None = None
         for item in config.controlnets:
+            where = f"controlnets={item}"
             name, path = named_path("controlnets", item, self._nets)
-            self._nets[name] = _load(f"controlnets={item}", pipeline, path, config.dtype)
-        if self._nets:
-            from diffusers.image_processor import VaeImageProcessor
-
-            self._processor = VaeImageProcessor(
-                vae_scale_factor=pipeline.vae_scale_factor,
-                do_convert_rgb=True,
-                do_normalize=False,
-            )
+            if self._family is None:
+                if (kind := control_family(denoiser)) is None:
+                    family = type(pipeline).__name__
+                    raise ConfigError(
+                        f"{where}: no ControlNet is served for a {family}; leave it out"
+                    )
+                self._family = kind(pipeline)
+            self._nets[name] = _load(where, self._family, denoiser, path, config.dtype)
 
     @property
     def names(self) -> list[str]:
         return list(self._nets)
+
+    @property
+    def family(self) -> ControlFamily:
+        """Return how they are called. Raises ValueError if there are none."""
+        if self._family is None:
+            raise ValueError("this model has no ControlNets")
+        return self._family
 
     def check(self, controls: Sequence[Control]) -> None:
         """Raise BadRequest if a ControlNet is unknown, or its numbers are out of range."""
@@ -76,49 +85,56 @@ class ControlNets:
                 )
                 raise BadRequest(message, param=f"{where}.end")
 
-    def call(self, name: str, call: Mapping[str, Any]) -> Any:
-        """Return what the ControlNet adds to the denoiser: (tensors of the way down, the middle)."""
-        down, middle = self._nets[name](**call)
-        return tuple(down), middle
+    def call(self, name: str, call: Mapping[str, Any]) -> Residuals:
+        """Return what the ControlNet adds to the denoiser, by parameter of the denoiser."""
+        return self.family.residuals(self._nets[name](**call))
 
-    def of(self, drawing: PictureRequest) -> PictureControls:
-        """Return the ControlNets of a picture, with their images as tensors."""
+    def of(
+        self, drawing: PictureRequest, pipeline: Any, generator: Generator
+    ) -> PictureControls | None:
+        """Return the ControlNets of a picture, with their images as tensors; None if it has none.
+
+        pipeline, generator: of the picture.
+        """
+        if not drawing.controls:
+            return None
+        generator = self.family.generator(drawing, generator)
         images = [
-            self._processor.preprocess(control.image, drawing.height, drawing.width).to(
-                next(self._nets[control.name].parameters())
-            )
+            self.family.read(self._nets[control.name], control.image, pipeline, drawing, generator)
             for control in drawing.controls
         ]
-        widths = {name: net.config.in_channels for name, net in self._nets.items()}
-        return PictureControls(drawing.controls, images, widths)
+        return PictureControls(self, drawing.controls, images)
+
+    def of_call(self, name: str, call: Call, image: Tensor) -> dict[str, Any]:
+        """Return the call of a ControlNet beside the denoiser's `call`."""
+        return self.family.call(self._nets[name], call, image)
+
+    def spread(self, name: str, residuals: Residuals) -> Residuals:
+        """Return a ControlNet's residuals for each block of the denoiser."""
+        return self.family.spread(self._nets[name], self._denoiser, residuals)
 
 
 class PictureControls:
-    """Call the ControlNets of one picture. images: `[1, 3, height, width]` in 0 to 1, one each."""
+    """Call the ControlNets of one picture. images: as their family reads them, one each."""
 
-    def __init__(
-        self, controls: Sequence[Control], images: Sequence[Tensor], channels: Mapping[str, int]
-    ):
-        self._controls, self._images, self._channels = controls, images, channels
+    def __init__(self, nets: ControlNets, controls: Sequence[Control], images: Sequence[Tensor]):
+        self._nets, self._controls, self._images = nets, controls, images
 
-    def residuals(self, call: Call, step: int, steps: int, run: Run) -> dict[str, Any]:
+    def residuals(self, call: Call, step: int, steps: int, run: Run) -> Residuals:
         """Return what all of them add to the denoiser's `call` at a step, by parameter."""
-        down: list[Tensor] = []
-        middle: Tensor | None = None
+        total: Residuals = {}
         for control, image in zip(self._controls, self._images, strict=True):
             if step / steps < control.start or (step + 1) / steps > control.end:
                 continue
-            shared = {name: call[name] for name in _SHARED if call.get(name) is not None}
-            # A denoiser that fills masks also gets the mask and the image, a ControlNet does not.
-            shared["sample"] = shared["sample"][:, : self._channels[control.name]]
-            cond = image.expand(rows_of(call), -1, -1, -1)
-            more, last = run(
-                control.name, {**shared, "controlnet_cond": cond, "return_dict": False}
-            )
-            more, last = [part * control.scale for part in more], last * control.scale
-            down = more if not down else [a + b for a, b in zip(down, more, strict=True)]
-            middle = last if middle is None else middle + last
-        return {} if middle is None else {_DOWN: tuple(down), _MIDDLE: middle}
+            found = run(control.name, self._nets.of_call(control.name, call, image))
+            found = {name: _scaled(part, control.scale) for name, part in found.items()}
+            for name, part in self._nets.spread(control.name, found).items():
+                total[name] = entrywise(operator.add, total[name], part) if name in total else part
+        return total
+
+
+def _scaled(part: Any, scale: float) -> Any:
+    return entrywise(lambda entry: entry * scale, part)
 
 
 def named_path(field: str, item: str, known: Mapping[str, Any]) -> tuple[str, Path]:
@@ -136,23 +152,19 @@ def check_name(where: str, name: str, known: Sequence[str], what: str) -> None:
         raise BadRequest(f"{where}.name: {name!r} is unknown; {found}", param=f"{where}.name")
 
 
-def _load(where: str, pipeline: Any, path: Path, dtype: str) -> nn.Module:
-    from diffusers import ControlNetModel
+def _load(where: str, family: ControlFamily, denoiser: Any, path: Path, dtype: str) -> Any:
+    import diffusers
 
-    unet = getattr(pipeline, "unet", None)
-    if unet is None:
-        family = type(pipeline).__name__
-        raise ConfigError(f"{where}: no ControlNet is served for a {family}; leave it out")
     try:
         config = json.loads((path / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: has no config.json that can be read ({error})") from None
     kind = config.get("_class_name") if isinstance(config, dict) else None
-    if kind != "ControlNetModel":
-        raise ConfigError(f"{where}: is a {kind}; give a ControlNetModel")
+    if kind != family.network:
+        raise ConfigError(f"{where}: is a {kind}; give a {family.network}")
     check_checkpoint(path)
     try:
-        net: Any = ControlNetModel.from_pretrained(
+        net: Any = getattr(diffusers, family.network).from_pretrained(
             path,
             dtype=getattr(torch, dtype),
             local_files_only=True,
@@ -162,10 +174,12 @@ def _load(where: str, pipeline: Any, path: Path, dtype: str) -> nn.Module:
     except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
         cause = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ConfigError(f"{where}: diffusers does not load it: {cause}") from None
-    for name in ("cross_attention_dim", "block_out_channels", "addition_embed_type"):
-        have, want = net.config.get(name), unet.config.get(name)
+    for name in family.same:
+        have, want = net.config.get(name), denoiser.config.get(name)
         if have != want:
             raise ConfigError(f"{where}: has {name} {have}, the model {want}; it is another's")
-    if net.config.get("global_pool_conditions"):
-        raise ConfigError(f"{where}: guesses without a prompt (global_pool_conditions); not served")
-    return net.to(next(unet.parameters()).device).eval()  # type: ignore[no-any-return]
+    if cause := family.cause(net, denoiser):
+        raise ConfigError(f"{where}: {cause}")
+    net = net.to(next(denoiser.parameters()).device).eval()
+    family.attach(net, denoiser)
+    return net

@@ -20,6 +20,8 @@ from motet_shared.errors import ConfigError
 from .quantized import load_gguf
 from .support import DENOISERS, pipeline_class, refusal
 
+_TOKENIZER = "tokenizer_config.json"
+
 
 def load(config: EngineConfig) -> Any:
     """Return the pipeline of a folder, as diffusers loads it. Raises ConfigError with the cause."""
@@ -38,10 +40,12 @@ def load(config: EngineConfig) -> Any:
     for part in (Path(config.model), *sorted(Path(config.model).iterdir())):
         if part.is_dir():
             check_checkpoint(part)
-    parts = missing_parts(Path(config.model)) | processors(Path(config.model))
+    folder = Path(config.model)
+    tokenizers = lone_tokenizers(folder)
+    parts = missing_parts(folder) | processors(folder) | dict.fromkeys(tokenizers)
     if config.denoiser:
         parts |= denoiser_of_file(config)
-    read = functools.partial(
+    load_folder = functools.partial(
         DiffusionPipeline.from_pretrained,
         Path(config.model),
         dtype=getattr(torch, config.dtype),
@@ -50,22 +54,25 @@ def load(config: EngineConfig) -> Any:
         **parts,
     )
     try:
-        pipeline = _read(read)
+        pipeline = read(load_folder)
     except Exception as error:  # whatever diffusers raises for a folder is the cause of its refusal
         cause = f"{type(error).__name__}: {error}"
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {cause}") from None
+    for name, tokenizer in tokenizers.items():
+        setattr(pipeline, name, tokenizer)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(find_device(config.device, ConfigError))
 
 
-def _read(read: Callable[..., Any]) -> Any:
+def read(load_folder: Callable[..., Any]) -> Any:
+    """Return the pipeline that diffusers loads, in the one of its two ways that the model allows."""
     try:
-        return read(low_cpu_mem_usage=False)
+        return load_folder(low_cpu_mem_usage=False)
     except ValueError as error:
         # Models that keep parts in float32, as Kandinsky 5, are read in the other way only.
         if "low_cpu_mem_usage" not in str(error):
             raise
-        return read(low_cpu_mem_usage=True)
+        return load_folder(low_cpu_mem_usage=True)
 
 
 def denoiser_of_file(config: EngineConfig) -> dict[str, Any]:
@@ -106,6 +113,27 @@ def processors(folder: Path) -> dict[str, Any]:
         whole = getattr(transformers, str(kind[1]), None)
         if inspect.isclass(whole) and issubclass(whole, transformers.ProcessorMixin):
             found[name] = without_videos(whole, MODALITY_TO_AUTOPROCESSOR_MAPPING).from_pretrained(
+                folder / name, local_files_only=True, trust_remote_code=False
+            )
+    return found
+
+
+def lone_tokenizers(folder: Path) -> dict[str, Any]:
+    """Return the tokenizers of processors that transformers has with torchvision only, by name.
+
+    Flux.2 [dev] has one, for its text alone: the images that it changes do not go through it.
+    """
+    import transformers
+
+    found = {}
+    for name, kind in json.loads((folder / "model_index.json").read_text()).items():
+        if not isinstance(kind, list) or kind[0] != "transformers":
+            continue
+        whole = getattr(transformers, str(kind[1]), None)
+        is_processor = inspect.isclass(whole) and issubclass(whole, transformers.ProcessorMixin)
+        is_named = str(kind[1]).endswith("Processor") and name == "tokenizer"
+        if is_named and not is_processor and (folder / name / _TOKENIZER).is_file():
+            found[name] = transformers.AutoTokenizer.from_pretrained(
                 folder / name, local_files_only=True, trust_remote_code=False
             )
     return found

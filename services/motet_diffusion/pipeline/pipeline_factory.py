@@ -14,7 +14,8 @@ import inspect
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from .support import DENOISERS, DRAW, kinds_of, relatives
 from .trial import Trial, attempt, scheduler_cause, trial_request
 
 log = logging.getLogger(__name__)
+GUIDERS = ("guider", "ocr_guider")  # HunyuanImage's, which remember what they guided
 
 
 class PipelineFactory:
@@ -62,8 +64,9 @@ class PipelineFactory:
         )
         if not self.denoiser_name or getattr(self.pipeline, "vae", None) is None:
             raise self._refused("the folder lacks its denoiser or its VAE")
-        self.controlnets = ControlNets(self.pipeline, config)
-        self.image_prompts = ImagePrompts(self.pipeline, config.ip_adapters)
+        denoiser = getattr(self.pipeline, self.denoiser_name)
+        self.controlnets = ControlNets(self.pipeline, denoiser, config)
+        self.image_prompts = ImagePrompts(self.pipeline, denoiser, config.ip_adapters)
         self.adapters = Adapters(self.pipeline, config.loras)
         self._quantize(getattr(self.pipeline, self.denoiser_name))
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
@@ -73,6 +76,7 @@ class PipelineFactory:
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
         self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
+        self._condition_causes: dict[tuple[str, str, str], str] = {}
         self._try_conditions()
         if config.packed:
             pack(self.denoiser)
@@ -102,7 +106,7 @@ class PipelineFactory:
             else:
                 log.info("%s: no %s: %s", type(pipeline).__name__, kind, trial.causes[kind])
         if not kept:
-            raise self._refused(trial.causes[list(own)[-1]])
+            raise self._refused(trial.causes[next(iter(own))])
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
 
@@ -113,21 +117,28 @@ class PipelineFactory:
             quantize(denoiser, self.config.quantization)
 
     def _try_conditions(self) -> None:
-        """Draw a small picture with each ControlNet and IP-Adapter. Raises ConfigError if one fails."""
-        kind = DRAW if DRAW in self._pipelines else next(iter(self._pipelines))
+        """Draw a small picture of each kind with each ControlNet and IP-Adapter.
+
+        Raises ConfigError if one fails with all kinds.
+        """
+        names = {"controlnets": self.controlnets.names, "ip_adapters": self.image_prompts.names}
+        for field, name in ((field, name) for field, found in names.items() for name in found):
+            causes = {kind: self._try_condition(kind, field, name) for kind in self._pipelines}
+            if all(causes.values()):
+                cause = next(iter(causes.values()))
+                raise ConfigError(f"{field}={name}: does not work with this model: {cause}")
+            for kind, cause in causes.items():
+                if cause:
+                    self._condition_causes[kind, field, name] = cause
+
+    def _try_condition(self, kind: str, field: str, name: str) -> str:
         base = trial_request(self.rules, kind)
         image = Image.new("RGB", (base.width, base.height), "gray")
-        tried = {
-            f"controlnets={name}": replace(base, controls=(Control(name, image),))
-            for name in self.controlnets.names
-        } | {
-            f"ip_adapters={name}": replace(base, image_prompts=(ImagePrompt(name, image),))
-            for name in self.image_prompts.names
-        }
-        for where, drawing in tried.items():
-            cause, _ = attempt(self.rules, self.open, self._compute_one, kind, drawing)
-            if cause:
-                raise ConfigError(f"{where}: does not work with this model: {cause}")
+        if field == "controlnets":
+            drawing = replace(base, controls=(Control(name, image),))
+        else:
+            drawing = replace(base, image_prompts=(ImagePrompt(name, image),))
+        return attempt(self.rules, self.open, self._compute_one, kind, drawing)[0]
 
     def _compute_one(self, call: ModelCall) -> Any:
         return self.compute(call.call, [call], [rows_of(call.call)])
@@ -137,10 +148,24 @@ class PipelineFactory:
 
     # -------------------------------------------------------------------------------------- requests
     def check(self, drawing: PictureRequest) -> None:
-        """Raise BadRequest if a request names an adapter or ControlNet that the model lacks."""
+        """Raise BadRequest if a request names an adapter or ControlNet that the model lacks.
+
+        So it does if one does not work with this kind of picture, once its image is here.
+        """
         self.adapters.check(drawing.loras)
         self.controlnets.check(drawing.controls)
         self.image_prompts.check(drawing.image_prompts)
+        kind = kind_of(drawing)
+        named = {
+            "controlnets": [one.name for one in drawing.controls],
+            "ip_adapters": [one.name for one in drawing.image_prompts],
+        }
+        for field, names in named.items():
+            for number, name in enumerate(names):
+                if cause := self._condition_causes.get((kind, field, name)):
+                    where, family = f"{field}[{number}].name", type(self.pipeline_of(kind)).__name__
+                    message = f"{where}: {name!r} does not work with a {family} ({cause})"
+                    raise BadRequest(f"{message}; leave it out", param=where)
 
     def check_scheduler(self, drawing: PictureRequest) -> None:
         """Raise BadRequest if the pipeline's loop does not run with the scheduler that is asked for.
@@ -168,30 +193,47 @@ class PipelineFactory:
         self.image_prompts.current.set([(call.prompts, count) for call, count in counted])
         return self.denoiser(**merged)
 
+    @contextmanager
+    def of_rows(self, rows: Sequence[int]) -> Iterator[None]:
+        """Leave out what other rows of the pass are drawn with, for layers that get these only."""
+        with self.adapters.denoiser.of_rows(rows), self.image_prompts.current.of_rows(rows):
+            yield
+
     # ------------------------------------------------------------------------------------ pipelines
     def pipeline_of(self, kind: str) -> Any:
         """Return the pipeline for a kind of picture; the drawing one where its loop is entered."""
         return self._pipelines.get(kind, self.pipeline)
 
-    def open(self, drawing: PictureRequest, denoise: Denoise) -> Any:
-        """Return a pipeline for one picture, with `denoise` as its denoiser."""
+    def open(self, drawing: PictureRequest, denoise: Denoise, generator: torch.Generator) -> Any:
+        """Return a pipeline for one picture, with `denoise` as its denoiser.
+
+        generator: of the picture, for what is sampled before the pipeline is called.
+        """
         pipeline = copy.copy(self.pipeline_of(kind_of(drawing)))
         attributes = vars(pipeline)
         scheduler = make_scheduler(drawing.scheduler, pipeline.scheduler)
+        attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
         with self._text_lock:
             prompts = self.image_prompts.read(pipeline, drawing)
-        controls = self.controlnets.of(drawing) if drawing.controls else None
+        controls = self.controlnets.of(drawing, pipeline, generator)
+        calls_per_step = self.rules.calls_per_step(drawing) if controls or prompts else 1
         attributes[self.denoiser_name] = SharedDenoiser(
             self.denoiser,
             self.denoiser_signature,
-            Conditions(drawing, scheduler, controls, prompts, denoise),
+            Conditions(drawing, scheduler, controls, prompts, denoise, calls_per_step),
         )
         attributes["scheduler"] = scheduler
         if "default_sample_size" in attributes:
             # HiDream draws every size with the area of this; rounding must not make it smaller.
             side = math.sqrt(drawing.width * drawing.height) / float(vae_scale_of(self.pipeline))
             attributes["default_sample_size"] = side * (1 + 1e-9)
-        attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
+        if "resolutions" in attributes:  # Kandinsky 5 draws in one of these
+            attributes["resolutions"] = [(drawing.width, drawing.height)]
+        for name in GUIDERS:
+            if attributes.get(name) is not None:
+                attributes[name] = copy.deepcopy(attributes[name])
+        if attributes.get("guider") is not None:
+            attributes["guider"].guidance_scale = drawing.guidance_scale
         attributes["encode_prompt"] = locked(
             self._text_lock, self._with_adapters(pipeline.encode_prompt, drawing)
         )
@@ -258,9 +300,8 @@ class PipelineFactory:
             raise _CallCaptured
 
         try:
-            self.open(drawing, capture)(
-                **self.rules.arguments(drawing, torch.Generator().manual_seed(0))
-            )
+            generator = torch.Generator().manual_seed(0)
+            self.open(drawing, capture, generator)(**self.rules.arguments(drawing, generator))
         except _CallCaptured:
             return calls[0]
         raise InternalError("the pipeline draws without its denoiser")

@@ -186,16 +186,25 @@ class Rules:
             "clean_caption": False,
             "max_area": drawing.width * drawing.height,  # else Kontext draws about 1024x1024
             "_auto_resize": False,  # else Kontext reads the image in about 1024x1024
+            "output_resolution": math.isqrt(drawing.width * drawing.height),  # Qwen-Image 2.1's
+            "use_kv_cache": False,  # of one picture, which others do not share
         }
         return {
             name: value for name, value in given.items() if name in known and value is not None
         } | self._distilled_times(drawing, known)
+
+    def calls_per_step(self, drawing: PictureRequest) -> int:
+        """Return 2 if the pipeline calls its denoiser for the negative prompt by itself, else 1."""
+        name = self._guidance_name(kind_of(drawing))
+        return 2 if name == "true_cfg_scale" and (drawing.guidance_scale or 0.0) > 1 else 1
 
     def _guidance_name(self, kind: str) -> str:
         """Return the parameter of classifier-free guidance, or of guidance within the weights."""
         is_distilled = getattr(self._denoiser_config, "guidance_embeds", False)
         if "true_cfg_scale" in self._parameters[kind] and not is_distilled:
             return "true_cfg_scale"
+        if "distilled_guidance_scale" in self._parameters[kind]:
+            return "distilled_guidance_scale"
         return "guidance_scale"
 
     def _takes_negative_prompt(self, kind: str) -> bool:
@@ -300,9 +309,11 @@ class Rules:
 
     def _default(self, kind: str, name: str, fallback: Any) -> Any:
         """Return the default of the model's folder, else the pipeline's, else `fallback`."""
-        listed = "guidance_scale" if name == "true_cfg_scale" else name
+        listed = "guidance_scale" if name.endswith(("cfg_scale", "guidance_scale")) else name
         if listed in self._defaults:
             return self._defaults[listed]
+        if listed == "guidance_scale" and getattr(self._pipeline, "guider", None) is not None:
+            return self._pipeline.guider.guidance_scale
         parameter = self._parameters[kind].get(name)
         default = None if parameter is None else parameter.default
         return fallback if default in (None, inspect.Parameter.empty) else default

@@ -6,6 +6,7 @@ decides is refused before any weights are read.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,14 @@ _CONTROLS = (
     "image_normalizer",
     "safety_concept",
 )
+# Components that draw beside the denoiser.
+_FURTHER_MODELS = {
+    "unconditional_transformer": "it has two denoisers (its component `unconditional_transformer`)",
+    "vision_language_encoder": "another model plans every picture outside of `encode_prompt`, where"
+    " pictures take turns (its component `vision_language_encoder`)",
+}
+# Packages that pipelines of diffusers cannot do without, and Motet does not bring.
+_PACKAGES = {"Cosmos2TextToImagePipeline": "cosmos_guardrail", "PRXPipeline": "ftfy"}
 # Inputs that some pipelines require, and no route of a picture has.
 _FOREIGN_INPUTS = (
     "control_image",
@@ -73,8 +82,16 @@ def refusal(kind: Any) -> str | None:
         return f"it chains several models (none of its components is `{'` or `'.join(DENOISERS)}`)"
     if "vae" not in components:
         return "it has no VAE: its pictures are drawn in stages, or in pixels"
-    if not hasattr(kind, "encode_prompt"):
+    for name, cause in _FURTHER_MODELS.items():
+        if name in components:
+            return cause
+    if not hasattr(kind, "encode_prompt") or hasattr(kind, "encode_prompt_multiple_images"):
         return "it reads its text outside of `encode_prompt`, where pictures take turns"
+    if "image" in parameters and not {"height", "strength"} & parameters.keys():
+        return "it chooses the size of a picture, which is none of its arguments"
+    package = _PACKAGES.get(kind.__name__, "")
+    if package and importlib.util.find_spec(package) is None:
+        return f"it needs the package {package}, which is not installed"
     return None
 
 

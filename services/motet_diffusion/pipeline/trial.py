@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Generator, Tensor
 
 from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, split_output
 from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
@@ -33,7 +33,7 @@ _TOLERANCES = {torch.float32: 1e-3}
 _TOLERANCE = 0.1
 
 
-Open = Callable[[PictureRequest, Denoise], Any]
+Open = Callable[[PictureRequest, Denoise, Generator], Any]
 
 
 @dataclass
@@ -94,6 +94,8 @@ class Trial:
                     shape[axis] = gave if had != gave else shape[axis]
             return now.new_zeros(shape)
 
+        if isinstance(answer, Mapping):
+            return type(answer)(**{name: zero(value) for name, value in answer.items()})
         return (zero(_first_output(answer)),)
 
 
@@ -114,14 +116,20 @@ def attempt(
         merge_key(call.call)
         answer = compute(call)
         if call.target == DENOISER:
-            calls.append((dict(call.call), answer))
+            # Some pipelines change their latents in place.
+            kept = {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in call.call.items()
+            }
+            calls.append((kept, answer))
         return split_output(answer, [rows_of(call.call)])[0]
 
     try:
         with torch.no_grad():
             drawing = rules.completed(drawing or trial_request(rules, kind))
-            pipeline = open_pipeline(drawing, denoise)
-            images = pipeline(**rules.arguments(drawing, torch.Generator().manual_seed(0))).images
+            generator = Generator().manual_seed(0)
+            pipeline = open_pipeline(drawing, denoise, generator)
+            images = picture_of(pipeline, rules.arguments(drawing, generator))
         return _result_cause(images, drawing, calls), calls
     except Exception as error:  # whatever a pipeline raises is the cause of its refusal
         return _described(error), calls
@@ -140,12 +148,18 @@ def scheduler_cause(
             small = rules.completed(
                 replace(trial_request(rules, kind), scheduler=drawing.scheduler)
             )
-            pipeline = open_pipeline(small, lambda call: answer(call.call))
-            arguments = rules.arguments(small, torch.Generator().manual_seed(0))
-            latents = pipeline(**arguments | {"output_type": "latent"}).images
+            generator = Generator().manual_seed(0)
+            pipeline = open_pipeline(small, lambda call: answer(call.call), generator)
+            arguments = rules.arguments(small, generator)
+            latents = picture_of(pipeline, arguments | {"output_type": "latent"})
         return "" if bool(latents.isfinite().all()) else "its steps are not finite"
     except Exception as error:  # whatever a pipeline raises is the cause of the refusal
         return _described(error)
+
+
+def picture_of(pipeline: Any, arguments: dict[str, Any]) -> Any:
+    """Return the pictures of a call, which outputs of families have under different names."""
+    return pipeline(**arguments, return_dict=False)[0]
 
 
 def trial_request(rules: Rules, kind: str) -> PictureRequest:
@@ -195,8 +209,13 @@ def _first_output(answer: Any) -> Any:
 
 
 def _first(value: Any) -> Tensor:
-    """Return the noisy latents of a call: a tensor, or the first of a list."""
-    tensor: Tensor = value[0] if isinstance(value, (list, tuple)) else value
+    """Return the noisy latents of a call: a tensor, or one of a list for each row.
+
+    Where a row is a list too, they come last, behind those of the images that it is drawn from.
+    """
+    while isinstance(value, (list, tuple)):
+        value = value[-1]
+    tensor: Tensor = value
     return tensor
 
 

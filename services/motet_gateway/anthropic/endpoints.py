@@ -32,7 +32,7 @@ async def create_message(service: GatewayContext, http: Exchange) -> None:
     body = parse_messages(data, http.hints("messages"))
     asked = await _prepared(service, http, body)
     with http.tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
-        reply = ChatReply(service, ticket, http.journaled)
+        reply = ChatReply(service, ticket)
         if body.stream:
             await _stream(http, asked, reply)
         else:

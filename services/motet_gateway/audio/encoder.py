@@ -12,6 +12,7 @@ from typing import Protocol
 import av
 from av.audio.stream import AudioStream
 
+from motet_gateway.kept import draws
 from motet_media.audio import SAMPLE_BYTES, Resampler, a_law_encode, mu_law_encode, wav_header
 
 RATE = 24_000  # Hz of the PCM input
@@ -119,6 +120,9 @@ class FFmpegEncoder:
         self.content_type = coding.content_type
         self._sink = _Sink()
         options = {"flush_packets": "1", **dict(coding.options)}
+        if coding.container == "ogg":
+            # FFmpeg would draw the serial number itself; another gateway has to draw the same.
+            options |= {"fflags": "+bitexact", "serial_offset": str(draws.randbits(31))}
         self._container = av.open(self._sink, "w", format=coding.container, options=options)
         stream = self._container.add_stream(coding.codec, rate=RATE, layout="mono")
         assert isinstance(stream, AudioStream)

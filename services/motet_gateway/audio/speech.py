@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -18,6 +17,7 @@ from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Int64, Strict
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
+from motet_gateway.kept import draws
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
@@ -63,7 +63,7 @@ class SpeechFields(Strict):
             voice="" if cloned else self.voice_name,
             instructions=self.instructions or "",
             speed=self.speed,
-            seed=secrets.randbits(63) if self.seed is None else self.seed,
+            seed=draws.randbits(63) if self.seed is None else self.seed,
             request_id=request_id,
             priority=priority,
         )

@@ -51,11 +51,13 @@ class ChunkProtocol(BoundedProtocol):
                 cycle.keep_alive = False
             readers = state.readers if isinstance(state, State) else SlowReaders()
             # The task that reads the scope has been created but has not run yet.
-            extensions: dict[str, Any] = {CHUNKS: Chunks(cycle, readers)}
+            chunks = Chunks(cycle, readers)
+            extensions: dict[str, Any] = {CHUNKS: chunks}
             if isinstance(self.transport, KeptTransport):
                 if self.pipeline:
                     self.transport.forget()  # whose bytes are whose is known for one request only
-                extensions[KEPT] = cycle.transport = KeptResponse(self.transport)  # type: ignore[assignment]
+                kept = KeptResponse(self.transport, chunks.writable)
+                extensions[KEPT] = cycle.transport = kept  # type: ignore[assignment]
             self.scope["extensions"] = extensions
 
     def on_message_complete(self) -> None:
@@ -72,13 +74,17 @@ class ChunkProtocol(BoundedProtocol):
         self._forget_answered()
 
     def _forget_answered(self) -> None:
-        """Have the memory of the connection forget a request that was read and answered."""
+        """Have the memory of the connection forget a request that was read and answered.
+
+        The last one is not forgotten: a gateway that adopts it closes the connection, too.
+        """
         transport = self.transport
         if (
             isinstance(transport, KeptTransport)
             and self.is_between_requests
             and self.cycle is not None
             and self.cycle.response_complete
+            and self.cycle.keep_alive
         ):
             transport.next_request()
 

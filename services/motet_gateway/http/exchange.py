@@ -11,10 +11,8 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
-from motet_gateway.kept.journal import Source
 from motet_gateway.kept.response import KEPT, KeptResponse
 from motet_gateway.openai.hints import HEADER, Ignored, Surface
 from motet_gateway.openai.render import error_event
@@ -142,6 +140,19 @@ class Exchange:
             if not message.get("more_body", False):
                 return
 
+    def put_back(self, body: bytes) -> None:
+        """Have the whole request body read once more."""
+        receive, is_read = self._receive, False
+
+        async def again() -> MutableMapping[str, Any]:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        self._receive = again
+
     async def discard(self, most: int, seconds: float) -> None:
         """Read and drop the rest of a refused body: at most `most` bytes, for at most `seconds`.
 
@@ -185,15 +196,10 @@ class Exchange:
             watcher.cancel()
 
     # --------------------------------------------------------------------------------------------------- response
-    def journaled(self, source: Source) -> Source:
-        """Return a source whose replies go on in another gateway if this one dies.
-
-        A batch that it yields must be written, as far as it is, before the next is asked for.
-        """
-        kept, chunks = self._kept, self._chunks
-        if kept is None or chunks is None:
-            return source
-        return partial(kept.journal.batches, source, chunks.writable)
+    def send_through(self, wrap: Callable[[Send], Send]) -> None:
+        """Send the response through a function that may change its ASGI messages."""
+        self._send = wrap(self._send)
+        self._write_chunk, self._start = self._write_message, self._start_message
 
     async def reply(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 
 from motet_gateway.context import GatewayContext
+from motet_gateway.idempotency import run as idempotency
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, WorkerLost
 from motet_shared.process import telemetry
@@ -104,7 +105,10 @@ class Guard:
             await self._route.handler(self._service, call)
         else:
             with telemetry.span("gateway" + self._route.path, parent=_trace(call.scope)):
-                await self._route.handler(self._service, call)
+                if self._route.repeatable:
+                    await idempotency.run(self._service, call, self._route.handler)
+                else:
+                    await self._route.handler(self._service, call)
 
     def _report(self, http: Exchange, seconds: float) -> None:
         """Count and log one finished request."""

@@ -87,6 +87,12 @@ class WrongModelKind(BadRequest):
     code = "wrong_model_kind"
 
 
+class KeyReused(BadRequest):
+    """Signal that an `Idempotency-Key` was used for another request."""
+
+    code = "idempotency_error"
+
+
 class MethodNotAllowed(BadRequest):
     """Signal a wrong method; `allow` lists the path's methods for the `Allow` header."""
 
@@ -117,6 +123,7 @@ _STATUS: tuple[tuple[type[MotetError], int, str], ...] = (
     (NotFound, 404, "invalid_request_error"),
     (MethodNotAllowed, 405, "invalid_request_error"),
     (RequestTimeout, 408, "invalid_request_error"),
+    (KeyReused, 422, "idempotency_error"),
     (HostNotAllowed, 421, "invalid_request_error"),
     (HeadTooLarge, 431, "invalid_request_error"),
     (UnknownModel, 404, "invalid_request_error"),

@@ -45,6 +45,7 @@ class Route:
     format unless `error_format` is another, or `choose_error_format` returns another for a request.
     `client_secrets`: they open it, as keys do. `once`: a second execution has another effect or
     answer, so a request is refused whose first one may have run in a gateway that died.
+    `repeatable`: takes an `Idempotency-Key`; ids and seeds of its handler come from `kept.draws`.
 
     Raises TypeError if `access` is not a member of Access.
     """
@@ -66,6 +67,7 @@ class Route:
     choose_error_format: Callable[[Scope], ErrorFormat | None] | None = None
     client_secrets: bool = False
     once: bool = False
+    repeatable: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.access, Access):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import time
 from contextlib import aclosing
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.multipart import read_form
 from motet_gateway.http.problems import Problem
+from motet_gateway.kept import draws
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
@@ -82,7 +82,7 @@ class _ImageCall:
         }
         model = model_of(service.bus.directory, ROLE, body.model)
         self.requests = requests(body, model, http.request_id)
-        self._created = int(time.time())
+        self._created = draws.now()
         self._previews = 0
 
     async def collect(self, ticket: Ticket) -> None:
@@ -154,7 +154,7 @@ class _ImageCall:
         if step.preview:
             partial = {
                 "b64_json": _base64(step.preview),
-                "created_at": int(time.time()),
+                "created_at": self._created,
                 "partial_image_index": self._previews,
                 **self._as_dict(),
             }

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from motet_pipelines.answers import record_in
+
 from . import draws
-from .journal import Journal
+from .journal import JournaledStream, Writable
 from .transport import KeptTransport
 
 KEPT = "motet.http.kept"  # in the extensions of a scope: the `KeptResponse`
@@ -19,10 +21,14 @@ _Send = Callable[[_Message], Awaitable[None]]
 
 
 class KeptResponse:
-    """Stand in for the transport of one response."""
+    """Stand in for the transport of one response, and record what services answer for it.
 
-    def __init__(self, transport: KeptTransport):
-        self._transport = transport
+    `writable` waits until the client reads.
+    """
+
+    def __init__(self, transport: KeptTransport, writable: Writable):
+        self._transport, self._writable = transport, writable
+        self._generation = transport.journal.generation
         self.is_repeated = False  # True: another gateway had the whole request
         self._draws = transport.draws()
         self._head: bytes | None = None
@@ -30,10 +36,12 @@ class KeptResponse:
         self._begins = False
         self._goes_on: bool | None = None  # None: the response has not begun
 
-    @property
-    def journal(self) -> Journal:
-        """Return the journal of the connection."""
-        return self._transport.journal
+    def open(self, digest: bytes) -> JournaledStream | None:
+        """Return the stream of a request to a service, None once the response has ended."""
+        journal = self._transport.journal
+        if journal.generation != self._generation:
+            return None
+        return journal.open(digest, self._writable)
 
     @property
     def was_answered(self) -> bool:
@@ -82,9 +90,10 @@ class KeptResponse:
 
         return noted
 
-    def use_draws(self) -> None:
-        """Have the current task draw what is drawn for this request."""
+    def enter(self) -> None:
+        """Have the current task, and those that it starts, draw and record for this request."""
         draws.use(self._draws)
+        record_in(self)
 
 
 def kept_app(app: Any) -> Any:
@@ -97,7 +106,7 @@ def kept_app(app: Any) -> Any:
         if kept.was_answered:  # by another gateway, which died before it forgot the request
             await send({"type": "http.response.start", "status": 200, "headers": []})
             return await send({"type": "http.response.body"})
-        kept.use_draws()
+        kept.enter()
         return await app(scope, receive, kept.sending(send))
 
     return run

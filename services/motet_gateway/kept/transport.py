@@ -37,13 +37,14 @@ class KeptConnection(asyncio.BufferedProtocol):
         self.memory, self.adopted = memory, adopted
         self._make, self._ended = make, ended
         self.is_kept = True
-        self.journal = Journal(memory, self.forget)
+        self.journal = Journal(memory, self.forget, self.abort)
         self.protocol: asyncio.Protocol | None = None
+        self._outer: KeptTransport | None = None
         self._private: bytearray | None = None  # received bytes of a connection that is not kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop does not end a transport that its protocol closes in `connection_made`.
-        outer = KeptTransport(transport, self)  # type: ignore[arg-type]
+        outer = self._outer = KeptTransport(transport, self)  # type: ignore[arg-type]
         asyncio.get_running_loop().call_soon(self._begin, outer)
 
     def _begin(self, outer: KeptTransport) -> None:
@@ -97,6 +98,11 @@ class KeptConnection(asyncio.BufferedProtocol):
         if self.protocol is not None:
             self.protocol.connection_lost(exc)
         self.memory.close()
+
+    def abort(self) -> None:
+        """Abort the connection: what follows cannot be what it should be."""
+        if self._outer is not None:
+            self._outer.abort()
 
     def forget(self) -> None:
         """Keep the connection no longer: it ends with this process."""

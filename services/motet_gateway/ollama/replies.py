@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import NDJSON, Exchange
-from motet_gateway.kept.journal import Source
 from motet_gateway.openai.chat_reply import ChatReply
 from motet_gateway.openai.param_names import ParamNames
 from motet_gateway.openai.prepared_chat import PreparedChat
@@ -37,14 +35,8 @@ class PreparedCompletion:
 class CompletionReply:
     """Run one raw completion. `end` and `track` are complete once `batches` has ended."""
 
-    def __init__(
-        self,
-        service: GatewayContext,
-        ticket: Ticket,
-        asked: PreparedCompletion,
-        journaled: Callable[[Source], Source],
-    ):
-        self._service, self._asked, self._journaled = service, asked, journaled
+    def __init__(self, service: GatewayContext, ticket: Ticket, asked: PreparedCompletion):
+        self._service, self._asked = service, asked
         self._outcome = Outcome()
         meter = ReplyMeter(ticket, prompt_tokens(asked.request))
         self.track: Track | None = service.metrics.begin(asked.request.model, self._outcome, meter)
@@ -62,13 +54,13 @@ class CompletionReply:
         assert self.track is not None
         with asked.names.applied():
             asked.size.check_completions([asked.request])
-            source = partial(
-                chat,
+            batches = chat(
                 self._service.bus,
+                asked.request,
+                self._outcome,
                 deadline=config.request_timeout,
                 patience=config.patience,
             )
-            batches = self._journaled(source)(asked.request, self._outcome)
             with self.track as track:
                 async with aclosing(batches):
                     async for batch in batches:
@@ -90,10 +82,10 @@ async def answer(
     with http.tenant.take(1, tokens=expected_tokens([request])) as ticket:
         reply: ChatReply | CompletionReply
         if isinstance(asked, PreparedChat):
-            reply = ChatReply(service, ticket, http.journaled)
+            reply = ChatReply(service, ticket)
             batches = reply.batches(asked)
         else:
-            reply = CompletionReply(service, ticket, asked, http.journaled)
+            reply = CompletionReply(service, ticket, asked)
             batches = reply.batches()
         if stream:
             http.content = NDJSON

@@ -19,7 +19,6 @@ from motet_gateway.images.chat_generation import (
     collector_with_images,
 )
 from motet_gateway.kept import draws
-from motet_gateway.kept.journal import Source
 from motet_gateway.operations.loading import check_wait
 from motet_gateway.operations.targets import pinned
 from motet_gateway.tenancy.tenant import Ticket
@@ -31,7 +30,7 @@ from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Chat, Complete, PromptPiece, Text
 
 from .chat_images import leased_images, read_images
-from .generate import ChoiceStreams
+from .generate import ChoiceStreams, Source
 from .prompt_scores import bounded_scores
 from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
@@ -98,7 +97,7 @@ async def _plain(
     async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
         details = reply_details(body)
-        source = bounded_scores(_reasoning(body, http.journaled(_pipeline(service))), details)
+        source = bounded_scores(_reasoning(body, _pipeline(service)), details)
         choices = ChoiceStreams(service, http, requests, source, ticket)
         if body.stream:
             await choices.stream(ChatChunks(*head, **_usage(body), details=details))
@@ -119,7 +118,7 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     prompts = len(requests) // (body.n or 1)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
         details = reply_details(body)
-        source = bounded_scores(http.journaled(_pipeline(service)), details)
+        source = bounded_scores(_pipeline(service), details)
         choices = ChoiceStreams(service, http, requests, source, ticket, prompts)
         head = ("cmpl-" + draws.token_hex(12), draws.now(), body.model)
         if body.stream:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.images.chat_generation import chat_with_images
-from motet_gateway.kept.journal import Source
 from motet_gateway.operations.metrics import Track
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import ReplyMeter, prompt_tokens
@@ -26,14 +24,8 @@ from .prepared_chat import PreparedChat
 class ChatReply:
     """Run one chat. `end` and `track` are complete once `batches` has ended."""
 
-    def __init__(
-        self,
-        service: GatewayContext,
-        ticket: Ticket,
-        journaled: Callable[[Source], Source] = lambda source: source,
-    ):
-        """Prepare to run it; `journaled` is that of the exchange that streams it to a client."""
-        self._service, self._ticket, self._journaled = service, ticket, journaled
+    def __init__(self, service: GatewayContext, ticket: Ticket):
+        self._service, self._ticket = service, ticket
         self.outcome = Outcome()
         self.track: Track | None = None
 
@@ -82,10 +74,10 @@ class ChatReply:
             return
         async with await leased_images(service, asked.pictures) as images:
             request: Chat = msgspec.structs.replace(asked.chat, images=images, resume=resume)
-            source = partial(
-                chat,
+            yield chat(
                 service.bus,
+                request,
+                self.outcome,
                 deadline=config.request_timeout,
                 patience=config.patience,
             )
-            yield self._journaled(source)(request, self.outcome)

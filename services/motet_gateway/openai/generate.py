@@ -13,7 +13,6 @@ from typing import Any
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Problem
-from motet_gateway.kept.journal import Source
 from motet_gateway.operations.loading import unloaded, while_loading
 from motet_gateway.operations.metrics import server_timing
 from motet_gateway.tenancy.tenant import Ticket
@@ -24,6 +23,8 @@ from motet_shared.messages import Chat, Complete, End, Usage
 
 from .render import DONE, Chunks, error_event
 from .results import Collected, add_usage
+
+Source = Callable[[Any, Outcome], AsyncGenerator[list[Any], None]]  # opens the reply to a request
 
 
 class ChoiceStreams:

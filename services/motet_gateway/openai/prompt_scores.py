@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from motet_gateway.kept.journal import Source
 from motet_pipelines.chat.chat import Outcome
 from motet_shared.errors import BadRequest
 from motet_shared.messages import PromptPiece
 
+from .generate import Source
 from .reply_details import ReplyDetails
 
 MAX_ENTRIES = 1 << 19  # of all choices of a call: tokens, each with its alternatives

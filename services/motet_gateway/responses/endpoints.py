@@ -76,7 +76,10 @@ async def _enqueue(
         resource=resource, chain=given.chain, body=fields, seed=seed, request_id=http.request_id
     )
     owner = http.tenant.owner
-    await store.create(owner, record, given.own)
+    if http.is_repeated and (known := await store.known(owner, record.id)) is not None:
+        record = known  # the gateway that died has stored it, and it may run already
+    else:
+        await store.create(owner, record, given.own)
     try:
         await queue.push(job_of(owner, record.id))
     except ERRORS as error:
@@ -85,4 +88,4 @@ async def _enqueue(
     if body.stream:
         await follow(store, http, owner, record)
     else:
-        await http.reply(200, msgspec.json.encode(resource))
+        await http.reply(200, msgspec.json.encode(record.resource))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any, Literal
 
 import msgspec
 
 from motet_gateway.http.problems import Problem
+from motet_gateway.kept import draws
 from motet_shared.messages import Usage, tier_of
 
 from .schema import ReasoningOptions, ResponseBody, TextOptions
@@ -21,7 +21,7 @@ OVER = ("completed", "incomplete", "failed", "cancelled")
 
 def new_id() -> str:
     """Return the id of a new response."""
-    return "resp_" + secrets.token_hex(24)
+    return "resp_" + draws.token_hex(24)
 
 
 def new_resource(body: ResponseBody, priority: int, *, stored: bool) -> Resource:
@@ -29,7 +29,7 @@ def new_resource(body: ResponseBody, priority: int, *, stored: bool) -> Resource
     return {
         "id": new_id(),
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": draws.now(),
         "status": "queued" if body.background else "in_progress",
         "completed_at": None,
         "background": bool(body.background),

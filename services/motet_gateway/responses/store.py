@@ -93,6 +93,13 @@ class ResponseStore:
             self.documents, owner, response_id, _record, what=what, schema=SCHEMA
         )
 
+    async def known(self, owner: str, response_id: str) -> StoredResponse | None:
+        """Return a response, None if this tenant has none of that id."""
+        try:
+            return await self.get(owner, response_id)
+        except NotFound:
+            return None
+
     async def create(self, owner: str, record: StoredResponse, items: list[Any]) -> None:
         """Store a new response with its input items."""
         await self.documents.put(owner, f"{record.id}.input", msgspec.json.encode(items))

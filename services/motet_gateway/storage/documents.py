@@ -138,6 +138,32 @@ class JetStreamDocuments:
             raise unavailable("it cannot be read", error) from None
         return value[1:]
 
+    async def read(self, owner: str, name: str) -> tuple[bytes, int]:
+        """Return a small document with its revision. Raises NotFound if there is none."""
+        try:
+            found = await (await self._open(owner)).keys.get(name)
+        except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
+            raise NotFound(f"{name[:80]!r} does not exist; it may have expired") from None
+        except ERRORS as error:
+            raise unavailable("it cannot be read", error) from None
+        return (found.value or b"")[1:], found.revision or 0
+
+    async def replace(self, owner: str, name: str, data: bytes, revision: int) -> int | None:
+        """Store a small document in place of this revision, and return the new one.
+
+        revision: 0: there is none yet. Returns None if the document has another revision by now.
+        """
+        try:
+            buckets = await self._create(owner)
+            made = await buckets.keys.update(name, _INLINE + data, last=revision)
+        except nats.js.errors.KeyWrongLastSequenceError:
+            return None
+        except ERRORS as error:
+            self._buckets.pop(owner, None)
+            raise unavailable("it cannot be stored", error) from None
+        buckets.bytes += len(data)
+        return made
+
     async def names(self, owner: str, prefix: str) -> list[str]:
         before = f"$KV.{self._bucket(owner)}."
         try:

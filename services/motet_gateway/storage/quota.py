@@ -26,6 +26,7 @@ _REMEDIES = {
     "response_format": "wait until some of it has expired, or send b64_json",
     "audio_sample": "delete voices",
     "file": "delete files, or wait until some have expired",
+    "Idempotency-Key": "wait until some of it has expired, or leave the header out",
     "store": "delete responses, or send `store: false`",
 }
 

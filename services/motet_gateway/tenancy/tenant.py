@@ -13,6 +13,7 @@ from motet_gateway.http.problems import RateLimited
 from motet_shared.errors import BadRequest
 from motet_shared.tenants import DEFAULT, TenantLimits
 
+from . import deferral
 from .buckets import NANOSECONDS, Allowance, Bucket, Clock, Hold
 from .concurrency import ConcurrencyLimits, Slot
 from .counters import TenantCounters
@@ -52,7 +53,11 @@ class Ticket:
 
     def settle(self) -> None:
         """Give back unused amounts, as no more will be used; the slots stay reserved."""
-        for hold in (self.tokens, self.images, self.audio):
+        holds = (self.tokens, self.images, self.audio)
+        if (deferred := deferral.current()) is not None:
+            deferred.add(holds)
+            return
+        for hold in holds:
             hold.settle()
 
     def __enter__(self) -> Ticket:

@@ -53,6 +53,7 @@ from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
 from motet_models.graph_sizes import StepShape, graph_sizes
 from motet_shared.errors import ConfigError
+from motet_shared.process.exits import wait_for_exits
 from motet_shared.process.starts import START
 
 from .decode_graphs import DecodeGraphs, is_plain_decode
@@ -128,8 +129,14 @@ class ModelRunner:
         self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
         matrices: dict[str, Matrix] = {}
+        START.mark("config")
         self.packing = Packing(config, self._weights, loaded, self.device)
+        if not self.packing.is_reading:  # else that waits, and takes the memory
+            wait_for_exits(config.wait_for_exit)
         self.model = self._load_model(folder, model_config, loaded)
+        START.mark("model")
+        if not self.packing.settle():
+            self.model = self._load_model(folder, model_config, loaded)
         self.packing.note(self.model)
         self.rope = sequence_rope.install(self.model)
         START.mark("weights")
@@ -150,6 +157,7 @@ class ModelRunner:
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
         self._shapes = self._probe()
+        START.mark("probe")
         self._check_pictures(config)
         if config.heavy_hitters is not None:
             config.heavy_hitters.check(self._shapes.layers, self._shapes.states)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import InternalError, MotetError, Overloaded
@@ -25,9 +26,6 @@ from .model_thread import ModelThread
 from .request import Request
 
 FRUITLESS_STEPS = 3  # failed steps in a row without a computed part, after which the engine ends
-
-# How torch reports a failed allocation of a CPU; it has no type of its own.
-_NO_MEMORY = ("DefaultCPUAllocator", "Cannot allocate memory")
 
 
 class StepIsolation:
@@ -81,7 +79,7 @@ class StepIsolation:
         """Return the halves of a step; a single work goes to `failed` instead."""
         if not self._is_repeatable(batch, error):
             raise error
-        if _is_memory(error) and self._runner.on_gpu:
+        if is_out_of_memory(error) and self._runner.on_gpu:
             torch.cuda.empty_cache()
         works, half = batch.works, len(batch.works) // 2
         if half:
@@ -99,22 +97,16 @@ class StepIsolation:
         """
         if self._runner.states is not None or batch.watched or isinstance(error, InternalError):
             return False
-        return _is_memory(error) or not self._runner.on_gpu
+        return is_out_of_memory(error) or not self._runner.on_gpu
 
     def stats(self) -> dict[str, float]:
         """Return the steps that failed, and the requests that failed them."""
         return {"failed_steps": self._steps, "isolated_requests": self._requests}
 
 
-def _is_memory(error: Exception) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-
-
 def _failure(work: Work, error: Exception) -> MotetError:
     """Return the error of a request whose step fails although it is computed alone."""
-    if _is_memory(error):
+    if is_out_of_memory(error):
         return Overloaded(
             f"memory: a step of {work.num_tokens} tokens does not fit beside what is in use; try"
             " again later, or with a shorter prompt"

@@ -88,9 +88,11 @@ def optimize(
         matrices is not None
     ):  # before layers are replaced: modules still have the checkpoint's names
         matrices |= find_matrices(model)
-    return counts | (
-        fused_layers.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {}
-    )
+    if dtype != torch.float32 and not gpu.is_gpu(device):
+        return counts
+    stored = packer.stored
+    packer.fused = fused_layers.install(model, device, None if stored is None else stored.fused)
+    return counts | packer.fused.counts()
 
 
 def _packs_experts(weights: str, device: torch.device) -> bool:

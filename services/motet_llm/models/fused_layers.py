@@ -13,7 +13,6 @@ Shapes: N packed tokens, H heads, K key/value heads, D head dimension, R rotary 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,11 +26,12 @@ from motet_kernels.attention.rotary import PackedHeads
 from motet_kernels.gates import gated
 from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import add_rms_norm, rms_norm
-from motet_llm.attention.options import AttentionOptions
+from motet_llm.attention.options import AttentionOptions, Reach, Temperature
 from motet_llm.attention.paged import Layout, RotatesHeads
 from motet_llm.engine.step_memory import StepMemory
 from motet_shared.errors import ConfigError
 
+from .fused_modules import FusedModules
 from .joined_linear import JoinedLinear, JoinedPart
 
 POSITIONS = (
@@ -49,37 +49,48 @@ ROUNDED_TOLERANCE = 1e-3
 ATTEMPTS = 8
 
 
-def install(model: PreTrainedModel, device: torch.device) -> dict[str, int]:
-    """Replace modules that have a fused version, inner ones first.
+def install(
+    model: PreTrainedModel, device: torch.device, known: FusedModules | None = None
+) -> FusedModules:
+    """Replace modules that have a fused version, inner ones first; return which.
 
-    Returns how many norms, MLPs and layers were replaced. device: where the model is.
+    device: where the model is. known: what was found before for the same weights and code, so that
+    nothing is compared.
     """
-    counts = {"norms": 0, "mlps": 0, "layers": 0}
+    found = FusedModules()
     with torch.inference_mode(), device:
-        for parent, name, child in _children(model):
-            if (norm := _norm_like(child)) is not None:
+        for parent, name, path, child in _children(model):
+            norm = _norm_like(child) if known is None else _known_norm(child, known.norms.get(path))
+            if norm is not None:
                 setattr(parent, name, norm)
-                counts["norms"] += 1
-        for parent, name, child in _children(model):
-            if (mlp := _mlp_like(child)) is not None:
+                found.norms[path] = norm.offset
+        for parent, name, path, child in _children(model):
+            mlp = _mlp_like(child) if known is None else _known_mlp(child, known.mlps.get(path))
+            if mlp is not None:
                 setattr(parent, name, mlp)
-                counts["mlps"] += 1
+                found.mlps[path] = mlp.activation
         rotary: nn.Module | None = getattr(model.base_model, "rotary_emb", None)
-        for parent, name, child in _children(model):
-            if rotary is not None and (layer := _layer_like(child, rotary)) is not None:
+        for parent, name, path, child in _children(model):
+            if rotary is None or not _has_the_parts(child):
+                continue
+            layer = (
+                _layer_like(child, rotary)
+                if known is None
+                else _known_layer(child, known.layers.get(path))
+            )
+            if layer is not None:
                 setattr(parent, name, layer)
-                counts["layers"] += 1
-    return counts
+                found.layers[path] = layer.describe()
+    return found
 
 
-def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    return iter(
-        [
-            (parent, name, child)
-            for parent in model.modules()
-            for name, child in parent.named_children()
-        ]
-    )
+def _children(model: nn.Module) -> list[tuple[nn.Module, str, str, nn.Module]]:
+    """Return all modules with their parents, their names there and in the model."""
+    return [
+        (parent, name, f"{path}.{name}" if path else name, child)
+        for path, parent in model.named_modules()
+        for name, child in parent.named_children()
+    ]
 
 
 def _random(width: int, seed: int = 0) -> Tensor:
@@ -150,6 +161,13 @@ def _norm_like(module: nn.Module) -> Norm | None:
     )
 
 
+def _known_norm(module: Any, offset: float | None) -> Norm | None:
+    if offset is None:
+        return None
+    eps: float = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+    return Norm(module.weight.detach().float(), eps, offset)
+
+
 # ----------------------------------------------------------------------------------------------------------------- MLPs
 class Mlp(nn.Module):
     """Compute `down(activation(gate(x)) · up(x))`, with gate and up as one product."""
@@ -182,6 +200,12 @@ def _mlp_like(module: nn.Module) -> Mlp | None:
     original = module(x)
     kinds = (Mlp(gate.joined, down, activation) for activation in ("silu", "gelu_tanh"))
     return next((mlp for mlp in kinds if _same(mlp(x), original)), None)
+
+
+def _known_mlp(module: Any, activation: str | None) -> Mlp | None:
+    return (
+        None if activation is None else Mlp(module.gate_proj.joined, module.down_proj, activation)
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- layers
@@ -226,6 +250,11 @@ class FusedLayer(nn.Module):
         return memory.run(
             self.layer_idx, partial(self._read, layout=layout), hidden_states, position_embeddings
         )
+
+    def describe(self) -> list[Any]:
+        """Return how it attends, as `_known_layer` takes it."""
+        options = self.options
+        return [self.scale, options.reach, options.softcap, options.temperature]
 
     def _read(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], layout: Layout
@@ -272,8 +301,6 @@ class _Recorder(RotatesHeads):
 
 def _layer_like(module: Any, rotary: nn.Module) -> FusedLayer | None:
     """Return a fused layer if the module has the same structure and result; else None."""
-    if not _has_the_parts(module):
-        return None
     rounded = module.self_attn.o_proj.format != "float32"
     try:
         tried = (_try_layer(module, rotary, seed) for seed in range(ATTEMPTS if rounded else 1))
@@ -299,6 +326,18 @@ def _try_layer(module: Any, rotary: nn.Module, seed: int) -> FusedLayer | None:
     layer = FusedLayer(module, *recorder.calls[0])
     tolerance = TOLERANCE if layer.o_proj.format == "float32" else ROUNDED_TOLERANCE
     return layer if _same(layer(x, **options, layout=recorder), original, tolerance) else None
+
+
+def _known_layer(module: Any, how: list[Any] | None) -> FusedLayer | None:
+    if how is None:
+        return None
+    scale, reach, softcap, temperature = how
+    options = AttentionOptions(
+        reach=Reach(*reach),
+        softcap=softcap,
+        temperature=None if temperature is None else Temperature(*temperature),
+    )
+    return FusedLayer(module, scale, options)
 
 
 def _has_the_parts(module: Any) -> bool:

@@ -61,6 +61,9 @@ class EngineActor(Actor):
         self._watch: AdapterFolderWatch | None = None
         self._residents: AdapterCache | None = None
 
+    async def wait_for_memory(self) -> None:
+        """Do not wait: the engine does, once it has prepared all that takes little memory."""
+
     async def warm(self) -> None:
         engine = await asyncio.to_thread(self._make_engine)
         self._card = engine.card()

@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 
-import motet_kernels.linear
+import motet_kernels
 import motet_llm
 from motet_kernels.runtime.errors import KernelError
 from motet_models.checkpoints.derived import cache_root
 
-from .packed_file import SCHEMA, PackedFileError, PackedModel, read_packed, write_packed
+from .packed_file import SCHEMA, PackedFileError, PackedModel, PackedReading, write_packed
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +43,9 @@ SMALLEST = 16 << 20
 _FREE_SHARE = 0.05
 _ABANDONED = 3600.0  # seconds after which an unfinished file is that of a dead process
 _BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_END = ".safetensors"
-_FAILURES = (OSError, SafetensorError, KernelError)
+_END = ".packed"
+_CODE = (".py", ".cpp", ".h")
+_FAILURES = (OSError, KernelError)
 
 
 class PackedCache:
@@ -54,22 +54,29 @@ class PackedCache:
     def __init__(self, limit: int):
         self.folder, self.limit = cache_root() / "packed", limit
 
-    def find(self, key: str) -> PackedModel | None:
-        """Return the model that is kept under a key of `key_of`; None if there is none."""
+    def begin(self, key: str, exits: Sequence[str] = ()) -> PackedReading | None:
+        """Begin to read the model that is kept under a key of `key_of`; None if there is none.
+
+        exits: processes that must end before memory is taken, see `wait_for_exits`.
+        """
         path = self._path(key)
         try:
             if not path.exists():
                 return None
             self._check_folder()
-            found = read_packed(path, key)
+            found = PackedReading(path, key, exits)
         except (OSError, PackedFileError) as error:
-            log.warning("packed weights are not used", extra={"reason": str(error)})
-            with suppress(OSError):
-                path.unlink()
+            self.discard(key, error)
             return None
         with suppress(OSError):
             os.utime(path)  # the most recently used
         return found
+
+    def discard(self, key: str, reason: Exception) -> None:
+        """Delete what is kept under a key, with a log line that gives the reason."""
+        log.warning("packed weights are not used", extra={"reason": str(reason)})
+        with suppress(OSError):
+            self._path(key).unlink()
 
     def keep(self, key: str, model: PackedModel) -> bool:
         """Write a model's matrices to the folder; return False, with a log line, if that fails."""
@@ -139,7 +146,7 @@ class PackedCache:
             if now - part.stat().st_mtime > _ABANDONED:
                 part.unlink(missing_ok=True)
         kept = sorted(
-            ((path.stat(), path) for path in self.folder.glob(f"*{_END}")),
+            ((path.stat(), path) for path in self.folder.glob("[!.]*")),
             key=lambda both: both[0].st_mtime_ns,
         )
         total = sum(state.st_size for state, _ in kept)
@@ -162,7 +169,7 @@ def key_of(folder: Path, **settings: Any) -> str:
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".gguf"))
     about = {
         "schema": SCHEMA,
-        "code": _code_digest(),
+        "code": code_digest(),
         "machine": platform.machine(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -186,14 +193,14 @@ def _state_of(path: Path) -> list[str | int]:
 
 
 @cache
-def _code_digest() -> str:
-    """Return a hash of the code that reads, packs and stores weights."""
+def code_digest() -> str:
+    """Return a hash of the code that reads, packs and stores weights, and that replaces modules."""
     roots = [
-        Path(motet_kernels.linear.__file__).parent,
-        *(Path(motet_llm.__file__).parent / part for part in ("models", "weights")),
+        Path(motet_kernels.__file__).parent,
+        *(Path(motet_llm.__file__).parent / part for part in ("attention", "models", "weights")),
     ]
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted(path for path in root.rglob("*") if path.suffix in _CODE):
             digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.pack import pack_linear
+from motet_llm.models.fused_modules import FusedModules
 
 from .packed_file import PackedModel
 
@@ -17,7 +18,8 @@ class Packer:
     """Return packed matrices by the names of their modules.
 
     form: a format of `pack_linear`. device: where they compute. precise: codes of 4 bits take in 16
-    bits. stored: what was packed before. `made` collects what is returned.
+    bits. stored: what was packed before, if anything was. `made` collects what is returned. fused:
+    which modules were replaced afterwards, if any were compared.
 
     Shapes: N output features, K input features, E experts.
     """
@@ -28,15 +30,15 @@ class Packer:
         device: torch.device,
         *,
         precise: bool = False,
-        stored: PackedModel | None = None,
     ):
         self.form, self.device, self.precise = form, device, precise
-        self._stored = stored
+        self.stored: PackedModel | None = None
         self.made: dict[str, Linear] = {}
+        self.fused: FusedModules | None = None
 
     def take(self, name: str, shape: tuple[int, int], pack: Callable[[], Linear]) -> Linear:
         """Return the stored matrix `name` if it has this shape `[N, K]`, else what `pack` returns."""
-        found = None if self._stored is None else self._stored.matrices.get(name)
+        found = None if self.stored is None else self.stored.matrices.get(name)
         if found is None or (found.out_features, found.in_features) != shape:
             found = pack()
         self.made[name] = found

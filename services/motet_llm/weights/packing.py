@@ -15,7 +15,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.models import support
 
 from .packed_cache import PackedCache, key_of
-from .packed_file import PackedModel
+from .packed_file import PackedFileError, PackedModel, PackedReading
 from .packer import Packer
 
 log = logging.getLogger(__name__)
@@ -25,30 +25,58 @@ class Packing:
     """Provide the packer of one model on its way from the checkpoint to the engine.
 
     weights: format of matrices. loaded: dtype in which the checkpoint is read. On a GPU, which
-    packs by itself and fast, the cache is not used.
+    packs by itself and fast, the cache is not used. Matrices that were packed before are read from
+    the constructor on, in the background, until `settle`.
 
     source: for people, where the packed matrices come from.
     """
 
     def __init__(
-        self, config: EngineConfig, weights: str, loaded: torch.dtype, device: torch.device
+        self,
+        config: EngineConfig,
+        weights: str,
+        loaded: torch.dtype,
+        device: torch.device,
     ):
         precise = config.code_inputs == "int16"
-        self._cache = self._key = self._stored = None
+        self.packer = Packer(weights, device, precise=precise)
+        self._cache: PackedCache | None = None
+        self._key: str | None = None
+        self._reading: PackedReading | None = None
         self.source = "at each start"
         if config.packed_cache and not gpu.is_gpu(device):
             self._cache = PackedCache(config.packed_cache)
             self._key = _key(config, weights, loaded)
-            self._stored = None if self._key is None else self._cache.find(self._key)
-            self.source = "at this start" if self._stored is None else f"in {self._cache.folder}"
-        self.packer = Packer(weights, device, precise=precise, stored=self._stored)
+            if self._key is not None:
+                self._reading = self._cache.begin(self._key, config.wait_for_exit)
+            self.source = "at this start" if self._reading is None else f"in {self._cache.folder}"
         self._examined = False
         self.writing: Thread | None = None
 
     @property
+    def is_reading(self) -> bool:
+        """Return True if matrices that were packed before are read."""
+        return self._reading is not None
+
+    @property
     def verified(self) -> bool:
         """Return True if the checkpoint passed all checks before, in its present state."""
-        return self._stored is not None and self._stored.examined
+        return self._reading is not None and self._reading.examined
+
+    def settle(self) -> bool:
+        """Wait for the matrices that were packed before; return False if they are damaged.
+
+        The model must then be loaded again, as it was not checked.
+        """
+        if self._reading is None or self._cache is None or self._key is None:
+            return True
+        try:
+            self.packer.stored = self._reading.result()
+        except (OSError, PackedFileError) as error:
+            self._cache.discard(self._key, error)
+            self._reading, self.source = None, "at this start"
+            return False
+        return True
 
     def note(self, model: PreTrainedModel) -> None:
         """Record whether the loaded model needed no changes when it was examined."""
@@ -56,11 +84,11 @@ class Packing:
 
     def finish(self) -> None:
         """Begin to write what was packed to the cache; the matrices change no more."""
-        if self._cache is not None and self._key is not None and self._stored is None:
-            packed = PackedModel(dict(self.packer.made), self._examined)
+        if self._cache is not None and self._key is not None and self._reading is None:
+            packed = PackedModel(dict(self.packer.made), self._examined, self.packer.fused)
             self.writing = self._cache.keep_later(self._key, packed)
         self.packer.made.clear()
-        self._stored = None
+        self.packer.stored = self._reading = None
 
 
 def _key(config: EngineConfig, weights: str, loaded: torch.dtype) -> str | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from motet_kernels.runtime.device import Download
+from motet_shared.process.batch_isolation import computed
 
 from .codec import Codec, State, on_host
 
@@ -49,24 +53,22 @@ class ChunkDecoder:
         chunk_frames = min(self._chunk, max(self._first, sentence.decoded))
         return sentence.done or len(sentence.waiting) >= chunk_frames
 
-    def decode(self, sentences: Iterable[Sentence]) -> list[tuple[Sentence, Tensor]]:
-        """Return the samples of each sentence whose chunk is due, on the CPU.
+    def decode(self, sentences: Iterable[Sentence]) -> list[tuple[Sentence, Tensor | Exception]]:
+        """Return the samples of each sentence whose chunk is due, on the CPU, or why it failed.
 
-        The caller passes each to `finish`.
+        The caller passes samples to `finish`.
         """
         due_by_length: dict[int, list[Sentence]] = {}
         for sentence in sentences:
             if self.is_due(sentence):
                 due_by_length.setdefault(len(sentence.waiting), []).append(sentence)
         rows = [sentence for group in due_by_length.values() for sentence in group]
-        chunks = on_host(
-            [
-                chunk
-                for count, group in due_by_length.items()
-                for chunk in self._chunks(count, group)
-            ]
-        )
-        return list(zip(rows, chunks, strict=True))
+        chunks = [
+            chunk
+            for count, group in due_by_length.items()
+            for chunk in computed(partial(self._chunks, count), group)
+        ]
+        return list(zip(rows, on_host(chunks), strict=True))
 
     def _chunks(self, count: int, sentences: Sequence[Framed]) -> list[Tensor]:
         if not count:
@@ -79,5 +81,5 @@ class ChunkDecoder:
         sentence.decoded += len(sentence.waiting)
         sentence.waiting = []
         if sentence.done and (tail := self._codec.finish(sentence.codec)) is not None:
-            return torch.cat([samples, *on_host([tail])])
+            return torch.cat([samples, Download(tail).wait()])
         return samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Codec(ABC):
         """Return the samples of the next N frames of each sequence, N ≥ 1.
 
         One float32 tensor `[N * frame_samples]` per sequence, on the codec's device. A decoder that
-        must look ahead returns fewer samples here and the others in `finish`.
+        must look ahead returns fewer samples here and the others in `finish`. If it raises, the
+        states are as before: the same frames can be decoded again, in parts.
         """
 
     def finish(self, state: State) -> Tensor | None:
@@ -47,11 +49,13 @@ class Codec(ABC):
         return None
 
 
-def on_host(chunks: list[Tensor]) -> list[Tensor]:
-    """Copy samples to the CPU, all of them in one download."""
-    if not any(chunk.is_cuda for chunk in chunks):
-        return chunks
-    return list(Download(torch.cat(chunks)).wait().split([len(chunk) for chunk in chunks]))
+def on_host(chunks: Sequence[Tensor | Exception]) -> list[Tensor | Exception]:
+    """Copy samples to the CPU, all of them in one download; errors stay in their places."""
+    found = [chunk for chunk in chunks if isinstance(chunk, Tensor)]
+    if not any(chunk.is_cuda for chunk in found):
+        return [*chunks]
+    here = iter(Download(torch.cat(found)).wait().split([len(chunk) for chunk in found]))
+    return [next(here) if isinstance(chunk, Tensor) else chunk for chunk in chunks]
 
 
 def processor_settings(folder: Path) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class MimiDecoder(Codec):
         self.frame_samples = int(config.sampling_rate / config.frame_rate)
         self._decoder = decoder
         self._latents = latents
-        self._window = int(config.sliding_window)
+        self._window_steps = int(config.sliding_window)
         self.fused = fused_seanet(decoder)
 
     def begin(self) -> MimiState:
@@ -71,25 +71,32 @@ class MimiDecoder(Codec):
         hidden_BCN = self._latents(frames_BN)
         if self._decoder.upsample is not None:
             hidden_BCN = inputs.apply(self._decoder.upsample, hidden_BCN)
-        hidden_BNC = self._apply_transformer(states, hidden_BCN.transpose(1, 2))
+        hidden_BNC, window = self._apply_transformer(states, hidden_BCN.transpose(1, 2))
         audio_BCN = _apply_layers(
             self._decoder.decoder_seanet.layers, hidden_BNC.transpose(1, 2), inputs
         )
         inputs.store()
+        window.store()
         return list(audio_BCN[:, 0].float())
 
     def _decode_fused(
         self, fused: FusedSeanet, states: list[MimiState], frames_BN: Tensor
     ) -> list[Tensor]:
-        contexts = fused.next_contexts(
-            [state.stream for state in states if state.stream is not None]
-        )
+        streams = [state.stream for state in states if state.stream is not None]
+        contexts = fused.contexts.next_contexts(streams)
         hidden_BNC = fused.upsample(self._latents(frames_BN).transpose(1, 2), contexts)
-        return list(fused.decode(self._apply_transformer(states, hidden_BNC), contexts).float())
+        hidden_BNC, window = self._apply_transformer(states, hidden_BNC)
+        audio_BN = fused.decode(hidden_BNC, contexts).float()
+        fused.contexts.commit(streams)
+        window.store()
+        return list(audio_BN)
 
-    def _apply_transformer(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
-        """Apply the transformer, which attends to `window` steps back."""
-        window = _AttentionWindow(states, hidden_BNC.shape[1], self._window, hidden_BNC.device)
+    def _apply_transformer(
+        self, states: list[MimiState], hidden_BNC: Tensor
+    ) -> tuple[Tensor, _AttentionWindow]:
+        """Apply the transformer; return its output, and the window of keys and values to store."""
+        steps, device = hidden_BNC.shape[1], hidden_BNC.device
+        window = _AttentionWindow(states, steps, self._window_steps, device)
         output: Tensor = self._decoder.decoder_transformer(
             hidden_BNC,
             attention_mask=window.mask,
@@ -97,8 +104,7 @@ class MimiDecoder(Codec):
             past_key_values=window,
             use_cache=True,
         ).last_hidden_state
-        window.store()
-        return output
+        return output, window
 
 
 class _ConvContext:

@@ -20,7 +20,7 @@ from motet_kernels.audio.codec_conv import convolve
 from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
 from motet_kernels.runtime.errors import KernelError
 
-from .stream_context import ContextBuffers, StreamContext
+from .stream_context import ContextBuffers
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +69,6 @@ class FusedSeanet:
         self._up = None if decoder.upsample is None else self._layer(decoder.upsample, Activation())
         self._chain = self._fuse_activations(decoder.decoder_seanet.layers)
         self.contexts = ContextBuffers(self._convs)
-
-    def next_contexts(self, streams: Sequence[StreamContext]) -> Contexts:
-        """Return the contexts of `upsample` and `decode` for the next chunk of these streams."""
-        return self.contexts.next_contexts(streams)
 
     def upsample(self, latents_BNC: Tensor, contexts: Contexts) -> Tensor:
         """Upsample latents to the steps of the transformer."""

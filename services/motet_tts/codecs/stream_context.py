@@ -72,14 +72,18 @@ class ContextBuffers:
     def next_contexts(self, streams: Sequence[StreamContext]) -> list[Context | None]:
         """Return each convolution's context for the next chunk of `streams`.
 
-        The chunk must then be decoded, since the streams' rows are switched here.
+        The streams are as before until `commit`, so a chunk that fails can be decoded again.
         """
         before = [2 * stream.pair + stream.turn if stream.has_context else -1 for stream in streams]
-        for stream in streams:
-            stream.turn, stream.has_context = 1 - stream.turn, True
-        after = [2 * stream.pair + stream.turn for stream in streams]
+        after = [2 * stream.pair + 1 - stream.turn for stream in streams]
         rows_2B = upload(torch.tensor([before, after], dtype=torch.int32), self._kept_SX.device)
         return [self._context(index, rows_2B) for index in range(len(self._shapes))]
+
+    @staticmethod
+    def commit(streams: Sequence[StreamContext]) -> None:
+        """Have the streams continue after the chunk that was decoded with `next_contexts`."""
+        for stream in streams:
+            stream.turn, stream.has_context = 1 - stream.turn, True
 
     def _context(self, index: int, rows_2B: Tensor) -> Context | None:
         (reach, channels), begin = self._shapes[index], self._begins[index]

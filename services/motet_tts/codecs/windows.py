@@ -25,6 +25,11 @@ class Window:
     frames: Tensor | None = None
     due: int = 0
 
+    @property
+    def count(self) -> int:
+        """Return the number of frames."""
+        return 0 if self.frames is None else len(self.frames)
+
 
 class WindowCodec(Codec):
     """Decode with `network`, which maps frames `[B, N, …]` to samples `[B, N * frame_samples]`.
@@ -48,26 +53,29 @@ class WindowCodec(Codec):
         return Window()
 
     def decode(self, states: list[Window], frames_BN: Tensor) -> list[Tensor]:
+        windows = [
+            Window(new if old.frames is None else torch.cat([old.frames, new]), old.due)
+            for old, new in zip(states, frames_BN, strict=True)
+        ]
         groups: dict[tuple[int, int], list[int]] = {}
-        for row, (window, frames) in enumerate(zip(states, frames_BN, strict=True)):
-            known = window.frames
-            window.frames = frames if known is None else torch.cat([known, frames])
-            groups.setdefault((window.due, len(window.frames)), []).append(row)
+        for row, window in enumerate(windows):
+            groups.setdefault((window.due, window.count), []).append(row)
         samples = [torch.zeros(0, device=frames_BN.device)] * len(states)
         for (due, count), rows in groups.items():
             if count - self._reach <= due:
                 continue
-            windows = [states[row] for row in rows]
-            decoded = self._decode(windows, due, count - self._reach)
-            for row, window, part in zip(rows, windows, decoded, strict=True):
+            decoded = self._decode([windows[row] for row in rows], due, count - self._reach)
+            for row, part in zip(rows, decoded, strict=True):
                 samples[row] = part
-                self._advance(window, count - self._reach)
+                self._advance(windows[row], count - self._reach)
+        for state, window in zip(states, windows, strict=True):
+            state.frames, state.due = window.frames, window.due
         return samples
 
     def finish(self, state: Window) -> Tensor | None:
-        if state.frames is None or state.due == len(state.frames):
+        if state.due == state.count:
             return None
-        return self._decode([state], state.due, len(state.frames))[0]
+        return self._decode([state], state.due, state.count)[0]
 
     def _decode(self, windows: list[Window], begin: int, end: int) -> list[Tensor]:
         frames_BN = torch.stack([window.frames for window in windows if window.frames is not None])

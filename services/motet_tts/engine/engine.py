@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from motet_kernels.runtime.device import describe, dtype_name
-from motet_shared.errors import BadRequest, MotetError, Overloaded
+from motet_shared.errors import BadRequest, Overloaded
 from motet_tts.checkpoint import SpeechModel, TokenFed, load
 from motet_tts.config import EngineConfig
 
+from .failures import failure, not_finite
 from .utterance import Key, StepOutput, Utterance
 
 log = logging.getLogger(__name__)
@@ -103,11 +104,14 @@ class Engine:
             self.model.feed(key, ids, last)
 
     def step(self) -> list[StepOutput]:
-        """Advance all running sentences by one step; return at most one output per sentence."""
+        """Advance all running sentences by one step; return at most one output per sentence.
+
+        A sentence that cannot be computed ends with an error; the others go on.
+        """
         began = time.perf_counter()
         outputs = self._admit()
         if self._running:
-            outputs += self.model.step()
+            outputs += map(self._checked, self.model.step())
             self.steps += 1
         for output in outputs:
             if output.done or output.error is not None:
@@ -117,10 +121,17 @@ class Engine:
         self.seconds += time.perf_counter() - began
         return outputs
 
+    def _checked(self, output: StepOutput) -> StepOutput:
+        """Return the output; in place of samples that are not finite, the end of the sentence."""
+        if output.samples is None or output.samples.isfinite().all():
+            return output
+        self.model.remove(output.key)
+        return StepOutput(output.key, error=not_finite())
+
     def _admit(self) -> list[StepOutput]:
         """Admit waiting sentences, those of the highest priority first, in order.
 
-        Returns the model's refusals as outputs with an error.
+        Returns what the model refuses, or fails to begin, as outputs with an error.
         """
         outputs = []
         while self._waiting and self._has_room:
@@ -128,8 +139,8 @@ class Engine:
             utterance = self._waiting.pop(key)
             try:
                 self.model.add(key, utterance)
-            except MotetError as error:
-                outputs.append(StepOutput(key, error=error))
+            except Exception as error:
+                outputs.append(StepOutput(key, error=failure(error, self.model.device)))
             else:
                 self._running.add(key)
         return outputs

@@ -27,6 +27,7 @@ from transformers.models.bark.generation_configuration_bark import (
 )
 
 from motet_kernels.spans import upload
+from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec_lm import room_for
@@ -133,13 +134,15 @@ class Bark:
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Advance each sentence; return the samples of those that are complete."""
-        outputs = [
-            output
-            for sentence in list(self._sentences.values())
-            if (output := self._advance(sentence)) is not None
-        ]
-        for output in outputs:
-            self.remove(output.key)
+        outputs = []
+        for sentence in list(self._sentences.values()):
+            try:
+                output = self._advance(sentence)
+            except Exception as error:
+                output = StepOutput(sentence.key, error=failure(error, self.device))
+            if output is not None:
+                outputs.append(output)
+                self.remove(sentence.key)
         return outputs
 
     def check_integrity(self) -> None:

@@ -12,16 +12,19 @@ for a sentence, E hidden size, N frames, … a frame's own (codebooks, a latent,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from motet_shared.errors import BadRequest
+from motet_kernels.runtime.device import Download
+from motet_shared.errors import BadRequest, MotetError
+from motet_shared.process.batch_isolation import computed
 from motet_tts.codecs.chunks import ChunkDecoder
 from motet_tts.codecs.codec import Codec, State
+from motet_tts.engine.failures import failure, finite_rows, not_finite
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .kv_slots import KvSlots, SlotBatch
@@ -29,7 +32,7 @@ from .noise import Noise
 from .text_slots import DecoderCache
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CodecSentence:
     """Hold the state of one running utterance.
 
@@ -42,6 +45,7 @@ class CodecSentence:
     frame: `[…]`, the last one.
     waiting: frames that are not decoded yet.
     frames, decoded: numbers of frames generated and decoded.
+    error: why the sentence ends before it is complete.
     """
 
     key: Key
@@ -58,6 +62,7 @@ class CodecSentence:
     frames: int = 0
     decoded: int = 0
     done: bool = False
+    error: MotetError | None = None
 
     @property
     def noise(self) -> Noise:
@@ -149,7 +154,10 @@ class CodecLm(ABC):
 
     @abstractmethod
     def draw(self, hidden_BE: Tensor, sentences: list[CodecSentence]) -> Drawn:
-        """Choose each sentence's next frame."""
+        """Choose each sentence's next frame.
+
+        If it raises, no sentence has changed: it is called again for parts of them.
+        """
 
     @abstractmethod
     def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
@@ -200,7 +208,7 @@ class CodecBatch:
         self._slots, self._texts = KvSlots(family.device), KvSlots(family.device)
         self._rows: list[CodecSentence] = []  # indexed by slot
         self._new: list[CodecSentence] = []
-        self._silent: list[CodecSentence] = []  # sentences that turned out to have no frames
+        self._ended: list[CodecSentence] = []  # without a slot: silent ones, and those that failed
         self._chunks = ChunkDecoder(
             family.codec, family.device, first_chunk=first_chunk, chunk=chunk
         )
@@ -222,20 +230,21 @@ class CodecBatch:
         self._new = [sentence for sentence in self._new if sentence.key != key]
         for slot, sentence in enumerate(self._rows):
             if sentence.key == key:
-                self._free_slot(slot)
+                self._drop_slot(slot)
                 return
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Generate one frame for each sentence; return samples of those whose chunk is full."""
+        """Generate one frame for each sentence; return samples of those whose chunk is full.
+
+        A sentence that fails a batch ends with an error; the others are computed again in parts.
+        """
         self._advance()
         self._admit()
         self._draw()
-        outputs = [
-            *self._decode(),
-            *(StepOutput(sentence.key, done=True) for sentence in self._silent),
-        ]
-        self._silent = []
+        outputs = self._decode()
+        ended, self._ended = self._ended, []
+        outputs += [StepOutput(one.key, done=one.error is None, error=one.error) for one in ended]
         for slot in reversed(range(len(self._rows))):
             if self._rows[slot].done:
                 self._free_slot(slot)
@@ -243,61 +252,110 @@ class CodecBatch:
 
     def _advance(self) -> None:
         """Compute the hidden states of sentences that have a frame already, in one pass."""
-        if not self._rows:
-            return
-        frames_B = torch.stack(
-            [sentence.frame for sentence in self._rows if sentence.frame is not None]
-        )
-        count = len(self._rows)
-        texts = self._texts.first(count, 0) if self._texts.lengths else None
-        batch = DecoderBatch(self._slots.first(count), self._rows, texts)
-        hidden_BE = self.family.forward(self.family.embed(frames_B, self._rows), batch)
+        if self._rows:
+            self._compute(self._forward, self._rows)
+
+    def _compute(
+        self,
+        compute: Callable[[Sequence[CodecSentence]], Sequence[None]],
+        sentences: Sequence[CodecSentence],
+    ) -> None:
+        """Compute for sentences in slots; those that fail alone end."""
+        sentences = [*sentences]
+        results = computed(compute, sentences)
+        for sentence, result in zip(sentences, results, strict=True):
+            if isinstance(result, Exception):
+                self._fail(sentence, failure(result, self.device))
+
+    def _forward(self, sentences: Sequence[CodecSentence]) -> list[None]:
+        """Set the hidden states of sentences in adjacent slots."""
+        begin, count = self._rows.index(sentences[0]), len(sentences)
+        frames_B = torch.stack([one.frame for one in sentences if one.frame is not None])
+        texts = self._texts.many(begin, count, 0) if self._texts.lengths else None
+        batch = DecoderBatch(self._slots.many(begin, count), [*sentences], texts)
+        hidden_BE = self.family.forward(self.family.embed(frames_B, [*sentences]), batch)
         batch.close()
-        for sentence, hidden in zip(self._rows, hidden_BE, strict=True):
+        for sentence, hidden in zip(sentences, hidden_BE, strict=True):
             sentence.hidden = hidden
+        return [None] * count
 
     def _admit(self) -> None:
         """Prefill new sentences one by one: prompts are short and of different lengths."""
         new, self._new = self._new, []
         for sentence in new:
             if sentence.done:
-                self._silent.append(sentence)
+                self._ended.append(sentence)
                 continue
-            own = self._slots.one(self._slots.add(), len(sentence.prompt))
-            text = sentence.text
-            texts = None if text is None else self._texts.one(self._texts.add(), text.shape[1])
-            batch = DecoderBatch(own, [sentence], texts, sentence)
-            sentence.hidden = self.family.forward(sentence.prompt[None], batch)[0]
-            batch.close()
-            sentence.text = None
+            self._slots.add()
+            if sentence.text is not None:
+                self._texts.add()
             self._rows.append(sentence)
+            self._compute(self._prefill, [sentence])
+
+    def _prefill(self, sentences: Sequence[CodecSentence]) -> list[None]:
+        """Set the hidden state of the one sentence, after its prompt."""
+        (sentence,), slot = sentences, len(self._rows) - 1
+        own, text = self._slots.one(slot, len(sentence.prompt)), sentence.text
+        texts = None if text is None else self._texts.one(slot, text.shape[1])
+        batch = DecoderBatch(own, [sentence], texts, sentence)
+        sentence.hidden = self.family.forward(sentence.prompt[None], batch)[0]
+        batch.close()
+        sentence.text = None
+        return [None]
 
     def _draw(self) -> None:
+        """Choose the next frames; sentences whose hidden state is not finite end."""
         if not self._rows:
             return
-        hidden_BE = torch.stack(
-            [sentence.hidden for sentence in self._rows if sentence.hidden is not None]
-        )
-        drawn = self.family.draw(hidden_BE, self._rows)
-        for row, sentence in enumerate(self._rows):
+        rows = [*self._rows]
+        hidden_BE = torch.stack([one.hidden for one in rows if one.hidden is not None])
+        finite = Download(finite_rows(hidden_BE))
+        self._compute(self._choose, rows)
+        for sentence, is_finite in zip(rows, finite.wait().tolist(), strict=True):
+            if not is_finite and sentence.error is None:
+                self._fail(sentence, not_finite())
+
+    def _choose(self, sentences: Sequence[CodecSentence]) -> list[None]:
+        hidden_BE = torch.stack([one.hidden for one in sentences if one.hidden is not None])
+        drawn = self.family.draw(hidden_BE, [*sentences])
+        for row, sentence in enumerate(sentences):
             sentence.frame = drawn.frames[row]
             sentence.frames += 1
             if (heard := drawn.heard[row]) is not None:
                 sentence.waiting.append(heard)
             sentence.done = drawn.last[row] or sentence.frames >= sentence.max_frames
+        return [None] * len(sentences)
 
     def _decode(self) -> list[StepOutput]:
         """Decode the chunks that are due."""
-        return [
-            self._output(sentence, chunk) for sentence, chunk in self._chunks.decode(self._rows)
-        ]
+        outputs = []
+        for sentence, chunk in self._chunks.decode(self._rows):
+            try:
+                outputs.append(self._output(sentence, chunk))
+            except Exception as error:
+                self._fail(sentence, failure(error, self.device))
+        return outputs
 
-    def _output(self, sentence: CodecSentence, chunk: Tensor) -> StepOutput:
+    def _output(self, sentence: CodecSentence, chunk: Tensor | Exception) -> StepOutput:
+        if isinstance(chunk, Exception):
+            raise chunk
         samples = self._chunks.finish(sentence, self.family.shape(sentence, chunk))
         starts = self.family.starts(sentence)
         return StepOutput(
             sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames
         )
+
+    def _fail(self, sentence: CodecSentence, error: MotetError) -> None:
+        """End a sentence that has a slot."""
+        self._drop_slot(self._rows.index(sentence))
+        sentence.error = error
+        self._ended.append(sentence)
+
+    def _drop_slot(self, slot: int) -> None:
+        """Free the slot of a sentence that is not complete: it may hold NaN or infinity."""
+        self._slots.scrub(slot)
+        self._texts.scrub(slot)
+        self._free_slot(slot)
 
     def _free_slot(self, slot: int) -> None:
         self._slots.remove(slot)

@@ -72,7 +72,8 @@ class HiggsAudio(CodecLm):
     ):
         if not is_torchaudio_available():
             raise ConfigError(
-                f"model={str(folder)!r}: its audio tokenizer needs the package torchaudio; install it"
+                f"model={str(folder)!r}: its audio tokenizer needs the package torchaudio;"
+                " pip install torchaudio"
             )
         self.device, self.dtype = device, dtype
         self._model: Any = (

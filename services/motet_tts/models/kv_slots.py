@@ -50,13 +50,20 @@ class KvSlots:
         if not self.lengths:
             self._layers.clear()
 
+    @torch.inference_mode()
+    def scrub(self, slot: int) -> None:
+        """Write zeros to a slot: NaN in masked positions of its next sequence would spread."""
+        for pair in self._layers.values():
+            for kept_SHTD in pair:
+                kept_SHTD[slot : slot + 1] = 0
+
     def one(self, slot: int, count: int) -> SlotBatch:
         """Return one slot as a batch of one row that gets `count` new positions."""
         return SlotBatch(self, slot, [self.lengths[slot]], count)
 
-    def first(self, rows: int, count: int = 1) -> SlotBatch:
-        """Return the first `rows` slots as a batch with `count` new positions each."""
-        return SlotBatch(self, 0, self.lengths[:rows], count)
+    def many(self, begin: int, rows: int, count: int = 1) -> SlotBatch:
+        """Return `rows` slots from `begin` on as a batch with `count` new positions each."""
+        return SlotBatch(self, begin, self.lengths[begin : begin + rows], count)
 
     def stored(self, index: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a layer that has been written."""

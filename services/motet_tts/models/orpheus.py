@@ -26,6 +26,7 @@ from motet_shared.messages import Generate, Sampling
 from motet_tts.codecs.chunks import ChunkDecoder
 from motet_tts.codecs.codec import State, codec_folder, processor_settings
 from motet_tts.codecs.snac import SnacDecoder, is_snac
+from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec_lm import room_for
@@ -164,20 +165,22 @@ class Orpheus:
         asked, self._unasked = self._unasked, []
         outputs = [StepOutput(sentence.key, generate=sentence.request) for sentence in asked]
         for sentence, chunk in self._chunks.decode(self._sentences.values()):
-            samples = self._chunks.finish(sentence, chunk)
-            tokens = len(sentence.request.prompt)
-            outputs.append(
-                StepOutput(
-                    sentence.key,
-                    samples,
-                    done=sentence.done,
-                    tokens=tokens,
-                    frames=sentence.decoded,
-                )
-            )
-            if sentence.done:
+            try:
+                output = self._output(sentence, chunk)
+            except Exception as error:
+                output = StepOutput(sentence.key, error=failure(error, self.device))
+            outputs.append(output)
+            if output.done or output.error is not None:
                 self.remove(sentence.key)
         return outputs
+
+    def _output(self, sentence: _Sentence, chunk: Tensor | Exception) -> StepOutput:
+        if isinstance(chunk, Exception):
+            raise chunk
+        samples, tokens = self._chunks.finish(sentence, chunk), len(sentence.request.prompt)
+        return StepOutput(
+            sentence.key, samples, done=sentence.done, tokens=tokens, frames=sentence.decoded
+        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a request is due for a sentence that is gone."""

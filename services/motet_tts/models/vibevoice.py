@@ -55,11 +55,13 @@ class _Progress:
     decoder, encoder: of the acoustic decoder and of the semantic encoder.
     guided: for each position, whether the branch without the text has it: where its audio begins,
         and the frames since.
+    seen: `[K]`, which of the tokens that may be next there have been, in the prompt or since.
     """
 
     decoder: _Contexts
     encoder: _Contexts
     guided: list[bool]
+    seen: Tensor
 
 
 class _Samples(Codec):
@@ -101,6 +103,7 @@ class VibeVoice(CodecLm):
         generation = self._model.generation_config
         self._scheduler, self._steps = _scheduler(folder, generation)
         self._guidance = float(getattr(generation, "guidance_scale", None) or 1.0)
+        self._penalty = float(getattr(generation, "repetition_penalty", None) or 1.0)
         self._context = int(config.text_config.max_position_embeddings)
         audio = config.audio_config
         given = processor_settings(folder).get("feature_extractor") or {}
@@ -141,6 +144,7 @@ class VibeVoice(CodecLm):
             self._empty(model.audio_tower.decoder),
             self._empty(model.semantic_tokenizer_encoder),
             guided,
+            torch.isin(self._kinds, ids_P),
         )
         return sentence
 
@@ -211,8 +215,7 @@ class VibeVoice(CodecLm):
 
     def draw(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Drawn:
         config = self._config
-        told_BK, _, untold_BK = F.linear(hidden_BWE, self._kinds_KE).float().unbind(1)
-        kinds_B = self._kinds[self._guided(told_BK, untold_BK).argmax(-1)]
+        kinds_B = self._kinds[self._scores(hidden_BWE, sentences).argmax(-1)]
         kinds = kinds_B.tolist()
         tokens_BE = heard_BE = self._model.get_input_embeddings()(kinds_B)
         audio = [row for row, kind in enumerate(kinds) if kind == config.audio_token_id]
@@ -220,15 +223,34 @@ class VibeVoice(CodecLm):
         if audio:
             speaking = [sentences[row] for row in audio]
             latents_MD = self._latent(hidden_BWE[audio], speaking)
-            samples_MN = self._decode(latents_MD, speaking)
+            samples_MN, decoders = self._decode(latents_MD, speaking)
             heard_BE = tokens_BE.clone()
-            heard_BE[audio] = self._feedback(latents_MD, samples_MN, speaking)
+            heard_BE[audio], encoders = self._feedback(latents_MD, samples_MN, speaking)
+            for one, decoder, encoder in zip(speaking, decoders, encoders, strict=True):
+                one.family_state.decoder, one.family_state.encoder = decoder, encoder
             for row, samples_N in zip(audio, samples_MN, strict=True):
                 heard[row] = samples_N.float()
         for kind, sentence in zip(kinds, sentences, strict=True):
             self._follow(kind, sentence.family_state)
         inputs_BIE = torch.stack([heard_BE, tokens_BE], 1)
         return Drawn(inputs_BIE, heard, [kind == config.eos_token_id for kind in kinds])
+
+    def _scores(self, hidden_BWE: Tensor, sentences: list[CodecSentence]) -> Tensor:
+        """Return scores `[B, K]` of the tokens that may be next, as transformers' processors have them.
+
+        What there has been is scored lower by a `repetition_penalty`, whose effect depends on the
+        sign: with guidance scores are logarithms of probabilities, of all tokens.
+        """
+        if self._penalty == 1:
+            told_BK, _, untold_BK = F.linear(hidden_BWE, self._kinds_KE).float().unbind(1)
+            return self._guided(told_BK, untold_BK)
+        told_BV, _, untold_BV = self._model.lm_head(hidden_BWE).float().unbind(1)
+        if self._guidance != 1:
+            told_BV, untold_BV = told_BV.log_softmax(-1), untold_BV.log_softmax(-1)
+        scores_BK = self._guided(told_BV[:, self._kinds], untold_BV[:, self._kinds])
+        seen_BK = torch.stack([sentence.family_state.seen for sentence in sentences])
+        penalty_BK = torch.where(scores_BK < 0, self._penalty, 1 / self._penalty)
+        return torch.where(seen_BK, scores_BK * penalty_BK, scores_BK)
 
     def _guided(self, told: Tensor, untold: Tensor) -> Tensor:
         """Return what a branch with the text says, strengthened against one without it."""
@@ -241,6 +263,7 @@ class VibeVoice(CodecLm):
         elif kind != self._config.audio_token_id:
             progress.guided[-1] = False
         progress.guided.append(True)
+        progress.seen = progress.seen | (self._kinds == kind)
 
     def _latent(self, hidden_MWE: Tensor, sentences: list[CodecSentence]) -> Tensor:
         """Return the latents `[M, D]` that the head draws, in as many steps as the checkpoint says."""
@@ -258,32 +281,33 @@ class VibeVoice(CodecLm):
             latents_MD = self._scheduler.step(guided_MD, step, latents_MD).prev_sample
         return latents_MD
 
-    def _decode(self, latents_MD: Tensor, sentences: list[CodecSentence]) -> Tensor:
-        """Return the samples `[M, N]` of the next frame."""
+    def _decode(
+        self, latents_MD: Tensor, sentences: list[CodecSentence]
+    ) -> tuple[Tensor, list[_Contexts]]:
+        """Return the samples `[M, N]` of the next frame, and the decoder's contexts after it."""
         model = self._model.model
         scaled_MD = latents_MD / model.latent_scaling_factor - model.latent_bias_factor
         cache = _joined([sentence.family_state.decoder for sentence in sentences])
         audio_M1N: Tensor = model.audio_tower.decode(
             scaled_MD[:, None], padding_cache=cache, use_cache=True
         ).audio
-        for sentence, contexts in zip(sentences, _split(cache, len(sentences)), strict=True):
-            sentence.family_state.decoder = contexts
-        return audio_M1N[:, 0]
+        return audio_M1N[:, 0], _split(cache, len(sentences))
 
     def _feedback(
         self, latents_MD: Tensor, samples_MN: Tensor, sentences: list[CodecSentence]
-    ) -> Tensor:
-        """Return the next inputs `[M, E]`: the latents, and what the semantic encoder hears."""
+    ) -> tuple[Tensor, list[_Contexts]]:
+        """Return the next inputs `[M, E]`, and the semantic encoder's contexts after the frame.
+
+        They are the latents, and what the encoder hears.
+        """
         model = self._model.model
         cache = _joined([sentence.family_state.encoder for sentence in sentences])
         heard_M1D = model.semantic_tokenizer_encoder(
             samples_MN[:, None], padding_cache=cache, use_cache=True
         ).latents
-        for sentence, contexts in zip(sentences, _split(cache, len(sentences)), strict=True):
-            sentence.family_state.encoder = contexts
         acoustic_M1E = model.multi_modal_projector(latents_MD[:, None])
         inputs_M1E: Tensor = acoustic_M1E + model.semantic_connector(heard_M1D)
-        return inputs_M1E[:, 0]
+        return inputs_M1E[:, 0], _split(cache, len(sentences))
 
     def embed(self, frames_B: Tensor, sentences: list[CodecSentence]) -> Tensor:
         return frames_B[:, None]

@@ -10,6 +10,7 @@ Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from transformers.utils import is_phonemizer_available, is_uroman_available
 from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
+from motet_shared.process.batch_isolation import computed
 from motet_tts.codecs.codec import on_host
 from motet_tts.codecs.hifigan import FusedVocoder
 from motet_tts.codecs.windows import hifigan_reach
+from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .noise import hash_numbers
@@ -121,25 +124,23 @@ class Vits:
     def step(self) -> list[StepOutput]:
         """Compute latents of new sentences and every sentence's next chunk.
 
-        Chunks of equal size are decoded in one pass.
+        Chunks of equal size are decoded in one pass. A sentence that fails it ends alone.
         """
+        outputs, groups = [], dict[tuple[int, int, int], list[VitsSentence]]()
         for sentence in self._sentences:
-            if sentence.latents is None:
-                self._plan(sentence)
-        groups: dict[tuple[int, int, int], list[VitsSentence]] = {}
-        for sentence in self._sentences:
-            begin, end, low, high = self._window(sentence)
-            groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
+            try:
+                begin, end, low, high = self._planned(sentence)
+            except Exception as error:
+                outputs.append(StepOutput(sentence.key, error=failure(error, self.device)))
+            else:
+                groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
         rows = [sentence for group in groups.values() for sentence in group]
         waveforms = on_host(
-            [waveform for group in groups.values() for waveform in self._decode(group)]
+            [waveform for group in groups.values() for waveform in computed(self._decode, group)]
         )
-        outputs = [
-            self._output(sentence, waveform)
-            for sentence, waveform in zip(rows, waveforms, strict=True)
-        ]
-        done = {output.key for output in outputs if output.done}
-        self._sentences = [sentence for sentence in self._sentences if sentence.key not in done]
+        outputs += map(self._output, rows, waveforms)
+        ended = {one.key for one in outputs if one.done or one.error is not None}
+        self._sentences = [sentence for sentence in self._sentences if sentence.key not in ended]
         return outputs
 
     def _tokens(self, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
@@ -159,6 +160,12 @@ class Vits:
         return list(tokenizer(text)["input_ids"]), [
             letter * step + offset for letter in first_letters
         ]
+
+    def _planned(self, sentence: VitsSentence) -> tuple[int, int, int, int]:
+        """Return the window that is due, after computing the latents of a new sentence."""
+        if sentence.latents is None:
+            self._plan(sentence)
+        return self._window(sentence)
 
     def _plan(self, sentence: VitsSentence) -> None:
         """Compute the durations and latents of a sentence."""
@@ -217,7 +224,7 @@ class Vits:
         end = min(total, begin + (self._chunk if begin else self._first))
         return begin, end, max(0, begin - self._context), min(total, end + self._context)
 
-    def _decode(self, group: list[VitsSentence]) -> list[Tensor]:
+    def _decode(self, group: Sequence[VitsSentence]) -> list[Tensor]:
         """Return the samples of the frames that are due, per sentence."""
         windows = [self._window(sentence) for sentence in group]
         begin, end, low, high = windows[0]
@@ -236,7 +243,9 @@ class Vits:
             waveform[(begin - low) * size : (end - low) * size].clone() for waveform in waveforms_BN
         ]
 
-    def _output(self, sentence: VitsSentence, samples: Tensor) -> StepOutput:
+    def _output(self, sentence: VitsSentence, samples: Tensor | Exception) -> StepOutput:
+        if isinstance(samples, Exception):
+            return StepOutput(sentence.key, error=failure(samples, self.device))
         assert sentence.latents is not None
         end = self._window(sentence)[1]
         starts, sentence.at = (None if sentence.at else sentence.starts), end

@@ -10,7 +10,7 @@ D latent dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -144,6 +144,10 @@ class DecoderState:
     inputs: list[Tensor] = field(default_factory=list)
     stream: StreamContext | None = None
 
+    def copy(self) -> DecoderState:
+        """Return a state that can advance while this one stays."""
+        return replace(self, synth=replace(self.synth), inputs=[*self.inputs])
+
 
 class AcousticFeatures(NamedTuple):
     """Hold decoder output per acoustic frame: voicing log-odds, octaves, bands of both kinds.
@@ -202,11 +206,9 @@ class FusedDecoder:
         self.contexts = ContextBuffers(self._convs)
 
     def __call__(self, latents_BND: Tensor, streams: list[StreamContext]) -> AcousticFeatures:
-        """Decode the next frames of each stream."""
-        hidden_BNE, contexts = (
-            self._decoder.enter(latents_BND),
-            self.contexts.next_contexts(streams),
-        )
+        """Decode the next frames of each stream, which stays as it is until it is committed."""
+        hidden_BNE = self._decoder.enter(latents_BND)
+        contexts = self.contexts.next_contexts(streams)
         for block, conv, context in zip(self._blocks, self._convs, contexts, strict=True):
             hidden_BNE = hidden_BNE + block.mixed(convolve(hidden_BNE, conv, context=context))
         return self._decoder.acoustic_features(hidden_BNE)
@@ -242,16 +244,23 @@ class SpeechCodec(nn.Module):
 
     @torch.inference_mode()
     def decode(self, states: list[DecoderState], codes_BNK: Tensor) -> Tensor:
-        """Return the samples `[B, N * frame_samples]` of the next N frames of each sentence."""
-        latents_BND = self.quantizer.decode(codes_BNK)
+        """Return the samples `[B, N * frame_samples]` of the next N frames of each sentence.
+
+        If it raises, the states are as before.
+        """
+        latents_BND, advanced = self.quantizer.decode(codes_BNK), [one.copy() for one in states]
+        streams = [state.stream for state in states if state.stream is not None]
         if self.fused is not None:
-            acoustic_features = self.fused(
-                latents_BND, [state.stream for state in states if state.stream is not None]
-            )
+            acoustic_features = self.fused(latents_BND, streams)
         else:
-            acoustic_features = self.decoder(latents_BND, states)
+            acoustic_features = self.decoder(latents_BND, advanced)
         pitch = torch.where(acoustic_features.voiced > 0, PITCH * 2**acoustic_features.octaves, 0.0)
         controls = Controls(pitch, acoustic_features.harmonic, acoustic_features.noise)
-        return self.synth.render(
-            [state.synth for state in states], controls, [state.seed for state in states]
+        samples_BN = self.synth.render(
+            [state.synth for state in advanced], controls, [state.seed for state in states]
         )
+        for state, after in zip(states, advanced, strict=True):
+            state.synth, state.inputs = after.synth, after.inputs
+        if self.fused is not None:
+            self.fused.contexts.commit(streams)
+        return samples_BN

@@ -37,6 +37,7 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
+from .exits import wait_for_exits
 from .starts import START, go_on, process_began
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,13 @@ class Actor:
         # set when a drain must end now: running calls fail over to other instances or are cut off
         self.hurry = asyncio.Event()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait_for_memory(self) -> None:
+        """Wait for the processes whose memory this one takes over; called before `warm`."""
+        exits = getattr(self.config, "wait_for_exit", ())  # tests give other configs
+        if exits:
+            await asyncio.to_thread(wait_for_exits, exits)
+            START.mark("memory")
 
     async def warm(self) -> None:
         """Load what is needed before the first request."""
@@ -150,6 +158,7 @@ class Actor:
         self.bus.integrity = self.integrity
         self.bus.presence = lambda: (self.models(), self.load())
         self.bus.set_state("warming")
+        await self.wait_for_memory()
         await self.warm()
         START.mark("warm-up")
         await self.bus.serve(self.operations())

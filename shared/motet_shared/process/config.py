@@ -115,6 +115,7 @@ def setting(
 
 # -------------------------------------------------------------------------------------- the process
 _INSTANCE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_IDENTITY = re.compile(r"[0-9]{1,9}:[0-9]{1,19}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +160,10 @@ class ProcessConfig:
     drain_timeout: Duration | None = setting(
         "time for running calls to end after SIGTERM (default: the role's)", default=None, min=0.0
     )
+    wait_for_exit: tuple[str, ...] = setting(
+        "processes that end before this one takes memory for its model, as PID:START",
+        default=(),
+    )
     stop_with_parent: bool = setting(
         "end when the parent process ends, however it ends", default=False
     )
@@ -167,6 +172,10 @@ class ProcessConfig:
         if self.instance is not None and not _INSTANCE.fullmatch(self.instance):
             message = f"instance: {self.instance!r} cannot be part of a subject; use a-z, 0-9 and single hyphens"
             raise ConfigError(message, param="instance")
+        for identity in self.wait_for_exit:
+            if not _IDENTITY.fullmatch(identity):
+                message = f"wait_for_exit: {identity!r} is no process; give PID:START, the start in ticks of /proc"
+                raise ConfigError(message, param="wait_for_exit")
         if self.nats_password is not None and self.nats_credentials is not None:
             message = "nats_credentials: nats_password is given too; keep one of them"
             raise ConfigError(message, param="nats_credentials")

@@ -47,9 +47,10 @@ def go_on() -> None:
 
 
 def begin_anew() -> None:
-    """Reset the measurement in a forked process, which did not spend its parent's import time."""
+    """Begin the measurement in a forked process, which did not spend its parent's import time."""
     os.environ.pop(_AGAIN, None)
     START.forget()
+    START.begin(now())
 
 
 class Start:

@@ -245,6 +245,7 @@ def test_more_streams_than_there_is_room_for(device: torch.device) -> None:
     for memory, company in ((alone, 0), (crowded, 20)):
         stream = memory.begin()
         convolve(x[0], conv, context=memory.next_contexts([stream])[0])
+        memory.commit([stream])
         others = [memory.begin() for _ in range(company)]
         assert len({one.pair for one in [stream, *others]}) == 1 + company
         many = torch.cat([x[1], *[x[0]] * company])

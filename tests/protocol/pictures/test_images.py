@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,10 @@ async def test_adapters_are_asked_for_by_name(
 
 @pytest.mark.long
 async def test_images_steer_a_picture_by_the_names_of_what_reads_them(
-    folder: Path, tmp_path: Path
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     net = write_controlnet(folder, tmp_path / "net", 1)
     style = write_ip_adapter(folder, tmp_path / "ip", "style", 1)
@@ -273,6 +277,48 @@ async def test_images_steer_a_picture_by_the_names_of_what_reads_them(
         changed = await client.images.edit(**body, extra_body=form)
         plain = await client.images.edit(**body, extra_body=OURS)
         assert decoded(changed.data[0]) != decoded(plain.data[0])
+        image, output = tmp_path / "a:1.png", tmp_path / "drawn.png"  # a colon of the file's own
+        image.write_bytes(base64.b64decode(files[0]))
+        draw: Any = partial(asyncio.to_thread, drawn_by_command, service, monkeypatch)
+        common = ("-o", str(output), "--steps", "6", "--seed", "5", *PROMPT.split())
+        for flags, ours in (
+            (("--scheduler", "ddim"), {"scheduler": "ddim"}),
+            (("--controlnet", f"lines={image}"), lines()),
+            (("--controlnet", f"lines={image}:0.3"), lines(scale=0.3)),
+            (("--controlnet", f"lines={image}:1:0:0.5"), lines(end=0.5)),
+            (("--ip-adapter", f"style={image}:0.3"), styled(scale=0.3)),
+            (("--controlnet", f"lines={image}", "--ip-adapter", f"style={image}"), ways[-1]),
+        ):
+            assert await draw(*flags, *common) == 0
+            (wanted,) = await pictures(client, ours)
+            assert output.read_bytes() == wanted
+        argv = ("--image", str(image), "--controlnet", f"lines={image}", *common)
+        assert await draw(*argv) == 0
+        assert await draw("--controlnet", f"oil={image}", *common) == 1
+        assert "controlnets[0].name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "message"),
+    [
+        (
+            "--controlnet",
+            "lines",
+            "'lines' is no name and file; give NAME=FILE[:SCALE[:START:END]]",
+        ),
+        ("--controlnet", "=a.png", "'=a.png' is no name"),
+        ("--controlnet", "lines=none.png:1", "'none.png:1' is not a file"),
+        ("--controlnet", f"lines={__file__}:much", "'much' in"),
+        ("--ip-adapter", f"style={__file__}:1:0", "is not a file; give NAME=FILE[:SCALE]"),
+    ],
+)
+def test_an_image_that_steers_and_the_command_cannot_read(
+    flag: str, given: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["draw", flag, given, PROMPT]) == 2
+    error = capsys.readouterr().err
+    assert f"{flag}: " in error
+    assert message in error
 
 
 @pytest.mark.parametrize(

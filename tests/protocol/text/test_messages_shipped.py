@@ -78,13 +78,15 @@ async def test_the_last_message_is_continued_up_to_a_stop_sequence(
     options: Any = {"model": "claude-opus-4", "max_tokens": 20, "extra_body": GREEDY}
     whole = await client.messages.create(messages=[QUESTION], **options)
     assert whole.content[0].type == "text"
-    first, rest = whole.content[0].text[:3], whole.content[0].text[3:]
-    begun: Any = {"role": "assistant", "content": first}
+    begun: Any = {"role": "assistant", "content": whole.content[0].text[:3]}
+    rest = await client.messages.create(messages=[QUESTION, begun], **options)
+    assert rest.content[0].type == "text"
+    stop = rest.content[0].text[-1]
     more = await client.messages.create(
-        messages=[QUESTION, begun], stop_sequences=[rest[-1]], **options
+        messages=[QUESTION, begun], stop_sequences=[stop], **options
     )
     assert more.stop_reason == "stop_sequence"
-    assert more.stop_sequence == rest[-1]
+    assert more.stop_sequence == stop
 
 
 async def test_a_tool_is_called_and_its_result_goes_back(

@@ -92,12 +92,7 @@ def stable_diffusion_xl(path: Path, scheduler: str = "euler", *, seed: int = 0) 
         text_encoder_2=_clip(CLIPTextModelWithProjection),
         tokenizer=_clip_tokenizer(),
         tokenizer_2=_clip_tokenizer(),
-        unet=_unet(
-            cross_attention_dim=2 * HIDDEN,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=6 * 8 + HIDDEN,
-        ),
+        unet=_unet_xl(cross_attention_dim=2 * HIDDEN),
         scheduler=SCHEDULERS[scheduler](),
     )
     pipeline.save_pretrained(path)
@@ -108,21 +103,7 @@ def stable_diffusion_3(path: Path, *, seed: int = 0) -> Path:
     """Write Stable Diffusion 3 without its largest text encoder, as is common."""
     torch.manual_seed(seed)
     pipeline = StableDiffusion3Pipeline(
-        transformer=_lively(
-            SD3Transformer2DModel(
-                sample_size=CELLS,
-                patch_size=2,
-                in_channels=16,  # its inpainting knows no other number
-                num_layers=3,
-                attention_head_dim=8,
-                num_attention_heads=4,
-                joint_attention_dim=2 * HIDDEN,
-                caption_projection_dim=32,
-                pooled_projection_dim=2 * HIDDEN,
-                out_channels=16,
-                pos_embed_max_size=32,
-            )
-        ),
+        transformer=_sd3_transformer(num_layers=3),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=_vae(16, shift_factor=0.06),
         text_encoder=_clip(CLIPTextModelWithProjection),
@@ -136,22 +117,12 @@ def stable_diffusion_3(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def flux(path: Path, *, seed: int = 0) -> Path:
+def flux(path: Path, *, seed: int = 0, is_distilled: bool = True) -> Path:
+    """Write Flux [dev]; [schnell], which has no guidance in its weights, if not `is_distilled`."""
     torch.manual_seed(seed)
     pipeline = FluxPipeline(
-        transformer=_lively(
-            FluxTransformer2DModel(
-                patch_size=1,
-                in_channels=16,
-                num_layers=2,
-                num_single_layers=2,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                joint_attention_dim=HIDDEN,
-                pooled_projection_dim=HIDDEN,
-                axes_dims_rope=(4, 4, 8),
-                guidance_embeds=True,
-            )
+        transformer=_flux_transformer(
+            num_layers=2, num_single_layers=2, guidance_embeds=is_distilled
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=_vae(shift_factor=0.06),
@@ -256,6 +227,47 @@ def _unet(**fields: Any) -> UNet2DConditionModel:
         norm_num_groups=4,
         **fields,
     )
+
+
+def _unet_xl(**fields: Any) -> UNet2DConditionModel:
+    """Return a UNet that reads a pooled text and the size of the picture, as SDXL's."""
+    return _unet(
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=6 * 8 + HIDDEN,
+        **fields,
+    )
+
+
+def _sd3_transformer(**fields: Any) -> SD3Transformer2DModel:
+    model = SD3Transformer2DModel(
+        sample_size=CELLS,
+        patch_size=2,
+        in_channels=16,  # its inpainting knows no other number
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=2 * HIDDEN,
+        caption_projection_dim=32,
+        pooled_projection_dim=2 * HIDDEN,
+        out_channels=16,
+        pos_embed_max_size=32,
+        **fields,
+    )
+    return _lively(model)
+
+
+def _flux_transformer(channels: int = 16, **fields: Any) -> FluxTransformer2DModel:
+    model = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=channels,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=HIDDEN,
+        pooled_projection_dim=HIDDEN,
+        axes_dims_rope=(4, 4, 8),
+        **fields,
+    )
+    return _lively(model)
 
 
 def _vae(channels: int = 4, **fields: Any) -> AutoencoderKL:

@@ -486,6 +486,7 @@ def vibevoice(
     sample: bool = False,
     ends: bool = False,
     guidance: float = 1.5,
+    penalty: float = 1.0,
 ) -> Path:
     """Write a VibeVoice with frames of 24 samples; its noise is the diffusion's.
 
@@ -534,7 +535,9 @@ def vibevoice(
         model.model.audio_tower.decoder.head.conv.weight.mul_(0.1)
         model.model.latent_scaling_factor.fill_(0.7)
         model.model.latent_bias_factor.fill_(0.1)
-    model.generation_config.update(guidance_scale=guidance, num_diffusion_steps=3)
+    model.generation_config.update(
+        guidance_scale=guidance, num_diffusion_steps=3, repetition_penalty=penalty
+    )
     model.save_pretrained(path)
     write_tokenizer(path)
     settings = json.loads((path / "tokenizer_config.json").read_text())

@@ -32,21 +32,11 @@ HIDDEN = parts.HIDDEN
 
 def flux_fill() -> Any:
     """Write Flux' filling, whose transformer gets the image and the mask beside the noise."""
-    model = diffusers.FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=48,
-        out_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=HIDDEN,
-        pooled_projection_dim=HIDDEN,
-        axes_dims_rope=(4, 4, 8),
-        guidance_embeds=True,
+    model = parts._flux_transformer(
+        48, out_channels=16, num_layers=1, num_single_layers=1, guidance_embeds=True
     )
     return diffusers.FluxFillPipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(use_dynamic_shifting=True),
         vae=parts._vae(shift_factor=0.06),
         text_encoder=parts._clip(CLIPTextModel),
@@ -72,12 +62,7 @@ def instruct_pix2pix() -> Any:
 
 
 def instruct_pix2pix_xl() -> Any:
-    unet = parts._unet(
-        cross_attention_dim=2 * HIDDEN,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + HIDDEN,
-    )
+    unet = parts._unet_xl(cross_attention_dim=2 * HIDDEN)
     return diffusers.StableDiffusionXLInstructPix2PixPipeline(
         vae=parts._vae(),
         text_encoder=parts._clip(CLIPTextModel),
@@ -93,18 +78,6 @@ def _wider(unet: Any, channels: int, **fields: Any) -> Any:
     """Return a UNet of the same configuration that reads more channels."""
     config = {**unet.config, "in_channels": channels, **fields}
     return diffusers.UNet2DConditionModel.from_config(config)
-
-
-def upscale() -> Any:
-    unet = _wider(parts._unet(cross_attention_dim=HIDDEN), 7, num_class_embeds=1000)
-    return diffusers.StableDiffusionUpscalePipeline(
-        vae=parts._vae(),
-        text_encoder=parts._clip(CLIPTextModel),
-        tokenizer=parts._clip_tokenizer(),
-        unet=unet,
-        low_res_scheduler=diffusers.DDPMScheduler(),
-        scheduler=parts.SCHEDULERS["ddim"](),
-    )
 
 
 def cogview_3() -> Any:
@@ -254,6 +227,15 @@ def longcat() -> Any:
 
 
 def kandinsky_5() -> Any:
+    return _kandinsky_5(diffusers.Kandinsky5T2IPipeline)
+
+
+def kandinsky_5_changing() -> Any:
+    """Write the model that changes pictures, whose transformer gets the image beside the noise."""
+    return _kandinsky_5(diffusers.Kandinsky5I2IPipeline, visual_cond=True)
+
+
+def _kandinsky_5(kind: Any, **fields: Any) -> Any:
     model = diffusers.Kandinsky5Transformer3DModel(
         in_visual_dim=16,
         in_text_dim=HIDDEN,
@@ -266,8 +248,9 @@ def kandinsky_5() -> Any:
         num_text_blocks=1,
         num_visual_blocks=1,
         axes_dims=(4, 4, 8),
+        **fields,
     )
-    return diffusers.Kandinsky5T2IPipeline(
+    return kind(
         transformer=parts._lively(model),
         scheduler=flow(),
         vae=deep_vae(16),
@@ -284,12 +267,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "CogView3PlusPipeline": cogview_3,
     "FluxFillPipeline": flux_fill,
     "HunyuanDiTPipeline": hunyuan_dit,
+    "Kandinsky5I2IPipeline": kandinsky_5_changing,
     "Kandinsky5T2IPipeline": kandinsky_5,
     "LongCatImagePipeline": longcat,
     "LuminaPipeline": lumina,
     "OvisImagePipeline": ovis,
     "StableDiffusionInstructPix2PixPipeline": instruct_pix2pix,
-    "StableDiffusionUpscalePipeline": upscale,
     "StableDiffusionXLInstructPix2PixPipeline": instruct_pix2pix_xl,
 }
 # The same modules under another name.

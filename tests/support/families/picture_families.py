@@ -24,12 +24,13 @@ from transformers import (
 )
 
 from support.checkpoints import diffusion_checkpoints as parts
-from support.families import more_picture_families
+from support.families import more_picture_families, newer_picture_families
 from support.families.tiny_parts import (
     chat_tokenizer,
     deep_vae,
     flow,
     gemma,
+    qwen_vae,
     qwen_vl,
     qwen_vl_processor,
     sizes,
@@ -42,23 +43,9 @@ _ROWS = 8  # of a tiny transformer's rotary halves
 
 def stable_diffusion_3_5() -> Any:
     """Write SD3.5: attention twice in some blocks, normalized queries and keys."""
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=16,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        joint_attention_dim=2 * HIDDEN,
-        caption_projection_dim=32,
-        pooled_projection_dim=2 * HIDDEN,
-        out_channels=16,
-        pos_embed_max_size=32,
-        dual_attention_layers=(0,),
-        qk_norm="rms_norm",
-    )
+    model = parts._sd3_transformer(num_layers=2, dual_attention_layers=(0,), qk_norm="rms_norm")
     return diffusers.StableDiffusion3Pipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(shift=3.0),
         vae=parts._vae(16, shift_factor=0.06),
         text_encoder=parts._clip(CLIPTextModelWithProjection),
@@ -94,44 +81,13 @@ def chroma() -> Any:
 
 def flux_2_klein() -> Any:
     """Write Flux.2 [klein]; its text is read from layers 9, 18 and 27."""
-    model = diffusers.Flux2Transformer2DModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=3 * HIDDEN,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=False,
-    )
-    vae = diffusers.AutoencoderKLFlux2(
-        block_out_channels=(8, 16),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=16,
-    )
+    model = newer_picture_families.flux_2_transformer(guidance_embeds=False)
     return diffusers.Flux2KleinPipeline(
-        transformer=parts._lively(model),
+        transformer=model,
         scheduler=flow(use_dynamic_shifting=True),
-        vae=vae,
+        vae=newer_picture_families.flux_2_vae(),
         text_encoder=Qwen3ForCausalLM(Qwen3Config(**sizes(28))),
         tokenizer=chat_tokenizer(),
-    )
-
-
-def _qwen_vae(halvings: int = 1) -> Any:
-    return diffusers.AutoencoderKLQwenImage(
-        base_dim=8 if halvings == 1 else 2,
-        z_dim=4,
-        dim_mult=[1] * halvings + [4 if halvings > 1 else 1],
-        num_res_blocks=1,
-        temperal_downsample=[False] * halvings,
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[1.0, 1.5, 0.8, 1.2],
     )
 
 
@@ -152,7 +108,7 @@ def qwen_image() -> Any:
     return diffusers.QwenImagePipeline(
         transformer=parts._lively(_qwen_transformer()),
         scheduler=flow(use_dynamic_shifting=True),
-        vae=_qwen_vae(),
+        vae=qwen_vae(),
         text_encoder=qwen_vl(),
         tokenizer=tokenizer_with_pictures(),
     )
@@ -163,7 +119,7 @@ def qwen_image_edit() -> Any:
     return diffusers.QwenImageEditPipeline(
         transformer=parts._lively(_qwen_transformer()),
         scheduler=flow(use_dynamic_shifting=True),
-        vae=_qwen_vae(5),
+        vae=qwen_vae(5),
         text_encoder=qwen_vl(),
         tokenizer=tokenizer_with_pictures(),
         processor=qwen_vl_processor(),
@@ -340,7 +296,7 @@ def aura_flow() -> Any:
         num_attention_heads=4,
         joint_attention_dim=HIDDEN,
         caption_projection_dim=32,
-        pos_embed_max_size=256,
+        pos_embed_max_size=1024,
     )
     encoder = UMT5EncoderModel(
         UMT5Config(vocab_size=64, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
@@ -410,6 +366,7 @@ MAKERS: dict[str, Maker] = {
     "CogView4Pipeline": cogview_4,
     "LatentConsistencyModelPipeline": latent_consistency,
     **more_picture_families.MAKERS,
+    **newer_picture_families.MAKERS,
 }
 # Those of `diffusion_checkpoints.py`, which write their folder themselves.
 WRITERS: dict[str, Callable[[Path], Path]] = {
@@ -417,6 +374,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "StableDiffusionXLPipeline": parts.stable_diffusion_xl,
     "FluxPipeline": parts.flux,
     "PixArtSigmaPipeline": parts.pixart,
+    "KolorsPipeline": newer_picture_families.kolors,
 }
 # The same modules under another name.
 SAME_MODULES = {
@@ -442,7 +400,10 @@ SAME_MODULES = {
     "SanaSprintImg2ImgPipeline": "SanaSprintPipeline",
     "LatentConsistencyModelImg2ImgPipeline": "LatentConsistencyModelPipeline",
     **more_picture_families.SAME_MODULES,
+    **newer_picture_families.SAME_MODULES,
 }
+# What published folders name instead of the class that was written.
+_INDEX = {"Flux2Pipeline": {"tokenizer": ["transformers", "PixtralProcessor"]}}
 NAMES = sorted({*MAKERS, *WRITERS, *SAME_MODULES})
 
 
@@ -456,6 +417,6 @@ def write(name: str, path: Path) -> Path:
         MAKERS[base]().save_pretrained(path)
     index = path / "model_index.json"
     content = json.loads(index.read_text())
-    content["_class_name"] = name
+    content |= {"_class_name": name, **_INDEX.get(name, {})}
     index.write_text(json.dumps(content))
     return path

@@ -18,6 +18,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -25,10 +26,12 @@ from motet_gateway.http.chunks import ChunkProtocol, State
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.kept import draws
 from motet_gateway.kept.intake import Intake
-from motet_pipelines.chat.chat import Outcome
-from motet_shared.messages import End, Text
+from motet_pipelines.answers import Answers
+from motet_shared.messages import Text
 
 MAX_BODY = 1 << 26
+_BATCHES = msgspec.msgpack.Decoder(list[Text])
+_ENDS = msgspec.msgpack.Decoder(bool)
 
 
 def word(seed: int, choice: int, number: int) -> str:
@@ -45,17 +48,24 @@ async def stream(http: Exchange, seed: int, tokens: int, choices: int, size: int
     """Answer with events, a token each, of all choices; `size` bytes more in each event."""
     head = {"id": draws.token_hex(8), "created": draws.now(), "seed": draws.randbits(63)}
 
-    async def source(request: int, outcome: Outcome) -> AsyncGenerator[list[Text], None]:
-        at = sum(len(batch) for batch in outcome.received)
+    async def source(request: int) -> AsyncGenerator[list[Text], None]:
+        answers, at = Answers(request, _BATCHES, _ENDS), 0
+        while (batch := await answers.recorded()) is not None:
+            yield batch
+            at += len(batch)
+        if answers.end is not None:
+            return
         while at < tokens:
             await asyncio.sleep(random.random() * 0.004)
             cut = min(random.randint(1, 3), tokens - at)
-            yield [Text(word(seed, request, at + i), [at + i]) for i in range(cut)]
+            batch = [Text(word(seed, request, at + i), [at + i]) for i in range(cut)]
+            await answers.record(batch)
+            yield batch
             at += cut
-        outcome.end = End(0, 0)
+        await answers.finish(True)
 
     async def one(choice: int) -> None:
-        async for batch in http.journaled(source)(choice, Outcome()):
+        async for batch in source(choice):
             events = [
                 json.dumps({**head, "choice": choice, "text": item.text, "pad": "y" * size})
                 for item in batch

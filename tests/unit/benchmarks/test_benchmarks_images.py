@@ -29,6 +29,7 @@ from benchmarks.images.encoder import (
     encoder_targets,
 )
 from benchmarks.images.encoder_limit import limits
+from benchmarks.images.step_cache import arguments, measure
 
 
 def served(rate: float, latency: float) -> Served:
@@ -123,3 +124,15 @@ def test_the_products_of_a_tower_are_measured_beside_it(tmp_path: Path) -> None:
         "products alone, packed",
     }
     assert all(seconds > 0 for seconds in found.values())
+
+
+@pytest.mark.long
+def test_the_step_cache_is_measured_beside_none() -> None:
+    asked = ("--pictures", "2", "--steps", "4", "--thresholds", "0.1", "0.9", "--threads", "1")
+    lines = measure(arguments(asked)).splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5]]
+    assert [row[0] for row in rows] == ["off", "0.1", "0.9"]
+    assert rows[0][2:] == ["1.00x", "0%", "0.00"]
+    assert rows[2][3] != "0%"
+    assert float(rows[2][4]) > 0
+    assert "pocket-draw, 2 pictures of 4 steps, 1 threads" in lines[-1]

@@ -142,8 +142,18 @@ class Refusing(Counting):
         return super().encode(texts)
 
 
-def test_a_text_that_cannot_be_computed_ends_its_request_alone() -> None:
-    engine = Engine(EngineConfig(model=FOLDER), cast(Encoder, Refusing()))
+class Spoiling(Counting):
+    """An encoder whose vector of a text of 13 tokens is NaN."""
+
+    def encode(self, texts: Sequence[Text]) -> Tensor:
+        vectors = super().encode(texts)
+        vectors[[len(one) == 13 for one in texts]] = torch.nan
+        return vectors
+
+
+@pytest.mark.parametrize("kind", [Refusing, Spoiling])
+def test_a_text_that_cannot_be_computed_ends_its_request_alone(kind: type[Counting]) -> None:
+    engine = Engine(EngineConfig(model=FOLDER), cast(Encoder, kind()))
     engine.add("good", [text(length, length) for length in (3, 12, 14)])
     engine.add("bad", [text(2), text(13), *[text(5)] * 40])
     engine.add("other", [text(1, 9)])

@@ -47,7 +47,7 @@ from motet_shared.errors import BadRequest, ConfigError, Overloaded
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import StepOutput, Utterance, VoiceSample
-from motet_tts.models import voices
+from motet_tts.models import higgs_audio, voices
 from motet_tts.models.codec_lm import Drawn
 from motet_tts.models.noise import Noise, hash_numbers
 from support.checkpoints import tts_checkpoints
@@ -552,14 +552,22 @@ def test_codes_end_where_transformers_ends(
 
 
 @pytest.mark.parametrize(
-    ("seed", "guidance", "limit", "ended"),
-    [(18, 1.5, 50, 5), (18, 1.5, 9, 1), (24, 1.5, 50, 2), (3, 1.5, 50, 0), (18, 1.0, 50, 5)],
+    ("seed", "guidance", "penalty", "limit", "ended"),
+    [
+        (18, 1.5, 1.0, 50, 5),
+        (18, 1.5, 1.0, 9, 1),
+        (24, 1.5, 1.0, 50, 2),
+        (3, 1.5, 1.0, 50, 0),
+        (18, 1.0, 1.0, 50, 5),
+        (24, 1.5, 1.3, 50, 5),
+        (18, 1.0, 1.1, 50, 5),
+    ],
 )
 def test_vibevoice_chooses_the_tokens_that_transformers_chooses(
-    folder: Callable[..., Path], seed: int, guidance: float, limit: int, ended: int
+    folder: Callable[..., Path], seed: int, guidance: float, penalty: float, limit: int, ended: int
 ) -> None:
     """It stops audio, begins it anew and ends by itself; `ended` of the texts end before the limit."""
-    path = folder("vibevoice", seed=seed, guidance=guidance, ends=True)
+    path = folder("vibevoice", seed=seed, guidance=guidance, penalty=penalty, ends=True)
     speaker = engine(path, max_running=3)
     tokens = _tokens_of(speaker)
     for number, text in enumerate(TEXTS):
@@ -758,3 +766,11 @@ def test_a_cancelled_sentence_is_gone_before_the_next_step(folder: Callable[...,
     speaker.cancel("c")
     speaker.check_integrity()
     assert not speaker.has_work
+
+
+def test_higgs_audio_names_the_package_that_it_lacks(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(higgs_audio, "is_torchaudio_available", lambda: False)
+    with pytest.raises(ConfigError, match="pip install torchaudio"):
+        engine(folder("higgs_audio_v2"))

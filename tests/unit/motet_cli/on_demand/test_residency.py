@@ -47,6 +47,22 @@ def test_only_as_many_leave_as_are_needed_and_none_twice() -> None:
     assert residency.decide(12) == [("load", models[3])]
 
 
+def test_one_that_follows_starts_while_others_end() -> None:
+    """Its processes wait for the memory themselves; streams are waited for before."""
+    idle, busy = ready("a", used=1), ready("b", used=2, active=1)
+    following = wanted("c")
+    following.follows = True
+    assert decided([idle, busy, following], 2, now=9) == ["unload a", "load c"]
+    assert [idle.stage, following.stage] == ["leaving", "loading"]
+    later = wanted("d", since=9)
+    later.follows = True
+    residency = Residency([idle, busy, following, later], 2)
+    assert [model.name for _, model in residency.decide(10)] == ["b"]  # its stream goes on
+    assert later.stage == "clearing"
+    busy.note(0, 0, 11)
+    assert residency.decide(11) == [("load", later)]
+
+
 def test_a_limit_of_numbers_counts_beside_memory() -> None:
     assert decided([ready("a"), wanted("b")], 100, most=1) == ["unload a"]
 
@@ -102,12 +118,15 @@ REQUEST = st.tuples(st.integers(0, 5), st.integers(1, 4))  # model, seconds of i
     st.lists(st.integers(1, 4), min_size=6, max_size=6),
     st.lists(REQUEST, max_size=25),
     st.integers(4, 8),
+    st.booleans(),
 )
 def test_every_request_is_served_within_the_memory(
-    sizes: list[int], requests: list[tuple[int, int]], memory: int
+    sizes: list[int], requests: list[tuple[int, int]], memory: int, follows: bool
 ) -> None:
     """A request arrives each second; loads take two, and a model that leaves goes once it is idle."""
-    models = [Model(name=str(i), size=size, keep_alive=7) for i, size in enumerate(sizes)]
+    models = [
+        Model(name=str(i), size=size, keep_alive=7, follows=follows) for i, size in enumerate(sizes)
+    ]
     residency = Residency(models, memory)
     waiting: dict[str, list[int]] = {model.name: [] for model in models}
     running: dict[str, list[float]] = {model.name: [] for model in models}
@@ -130,7 +149,8 @@ def test_every_request_is_served_within_the_memory(
                 waiting[model.name].clear()
             model.note(len(waiting[model.name]), len(ends), now)
         residency.decide(now)
-        assert sum(model.size for model in models if model.occupies) <= memory
+        held = [model for model in models if model.occupies and not (follows and model.is_ending)]
+        assert sum(model.size for model in held) <= memory
     assert served == len(requests)
 
 

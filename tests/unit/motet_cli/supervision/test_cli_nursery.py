@@ -76,6 +76,12 @@ async def nursery(folder: Path, reports: list[str]) -> AsyncIterator[Nursery]:
     await made.close()
 
 
+@pytest.fixture
+def others() -> set[psutil.Process]:
+    """Child processes that earlier tests have left to this process."""
+    return set(psutil.Process().children())
+
+
 def module(folder: Path, name: str, code: str) -> ChildSpec:
     """Write a module and return the spec that runs it."""
     (folder / f"{name}.py").write_text(textwrap.dedent(code))
@@ -281,6 +287,89 @@ async def test_no_descriptor_or_zombie_is_left(nursery: Nursery, folder: Path) -
     assert after == before
 
 
+# ------------------------------------------------------------------------------------------------- forked in advance
+PREPARED = """
+import os, sys, time
+import records
+def prepare():
+    records.BY.append(os.getpid())
+if __name__ == "__main__":
+    print(os.getpid(), records.BY, sys.argv[1:], os.environ["SET"], flush=True)
+    time.sleep(600)
+"""
+
+
+def waiting(folder: Path) -> ChildSpec:
+    module(folder, "records", "BY = []")
+    return replace(module(folder, "waits", PREPARED), env={"SET": "1"})
+
+
+async def test_a_process_that_was_forked_in_advance_runs_the_next_request(
+    nursery: Nursery, folder: Path, others: set[psutil.Process]
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    await nursery.prepare("waits")  # there is one
+    assert len(set(psutil.Process().children()) - others) == 2
+    children = []
+    for number in range(2):
+        given = replace(spec, argv=(*spec.argv, str(number)), env={"SET": f"s{number}"})
+        children.append(await started_child(nursery, given))
+    first, second = children
+    assert list(first.tail) == [f"{first.pid} [{first.pid}] ['0'] s0"]
+    assert list(second.tail) == [f"{second.pid} [] ['1'] s1"]
+    for child in children:
+        await child.kill()
+        assert child.exit_description == "killed by SIGKILL"
+
+
+async def test_a_spare_that_has_ended_is_replaced_by_a_new_process(
+    nursery: Nursery, folder: Path, others: set[psutil.Process], reports: list[str]
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    (spare,) = set(psutil.Process().children()) - others - {psutil.Process(nursery.pid)}
+    spare.kill()
+    await until(lambda: not psutil.pid_exists(spare.pid))  # no zombie is left
+    assert "forked in advance for waits has ended (killed by SIGKILL)" in reports[-1]
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [] [] 1"]
+    await child.kill()
+
+
+async def test_a_spare_that_ends_unnoticed_is_replaced_too(
+    nursery: Nursery, folder: Path, others: set[psutil.Process], reports: list[str]
+) -> None:
+    """Its end is seen only when the request is sent: nothing is awaited in between."""
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    await nursery.load("waits")
+    (spare,) = set(psutil.Process().children()) - others - {psutil.Process(nursery.pid)}
+    os.kill(spare.pid, signal.SIGKILL)
+    while spare.status() != psutil.STATUS_ZOMBIE:
+        pass
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [] [] 1"]
+    assert len(reports) == 1
+    await child.kill()
+
+
+async def test_spares_end_with_their_nursery_and_when_a_file_has_changed(
+    nursery: Nursery, folder: Path, others: set[psutil.Process]
+) -> None:
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    (old,) = set(psutil.Process().children()) - others - {psutil.Process(nursery.pid)}
+    module(folder, "waits", PREPARED.replace("print(", "print('newer', "))
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"newer {child.pid} [] [] 1"]
+    assert not psutil.pid_exists(old.pid)
+    await child.kill()
+    await nursery.prepare("waits")
+    await nursery.close()
+    assert not set(psutil.Process().children()) - others
+
+
 # ------------------------------------------------------------------------------------------------------ what may fail
 async def test_children_outlive_a_killed_nursery_which_is_replaced(
     nursery: Nursery, folder: Path, reports: list[str]
@@ -337,6 +426,35 @@ async def test_a_process_that_cannot_be_forked_is_executed(nursery: Nursery, fol
     finally:
         await supervisor.kill()
         log.close()
+
+
+async def test_what_clients_wait_for_is_executed_once_and_then_forked_at_once_and_always(
+    nursery: Nursery, folder: Path
+) -> None:
+    """Five deaths within seconds are no crash loop."""
+    module(folder, "imported", IMPORTED)
+    spec = replace(module(folder, "sleeps", SLEEPS), forks=False, returns=True)
+    log = Log(io.StringIO())
+    supervisor = Supervisor(log, policy=QUICK, nursery=nursery)
+    slot = supervisor.add(spec)
+    importers: dict[int, int] = {}  # of each process, by its id
+
+    def started() -> bool:
+        child = slot.child
+        return child is not None and child.pid not in importers and bool(child.tail)
+
+    try:
+        for _ in range(6):
+            await until(started)
+            assert slot.child is not None
+            importers[slot.child.pid] = int(slot.child.tail[0])
+            os.kill(slot.child.pid, signal.SIGKILL)
+    finally:
+        await supervisor.kill()
+        log.close()
+    (first, importer), *others = importers.items()
+    assert first == importer
+    assert {importer for _, importer in others} == {nursery.pid}
 
 
 async def test_a_changed_file_is_imported_again(

@@ -19,7 +19,7 @@ from motet_kernels.linear.scales import SpanScales
 from motet_kernels.linear.stored import put_together, take_apart
 from motet_kernels.runtime.errors import KernelError
 from motet_llm.engine.engine import Engine
-from motet_llm.models import support
+from motet_llm.models import fused_layers, support
 from motet_llm.weights import coded_linear, packed_cache, packed_file, packer
 from motet_llm.weights.packed_cache import PackedCache, key_of
 from motet_llm.weights.packed_file import PackedModel
@@ -115,7 +115,7 @@ def _start(checkpoint: Path, **settings: Any) -> Engine:
 
 
 def _kept(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
+    return sorted(folder.glob("*.packed"))
 
 
 def _fail(*_args: Any, **_options: Any) -> Any:
@@ -135,10 +135,13 @@ def test_the_second_start_packs_checks_and_examines_nothing(
     assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(packer, "pack_linear", _fail)
     monkeypatch.setattr(support, "examine", _fail)
+    for comparison in ("_norm_like", "_mlp_like", "_layer_like"):
+        monkeypatch.setattr(fused_layers, comparison, _fail)
     monkeypatch.setattr("motet_llm.weights.checkpoint.check_weights", _fail)
     second = _start(checkpoint, weights=weights)
     assert second.runner.capacity()["packed"] == f"in {folder}"
     assert second.runner.fused == first.runner.fused
+    assert second.runner.fused["layers"] > 0
     assert answer(second) == answer(first)
     assert second.stats()["weight_bytes"] == first.stats()["weight_bytes"]
 
@@ -234,8 +237,8 @@ def test_a_file_that_is_damaged_or_not_private_is_packed_again(
 def test_a_file_of_another_key_is_not_taken(folder: Path, tmp_path: Path) -> None:
     _start(tiny_checkpoint("llama", tmp_path / "model"))
     (path,) = _kept(folder)
-    path.rename(path.with_name("0" * 64 + ".safetensors"))
-    assert PackedCache(1 << 30).find("0" * 64) is None
+    path.rename(path.with_name("0" * 64 + ".packed"))
+    assert PackedCache(1 << 30).begin("0" * 64) is None
 
 
 def _no_space(*_args: Any, **_options: Any) -> None:
@@ -249,7 +252,7 @@ def test_a_folder_that_cannot_be_written_fails_no_start(
 ) -> None:
     checkpoint = tiny_checkpoint("llama", tmp_path / "model")
     if fault == "full":
-        monkeypatch.setattr(packed_file, "save_file", _no_space)
+        monkeypatch.setattr(packed_file, "_write_tensors", _no_space)
     elif fault == "nearly full":
         monkeypatch.setattr(packed_cache, "_FREE_SHARE", 1.0)
     elif fault == "no folder":
@@ -267,12 +270,17 @@ def test_the_least_recently_used_models_leave(folder: Path) -> None:
     model = PackedModel({"layer": _plain("float32")}, examined=True)
     size, keys = model.nbytes, [digit * 64 for digit in "123"]
     cache = PackedCache(3 * size)
+    folder.mkdir(parents=True, mode=0o700)
+    older = folder / f"{'0' * 64}.safetensors"  # of an earlier version
+    older.write_bytes(bytes(2 * size))
+    os.utime(older, (0, 0))
     assert cache.keep_later(keys[0], PackedModel({}, examined=True)) is None
     for number, key in enumerate(keys[:2]):
         assert cache.keep(key, model)
-        os.utime(folder / f"{key}.safetensors", (number, number))
-    found = cache.find(keys[0])
-    assert found is not None
+        os.utime(folder / f"{key}.packed", (number, number))
+    reading = cache.begin(keys[0])
+    assert reading is not None
+    found = reading.result()
     assert torch.equal(found.matrices["layer"].weight(), model.matrices["layer"].weight())
     assert cache.keep(keys[2], model)
     assert [path.stem for path in _kept(folder)] == [keys[0], keys[2]]

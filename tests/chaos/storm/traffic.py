@@ -1,19 +1,19 @@
-"""Clients of all kinds, who ask the same few questions again and again and know what the answers must be."""
+"""Clients of all kinds, which ask the same few questions again and again and record what they are told."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import websockets
 
-from chaos.storm_stack import ASR_MODEL, BRUSH, CHAT, VOICE
+from chaos.storm.history import History, Told
+from chaos.storm.stack import ASR_MODEL, BRUSH, CHAT, VOICE
 from chaos.streams import Outcome, ask, request
 from support.clients.realtime_client import TRANSCRIPTION, Client, sound
 from support.media.spoken import say, silence, wav
@@ -21,6 +21,7 @@ from support.media.spoken import say, silence, wav
 PATIENCE = 90.0  # seconds after which an answer counts as lost
 TOKENS = 120
 _TRIES = 5
+_SECOND = 48_000  # bytes of sound
 VARIANTS = 3  # different questions of each kind
 _LINES = (
     "Two red circles and a blue square.",
@@ -43,7 +44,7 @@ class Wrong(Exception):
     """An answer that a client cannot make anything of."""
 
 
-Ask = Callable[[httpx.AsyncClient, int], Awaitable[Any]]
+Ask = Callable[[httpx.AsyncClient, int, Told], Awaitable[Any]]
 
 
 def _checked(error: dict[str, Any], had: Any = None) -> Exception:
@@ -65,10 +66,11 @@ async def _whole(http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Respo
 
 
 # ------------------------------------------------------------------------------------------------------- the questions
-async def chat(http: httpx.AsyncClient, number: int) -> str:
+async def chat(http: httpx.AsyncClient, number: int, told: Told) -> str:
     """A streamed chat or completion, greedy or sampled."""
     outcome = Outcome()
-    await ask(http, request(number, CHAT, TOKENS), outcome)
+    body = request(number, CHAT, TOKENS)
+    await ask(http, body, outcome, lambda: told(len(outcome.text)))
     if outcome.error is not None:
         raise _checked(outcome.error, outcome.text)
     if outcome.broken or outcome.finish is None:
@@ -76,12 +78,23 @@ async def chat(http: httpx.AsyncClient, number: int) -> str:
     return outcome.text
 
 
-async def speech(http: httpx.AsyncClient, number: int) -> bytes:
+async def speech(http: httpx.AsyncClient, number: int, told: Told) -> bytes:
     body = {"model": VOICE, "input": _LINES[number], "response_format": "pcm", "seed": number}
-    return (await _whole(http, "/v1/audio/speech", json=body)).content
+    data = b""
+    try:
+        async with http.stream("POST", "/v1/audio/speech", json=body) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                raise _checked(reply.json()["error"])
+            async for piece in reply.aiter_raw():
+                data += piece
+                told(len(data) / _SECOND)
+    except httpx.HTTPError as error:
+        raise Broken(f"connection: {type(error).__name__}") from None
+    return data
 
 
-async def transcript(http: httpx.AsyncClient, number: int) -> str:
+async def transcript(http: httpx.AsyncClient, number: int, told: Told) -> str:
     """Where somebody speaks is found by the vad."""
     fields = {"model": ASR_MODEL, "language": "en", "chunking_strategy": '{"type": "server_vad"}'}
     files = {"file": ("said.wav", wav(silence(200) + say(_LINES[number]) + silence(200)))}
@@ -90,7 +103,7 @@ async def transcript(http: httpx.AsyncClient, number: int) -> str:
     )
 
 
-async def picture(http: httpx.AsyncClient, number: int) -> str:
+async def picture(http: httpx.AsyncClient, number: int, told: Told) -> str:
     body = {
         "model": BRUSH,
         "prompt": "two red circles",
@@ -103,7 +116,7 @@ async def picture(http: httpx.AsyncClient, number: int) -> str:
     )
 
 
-async def conversation(http: httpx.AsyncClient, number: int) -> tuple[str, str, bytes]:
+async def conversation(http: httpx.AsyncClient, number: int, told: Told) -> tuple[str, str, bytes]:
     """A spoken turn over a WebSocket: what was heard, what is answered, and how that sounds."""
     url = str(http.base_url).replace("http", "ws", 1).rstrip("/")
     try:
@@ -160,45 +173,29 @@ KINDS: dict[str, tuple[Ask, int]] = {
 
 
 # ---------------------------------------------------------------------------------------------------------- the clients
-@dataclass(frozen=True)
-class Answer:
-    """What became of a question. `verdict`: completed, broken (and may be asked again), lost, changed or wrong."""
-
-    kind: str
-    gateway: int
-    began: float
-    ended: float
-    verdict: str
-    detail: str = ""
-
-
 @dataclass
 class Traffic:
-    """Questions to all gateways. `reference` holds the answers of a quiet time."""
+    """Ask questions at one address, and record what comes."""
 
-    urls: list[str]
+    url: str
     chance: random.Random
-    clock: Callable[[], float] = time.monotonic
-    answers: list[Answer] = field(default_factory=list)
-    reference: dict[tuple[str, int], Any] = field(default_factory=dict)
+    history: History
     asking: int = 0
 
     async def learn(self) -> None:
-        """The answers of a quiet time, at the first gateway and at the last. RuntimeError where these differ."""
-        for kind, (question, _) in KINDS.items():
-            for number in range(VARIANTS):
-                answers = []
-                for url in (self.urls[0], self.urls[-1]):
-                    async with _client(url) as http:
-                        answers.append(await _insist(question, http, number))
-                if answers[0] != answers[1] or not answers[0]:
-                    raise RuntimeError(
-                        f"{kind} {number} is answered in two ways, or not at all: nothing can be compared"
-                    )
-                self.reference[kind, number] = answers[0]
+        """Ask each question twice in a quiet time; raises where there is no answer."""
+        async with _client(self.url) as http:
+            for kind in KINDS:
+                for number in range(VARIANTS):
+                    for _ in range(2):
+                        for _ in range(_TRIES):
+                            if await self._ask(kind, number, http, quiet=True):
+                                break
+                        else:
+                            raise RuntimeError(f"{kind} {number} has no answer in a quiet time")
 
     async def run(self, until: asyncio.Event, clients: int = 1) -> None:
-        """So many clients per share of each kind, until the event; then their last answers are waited for."""
+        """Run so many clients per share of each kind until the event; then wait for their last answers."""
         async with asyncio.TaskGroup() as tasks:
             for kind, (_, share) in KINDS.items():
                 for _ in range(share * clients):
@@ -207,51 +204,32 @@ class Traffic:
                     )
 
     async def _client(self, kind: str, until: asyncio.Event, chance: random.Random) -> None:
-        gateways = [_client(url) for url in self.urls]
-        try:
+        async with _client(self.url) as http:
             while not until.is_set():
-                gateway, number = chance.randrange(len(gateways)), chance.randrange(VARIANTS)
-                self.answers.append(await self._ask(kind, number, gateway, gateways[gateway]))
+                await self._ask(kind, chance.randrange(VARIANTS), http)
                 await asyncio.sleep(chance.uniform(0.05, 0.5))
-        finally:
-            for http in gateways:
-                await http.aclose()
 
-    async def _ask(self, kind: str, number: int, gateway: int, http: httpx.AsyncClient) -> Answer:
-        began = self.clock()
+    async def _ask(
+        self, kind: str, number: int, http: httpx.AsyncClient, *, quiet: bool = False
+    ) -> bool:
+        """Ask a question and record what comes of it; return whether it was answered."""
+        asked = self.history.asked(kind, number, quiet=quiet)
         self.asking += 1
-        verdict, detail = await self._judged(kind, number, http)
-        self.asking -= 1
-        return Answer(kind, gateway, began, self.clock(), verdict, detail)
-
-    async def _judged(self, kind: str, number: int, http: httpx.AsyncClient) -> tuple[str, str]:
-        due = self.reference[kind, number]
         try:
             async with asyncio.timeout(PATIENCE):
-                answer = await KINDS[kind][0](http, number)
+                answer = await KINDS[kind][0](http, number, asked.told)
         except TimeoutError:
-            return "lost", f"{kind} {number}: no answer within {PATIENCE:g} s"
+            self.history.failed(asked, "timeout", None, retryable=False)
         except Broken as broken:
-            if broken.had is not None and not due.startswith(broken.had):
-                return "changed", f"{kind} {number}: began as {broken.had[-80:]!r}"
-            return "broken", str(broken)
+            self.history.failed(asked, str(broken), broken.had, retryable=True)
         except Wrong as wrong:
-            return "wrong", f"{kind} {number}: {wrong}"
-        return (
-            ("completed", "")
-            if answer == due
-            else ("changed", f"{kind} {number}: {str(answer)[:200]!r}")
-        )
-
-
-async def _insist(question: Ask, http: httpx.AsyncClient, number: int) -> Any:
-    """The answer, even where a slow machine takes a process for dead now and then."""
-    for _ in range(_TRIES - 1):
-        try:
-            return await question(http, number)
-        except Broken:
-            await asyncio.sleep(1.0)
-    return await question(http, number)
+            self.history.failed(asked, str(wrong), None, retryable=False)
+        else:
+            self.history.answered(asked, answer)
+            return True
+        finally:
+            self.asking -= 1
+        return False
 
 
 def _client(url: str) -> httpx.AsyncClient:

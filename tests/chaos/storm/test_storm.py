@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.storm import Storm, run
-from chaos.storm_account import Account, Blow
-from chaos.storm_traffic import Answer
+from chaos.storm.account import Account, Blow
+from chaos.storm.check import Answer, Report
+from chaos.storm.storm import Storm, run
 
 pytestmark = pytest.mark.long
 
@@ -30,39 +30,37 @@ async def test_a_storm_changes_no_answer(tmp_path: Path) -> None:
     print(account.table())
     assert not account.findings(), f"MOTET_CHAOS_SEED={SEED}\n{account.table()}"
     assert len(account.blows) >= SECONDS / EVERY / 2
-    assert {answer.kind for answer in account.answers if answer.verdict == "completed"} == {
+    assert {answer.kind for answer in account.answers if answer.verdict == "equal"} == {
         *("chat", "speech", "transcript", "conversation", "picture")
     }
 
 
 def answers(verdict: str, count: int, began: float = 0.0) -> list[Answer]:
-    return [Answer("chat", 0, began, began + 1, verdict, "why") for _ in range(count)]
+    return [Answer("chat", began, began + 1, verdict, "why") for _ in range(count)]
 
 
 def account(found: list[Answer], **other: object) -> Account:
     rest = {"died": [], "left": [], "growth": {}} | other
-    return Account(found, [Blow("kill", "gateway-1", 0.5, 0.6)], **rest)  # type: ignore[arg-type]
+    return Account(Report(found), [Blow("kill", "gateway-1", 0.5, 0.6)], **rest)  # type: ignore[arg-type]
 
 
 def test_a_clean_account_has_no_findings() -> None:
-    clean = account(answers("completed", 99) + answers("broken", 1), growth={"decode-1": 1 << 20})
+    clean = account(answers("equal", 99) + answers("broken", 1), growth={"decode-1": 1 << 20})
     assert clean.findings() == []
     assert "99.0% completed" in clean.table()
 
 
-@pytest.mark.parametrize("verdict", ["lost", "changed", "wrong"])
+@pytest.mark.parametrize("verdict", ["lost", "changed", "doubled", "wrong"])
 def test_one_bad_answer_is_a_finding(verdict: str) -> None:
-    assert account(answers("completed", 999) + answers(verdict, 1)).findings() == [
-        f"{verdict}: why"
-    ]
+    assert account(answers("equal", 999) + answers(verdict, 1)).findings() == [f"{verdict}: why"]
 
 
 def test_what_else_must_not_be_is_found() -> None:
-    done = answers("completed", 99)
+    done = answers("equal", 99)
     assert account(done, died=["asr-1"]).findings() == ["asr-1 died by itself"]
     assert account(done, left=["tts-2: busy"]).findings() == ["left behind: tts-2: busy"]
     assert account(done, growth={"vad-1": 65 << 20}).findings() == ["vad-1 has grown by 65 MB"]
-    assert account(answers("completed", 9) + answers("broken", 1)).findings() == [
+    assert account(answers("equal", 9) + answers("broken", 1)).findings() == [
         "90.0% completed, at least 95% should be"
     ]
     calm = account(done + answers("broken", 1, began=100.0))

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from chaos.storm_traffic import Answer
+from chaos.storm.check import VERDICTS, Answer, Report
 
 COMPLETED = 0.95  # of all questions, at least
 GROWTH = 64 << 20  # bytes of one process, at most
 _AFTERMATH = 10.0  # seconds after a blow in which it may still be felt
-_COLUMNS = ("completed", "broken", "lost", "changed", "wrong")
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,20 @@ class Blow:
 
 @dataclass(frozen=True)
 class Account:
-    """`died`: processes that ended and nobody had killed. `left`: complaints of idle services. `growth`: bytes."""
+    """Join the clients' report with what was done to the servers, and what they say of themselves.
 
-    answers: list[Answer]
+    died: processes that ended and were not struck. left: complaints of idle services. growth: bytes.
+    """
+
+    report: Report
     blows: list[Blow]
     died: list[str]
     left: list[str]
     growth: dict[str, int]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return self.report.answers
 
     @property
     def broken(self) -> list[Answer]:
@@ -52,17 +58,11 @@ class Account:
     @property
     def completed(self) -> float:
         """The share of the questions that were answered as in a quiet time, at the first try."""
-        return sum(answer.verdict == "completed" for answer in self.answers) / max(
-            len(self.answers), 1
-        )
+        return self.report.count("equal") / max(len(self.answers), 1)
 
     def findings(self) -> list[str]:
         """What must not be, in words; empty after a clean storm."""
-        found = [
-            f"{a.verdict}: {a.detail}"
-            for a in self.answers
-            if a.verdict in ("lost", "changed", "wrong")
-        ]
+        found = self.report.findings()
         found += [f"{name} died by itself" for name in self.died]
         found += [f"left behind: {complaint}" for complaint in self.left]
         found += [
@@ -79,7 +79,7 @@ class Account:
     def table(self) -> str:
         """Questions by the kind of blow that they felt, and by their own kind."""
         titles = sorted({blow.title for blow in self.blows})
-        lines = [_line("", "blows", *_COLUMNS, "slowest s")]
+        lines = [_line("", "blows", *VERDICTS, "slowest s")]
         for title in titles:
             blows = [blow for blow in self.blows if blow.title == title]
             felt = [a for a in self.answers if any(blow.felt_by(a) for blow in blows)]
@@ -90,7 +90,8 @@ class Account:
             lines.append(_row(f"  {kind}", "", [a for a in self.answers if a.kind == kind]))
         lines.append(_row("all", len(self.blows), self.answers))
         lines.append(
-            f"{self.completed:.1%} completed at the first try; most growth {self._most_growth()}"
+            f"{self.completed:.1%} completed at the first try; pause of texts p99 {self.report.pause_p99:.2f} s,"
+            f" gap of sounds p95 {self.report.gap_p95:.2f} s; most growth {self._most_growth()}"
         )
         return "\n".join(lines)
 
@@ -105,7 +106,7 @@ def _row(title: str, blows: object, answers: Iterable[Answer]) -> str:
     found = list(answers)
     counts = Counter(answer.verdict for answer in found)
     slowest = max((answer.ended - answer.began for answer in found), default=0.0)
-    return _line(title, blows, *(counts[column] for column in _COLUMNS), f"{slowest:.1f}")
+    return _line(title, blows, *(counts[verdict] for verdict in VERDICTS), f"{slowest:.1f}")
 
 
 def _line(title: str, *cells: object) -> str:

@@ -1,11 +1,12 @@
-"""A storm: mixed traffic while processes are killed, paused and cut off at random, NATS among them; and the account.
+"""A storm: mixed traffic while processes are struck at random, one or two at a time; and the account.
 
-    PYTHONPATH=tests:models python -m chaos.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
+    PYTHONPATH=tests:models python -m chaos.storm.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
 
-Chats, speech, transcripts, spoken conversations and pictures, two processes of each service, tiny models whose answers
-are known from a quiet time. Every question is accounted for: completed exactly as in the quiet time, or broken off in
-a way that tells the client to ask again. What was lost, changed or refused, what died by itself, what is left behind
-in an idle service, and what a process has grown by are findings; with one the exit code is 1.
+Chats, speech, transcripts, spoken conversations and pictures; two processes of each service, gateways behind a
+descriptor store; tiny models whose answers are known from a quiet time. The clients write a history, which
+`chaos.storm.check` judges without knowing anything of the servers. What was lost, changed, doubled or refused, what
+died by itself, what is left behind in an idle service, and what a process has grown by are findings; with one the
+exit code is 1.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ from pathlib import Path
 
 import psutil
 
-from chaos.storm_account import Account, Blow
-from chaos.storm_stack import NATS, StormStack, storm_stack
-from chaos.storm_traffic import Traffic
+from chaos.processes import NATS, Processes
+from chaos.storm.account import Account, Blow
+from chaos.storm.check import check
+from chaos.storm.history import History
+from chaos.storm.stack import STORE, storm_stack
+from chaos.storm.traffic import Traffic
 from e2e.engines.peer import integrities
 
-KINDS = ("kill", "pause", "cut")
-PAUSE = 3.0  # seconds
-_READY = 60.0  # seconds in which everybody must be there again
-_LOOKS = 30  # one per second, until everybody is idle
+KINDS = ("kill", "pause", "cut", "slow", "memory", "disk")
+BOTH = 0.2  # share of the times in which two are struck at once
+LASTS = 3.0  # seconds of a blow other than a kill and a cut
+_READY = 60.0  # seconds in which all must be there again
+_LOOKS = 30  # one per second, until all are idle
 
 
 @dataclass(frozen=True)
 class Storm:
-    """What is asked for. `clients`: so many per share of each kind of traffic, of which there are eight."""
+    """Define a storm. `clients`: so many per share of each kind of traffic, of which there are eight."""
 
     seed: int
     seconds: float = 600.0
@@ -47,10 +52,12 @@ class Storm:
 
 @dataclass
 class Weather:
-    """Carries a storm out. All that is random follows from the seed."""
+    """Carry a storm out. All that is random follows from the seed."""
 
     storm: Storm
-    stack: StormStack
+    stack: Processes
+    url: str
+    history: History
     say: Callable[[str], None]
     blows: list[Blow] = field(default_factory=list)
 
@@ -58,8 +65,8 @@ class Weather:
         self._random = random.Random(self.storm.seed)
 
     async def run(self) -> Account:
-        """The account of it all. The stack is ready before, and must be ready again afterwards."""
-        traffic = Traffic(self.stack.urls, random.Random(self.storm.seed + 1))
+        """Return the account of it all. The stack is ready before, and must be ready again afterwards."""
+        traffic = Traffic(self.url, random.Random(self.storm.seed + 1), self.history)
         await traffic.learn()
         before = self._memory()
         over = asyncio.Event()
@@ -72,32 +79,46 @@ class Weather:
             left = await self._left_behind()
             supervisor.cancel()
         died = [member.name for member in self.stack.members for _ in range(member.died)]
-        return Account(traffic.answers, self.blows, died, left, self._growth(before))
+        report = check(self.history.path)
+        return Account(report, self.blows, died, left, self._growth(before))
 
     # ---------------------------------------------------------------------------------------------------------- blows
     async def _blow(self, traffic: Traffic) -> None:
-        """A blow every few seconds, the last one early enough for the traffic to go on for a while."""
+        """Strike every few seconds, the last time early enough for the traffic to go on for a while."""
         began = time.monotonic()
-        names = [NATS, *(member.name for member in self.stack.members)]
         await asyncio.sleep(self.storm.every / 2)
         while (now := time.monotonic()) - began < self.storm.seconds - self.storm.every / 2:
-            kind, name = self._random.choice(self.storm.kinds), self._random.choice(names)
-            self.say(
-                f"{now - began:6.1f} s  {kind:5}  {name:12}  {traffic.asking} questions under way"
-            )
-            await self._strike(kind, name)
-            self.blows.append(Blow(kind, name, now, time.monotonic()))
+            chosen = [self._choice() for _ in range(1 + (self._random.random() < BOTH))]
+            words = " and ".join(f"{kind} {name}" for kind, name in chosen)
+            self.say(f"{now - began:6.1f} s  {words:40}  {traffic.asking} questions under way")
+            await asyncio.gather(*(self._strike(kind, name) for kind, name in chosen))
+            ended = time.monotonic()
+            self.blows += [Blow(kind, name, now, ended) for kind, name in chosen]
             await asyncio.sleep(max(0.0, now + self.storm.every - time.monotonic()))
 
+    def _choice(self) -> tuple[str, str]:
+        """Return a kind of blow and a process that can be struck so."""
+        kind = self._random.choice(self.storm.kinds)
+        names = [member.name for member in self.stack.members]
+        if kind in ("memory", "disk"):  # nats-server ends of them, and the store needs neither
+            names.remove(STORE)
+        elif kind == "cut":
+            names = [NATS, *(name for name in names if name != STORE)]
+        else:
+            names.append(NATS)
+        return kind, self._random.choice(names)
+
     async def _strike(self, kind: str, name: str) -> None:
-        if kind == "pause":
-            await self.stack.pause(name, PAUSE)
+        if kind in ("memory", "disk"):
+            await self.stack.limit(name, kind, LASTS)
+        elif kind in ("pause", "slow"):
+            await (self.stack.pause if kind == "pause" else self.stack.slow)(name, LASTS)
         else:
             await (self.stack.kill if kind == "kill" else self.stack.cut)(name)
 
     # ------------------------------------------------------------------------------------------------- what they leave
     async def _left_behind(self) -> list[str]:
-        """What the services say of themselves once nobody asks any more: who is busy, or holds what nobody needs."""
+        """Return what services say of themselves once nothing is asked: who is busy, or holds what is not needed."""
         try:
             await self.stack.all_ready(_READY)
         except TimeoutError as error:
@@ -122,30 +143,34 @@ class Weather:
         ]
 
     def _memory(self) -> dict[int, int]:
-        """Bytes by process."""
+        """Return bytes by process."""
         return {
             member.pid: psutil.Process(member.pid).memory_info().rss
             for member in self.stack.members
         }
 
     def _growth(self, before: dict[int, int]) -> dict[str, int]:
-        """Of those that have lived through all of it."""
+        """Return the bytes by which processes have grown that have lived through all of it."""
         now = self._memory()
         survivors = [member for member in self.stack.members if member.pid in before]
         return {member.name: now[member.pid] - before[member.pid] for member in survivors}
 
 
 async def run(storm: Storm, folder: Path, say: Callable[[str], None] = print) -> Account:
-    """Starts everything in `folder`, which is empty, and ends it again."""
+    """Start everything in `folder`, which is empty, and end it again. The history is `history.jsonl` there."""
     say(
-        f"seed {storm.seed}, {storm.seconds:g} s, every {storm.every:g} s one of {', '.join(storm.kinds)}"
+        f"seed {storm.seed}, {storm.seconds:g} s, every {storm.every:g} s of {', '.join(storm.kinds)}"
     )
-    async with storm_stack(folder) as stack:
-        return await Weather(storm, stack, say).run()
+    history = History(folder / "history.jsonl")
+    try:
+        async with storm_stack(folder) as (stack, url):
+            return await Weather(storm, stack, url, history, say).run()
+    finally:
+        history.close()
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="chaos.storm", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="chaos.storm.storm", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--seed",
         type=int,

@@ -1,0 +1,1 @@
+"""Let the services of `motet up --survive` outlive their supervisor, and let the next one adopt them."""

@@ -1,0 +1,137 @@
+"""Record what services answer, so that a pipeline goes on in another process when its own has died.
+
+A process that keeps a request beyond its death sets a `Recorder` with `record_in`. Every pipeline
+that calls a service behind it records each batch before it yields it, and begins with the batches
+that an earlier process has recorded:
+
+    answers = Answers(request, batches, ends)
+    while (batch := await answers.recorded()) is not None:
+        yield batch                                # as below
+    if answers.end is not None:                    # nothing is behind them
+        return
+    async with answers.live():                     # the request now says what was received
+        async for batch in stream.batches():
+            await answers.record(batch)
+            yield batch
+        await answers.finish(stream.end)
+
+Between two of these calls, all effects of a batch take place: so what is behind it is the same in
+both processes. Without a recorder, nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from motet_shared.errors import MotetError, from_wire
+
+Batch = TypeVar("Batch")
+Ending = TypeVar("Ending")
+
+_encode = msgspec.msgpack.Encoder().encode
+_DIGEST = 16  # bytes
+
+
+class RecordedStream(Protocol):
+    """The records of one request to a service.
+
+    `end`, or `error`: the last of them, once all were read.
+    """
+
+    end: bytes | None
+    error: bytes | None
+
+    async def next(self) -> bytes | None:
+        """Return the next recorded batch once what was recorded before it has had its effect.
+
+        None: there is no further one.
+        """
+
+    async def append(self, data: bytes) -> None:
+        """Record a batch; waits while it can have no effect."""
+
+    async def close(self, data: bytes, *, failed: bool) -> None:
+        """Record the end, or an error."""
+
+
+class Recorder(Protocol):
+    """What keeps the records of one client's request."""
+
+    def open(self, digest: bytes) -> RecordedStream | None:
+        """Return the stream of a request to a service, known by its digest; None: not kept."""
+
+
+class _Error(NamedTuple):
+    code: str
+    message: str
+    retryable: bool
+    param: str | None
+
+
+_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+record_in = _current.set
+_decode_error = msgspec.msgpack.Decoder(_Error).decode
+
+
+class Answers(Generic[Batch, Ending]):
+    """The answers to one request of the current task. `end`: the recorded end, once it is read."""
+
+    end: Ending | None = None
+
+    def __init__(
+        self,
+        request: Any,
+        batches: msgspec.msgpack.Decoder[Batch],
+        ends: msgspec.msgpack.Decoder[Ending],
+    ):
+        """Begin with what is recorded.
+
+        request: without what differs in another process, such as references to blobs.
+        """
+        self._batches, self._ends = batches, ends
+        recorder = _current.get()
+        self._stream = None if recorder is None else recorder.open(_digest(request))
+
+    async def recorded(self) -> Batch | None:
+        """Return the next recorded batch, None behind the last. Raises a recorded error."""
+        stream = self._stream
+        if stream is None:
+            return None
+        if (data := await stream.next()) is not None:
+            return self._batches.decode(data)
+        if stream.error is not None:
+            raise from_wire(*_decode_error(stream.error))
+        if stream.end is not None:
+            self.end = self._ends.decode(stream.end)
+        return None
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Record an error of the block, in which the service is called."""
+        try:
+            yield
+        except MotetError as error:
+            if self._stream is not None:
+                data = _Error(error.code, error.message, error.retryable, error.param)
+                await self._stream.close(_encode(data), failed=True)
+            raise
+
+    async def record(self, batch: Batch) -> None:
+        """Record a batch before it has an effect."""
+        if self._stream is not None:
+            await self._stream.append(_encode(batch))
+
+    async def finish(self, end: Ending) -> None:
+        """Record the end."""
+        if self._stream is not None:
+            await self._stream.close(_encode(end), failed=False)
+
+
+def _digest(request: Any) -> bytes:
+    return hashlib.blake2b(_encode(request), digest_size=_DIGEST).digest()

@@ -1,0 +1,173 @@
+"""Two processes of each service that a feature needs, started when the first test needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
+from chaos.moves.models import Argv, Models
+from chaos.processes import NATS, Processes, processes
+from e2e.engines.peer import integrities
+from motet_shared.testing import free_port
+
+TWO = 2  # of each
+TRIES = 4  # a strike may come when the request is over: it is then tried again, earlier
+_RESTS_WITHIN = 20.0  # seconds
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """Hold what a feature returns when nothing happens, and the progress that it reports at most."""
+
+    result: Any
+    progress: int
+
+
+class TooLate(Exception):
+    """The request was over before it could be struck."""
+
+
+@dataclass
+class World:
+    """Hold the processes, the gateway's address, and what features return undisturbed."""
+
+    processes: Processes
+    url: str
+    models: Models
+    started: set[str] = field(default_factory=set)
+    known: dict[str, Undisturbed] = field(default_factory=dict)
+
+    async def need(self, feature: Feature) -> None:
+        """Start what is not there yet, and wait until all are ready."""
+        for model in feature.models:
+            if model not in self.started:
+                self.started.add(model)
+                commands = await asyncio.to_thread(self.models.processes, model)
+                for role, argv in commands * TWO:
+                    await self.start(role, argv)
+        await self.processes.all_ready()
+
+    async def start(self, role: str, argv: Argv) -> None:
+        await self.processes.add(f"{role}-{len(self.processes.members)}", role, argv)
+
+    async def undisturbed(self, name: str) -> Undisturbed:
+        """Return what a feature returns, twice the same: else nothing could be compared."""
+        await self.need(FEATURES[name])
+        if name not in self.known:
+            results, most = [], 0
+            for _ in range(2):
+                seen: list[int] = []
+                results.append(await FEATURES[name].ask(self.url, seen.append))
+                most = max(seen)
+            assert results[0] == results[1], f"{name}: two undisturbed runs differ"
+            assert results[0], f"{name}: nothing was returned"
+            self.known[name] = Undisturbed(results[0], most)
+        return self.known[name]
+
+    async def struck(self, name: str, phase: str, victim: str) -> Any:
+        """Return what a feature returns whose process, or NATS, is killed in a phase."""
+        for attempt in range(TRIES):
+            try:
+                return await self._struck(name, phase, victim, 0.8**attempt)
+            except TooLate:
+                await self.processes.all_ready()
+        raise TooLate(f"{name} was over before {victim} could be struck in its phase {phase!r}")
+
+    async def _struck(self, name: str, phase: str, victim: str, earlier: float) -> Any:
+        reached, at = asyncio.Event(), self.threshold(name, phase) * earlier
+
+        def told(progress: int) -> None:
+            if progress >= at:
+                reached.set()
+
+        asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
+        waiting = asyncio.create_task(self._strike(FEATURES[name], phase, victim, reached))
+        try:
+            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                await asking  # its error, if it has one
+                raise TooLate
+            await waiting
+            return await asking
+        finally:
+            for task in (asking, waiting):
+                task.cancel()
+            await asyncio.gather(asking, waiting, return_exceptions=True)
+
+    async def _strike(
+        self, feature: Feature, phase: str, victim: str, reached: asyncio.Event
+    ) -> None:
+        """Kill a process that is at work in a phase, or NATS while one is."""
+        if phase != BEGIN:
+            await reached.wait()
+        role = feature.roles[0] if victim == NATS else victim
+        member = await self.processes.serving(role)
+        await self.processes.kill(NATS if victim == NATS else member.name)
+
+    async def left(self, name: str, phase: str) -> None:
+        """Ask for a feature and leave in a phase."""
+        reached, at = asyncio.Event(), self.threshold(name, phase)
+        feature = FEATURES[name]
+
+        def told(progress: int) -> None:
+            if progress >= at:
+                reached.set()
+
+        asking = asyncio.create_task(feature.ask(self.url, told))
+
+        async def begun() -> None:
+            if phase == BEGIN:
+                await self.processes.serving(feature.roles[0])
+            else:
+                await reached.wait()
+
+        waiting = asyncio.create_task(begun())
+        await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+        assert not asking.done(), f"{name} was over before its client could leave"
+        for task in (asking, waiting):
+            task.cancel()
+        await asyncio.gather(asking, waiting, return_exceptions=True)
+
+    def threshold(self, name: str, phase: str) -> float:
+        """Return the progress at which a phase begins."""
+        feature, most = FEATURES[name], self.known[name].progress
+        shares = {BEGIN: 0.0, MIDDLE: feature.middle}
+        return most * shares.get(phase, feature.end)
+
+    async def rest(self) -> None:
+        """Wait until all are ready and hold nothing of what is over; raises what is wrong with them."""
+        await self.processes.all_ready()
+        give_up = time.monotonic() + _RESTS_WITHIN
+        while found := await self._complaints():
+            assert time.monotonic() < give_up, found
+        died = [member.name for member in self.processes.members if member.died]
+        assert not died, f"ended by themselves: {died}"
+
+    async def _complaints(self) -> list[str]:
+        nats = self.processes.nats
+        said = await integrities(nats.url, nats.passwords, 0.5)
+        return [f"{instance}: {word}" for instance, word in said.items() if word != "ok"]
+
+
+@asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    """Run a gateway in front of services that start as they are needed."""
+    models = await asyncio.to_thread(Models, folder)
+    async with processes() as running:
+        port = free_port()
+        made = World(running, f"http://127.0.0.1:{port}", models)
+        await made.start("gateway", ("motet_gateway", "--port", str(port), "--patience", "30"))
+        for _ in range(TWO):
+            await made.start("tokenizer", models.tokenizer())
+        supervisor = asyncio.create_task(running.supervise())
+        try:
+            yield made
+        finally:
+            supervisor.cancel()
+            await asyncio.gather(supervisor, return_exceptions=True)

@@ -1,0 +1,164 @@
+"""What services answered is read again by the next process: in its order, under the same requests, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from motet_gateway.kept import journal as journals
+from motet_gateway.kept.journal import Journal
+from motet_gateway.kept.memory import ConnectionMemory
+from motet_pipelines.answers import Answers, record_in
+from motet_shared.errors import Unavailable
+
+_WORDS = msgspec.msgpack.Decoder(str)
+_ENDS = msgspec.msgpack.Decoder(int)
+
+
+class Process:
+    """A recorder of one process over the memory; `strayed` counts what it could not go on with."""
+
+    def __init__(self, fd: int | None = None):
+        self.memory = (
+            ConnectionMemory.create(0, 0) if fd is None else ConnectionMemory.adopt(fd, 0, 0)
+        )
+        self.strayed = 0
+        self.journal = Journal(self.memory, lambda: None, self._stray)
+        record_in(self)
+
+    def _stray(self) -> None:
+        self.strayed += 1
+
+    def open(self, digest: bytes) -> journals.JournaledStream:
+        return self.journal.open(digest, self._writable)
+
+    async def _writable(self) -> None:
+        await asyncio.sleep(0)
+
+    def next(self) -> Process:
+        """The process that adopts the memory after the death of this one."""
+        fd = os.dup(self.memory.fd)
+        self.memory.close()
+        return Process(fd)
+
+
+@pytest.fixture
+def first() -> Iterator[Process]:
+    made = Process()
+    yield made
+    record_in(None)
+    with contextlib.suppress(OSError, ValueError):
+        made.memory.close()
+
+
+def answers(request: str) -> Answers[str, int]:
+    return Answers(request, _WORDS, _ENDS)
+
+
+async def all_of(stream: Answers[str, int]) -> list[str]:
+    found = []
+    while (word := await stream.recorded()) is not None:
+        found.append(word)
+    return found
+
+
+async def test_what_was_answered_is_read_again(first: Process) -> None:
+    live = answers("a")
+    assert await all_of(live) == []
+    for word in ("one", "two"):
+        await live.record(word)
+    second = first.next()
+    again = answers("a")
+    assert (await all_of(again), again.end) == (["one", "two"], None)
+    await again.record("three")
+    await again.finish(3)
+    second.next()
+    whole = answers("a")
+    assert (await all_of(whole), whole.end) == (["one", "two", "three"], 3)
+
+
+async def test_streams_are_read_in_the_order_in_which_they_were_written(first: Process) -> None:
+    one, two = answers("a"), answers("b")
+    for stream, word in ((one, "a1"), (two, "b1"), (two, "b2"), (one, "a2")):
+        await stream.record(word)
+    first.next()
+    read: list[str] = []
+
+    async def reader(request: str) -> None:
+        stream = answers(request)
+        while (word := await stream.recorded()) is not None:
+            read.append(word)
+
+    await asyncio.gather(reader("b"), reader("a"))
+    assert read == ["a1", "b1", "b2", "a2"]
+
+
+async def test_something_new_comes_behind_everything_recorded(first: Process) -> None:
+    await answers("a").record("a1")
+    second = first.next()
+    old, new = answers("a"), answers("new")
+    assert await new.recorded() is None
+    recording = asyncio.create_task(new.record("n1"))
+    await asyncio.sleep(0.01)
+    assert not recording.done()
+    assert await old.recorded() == "a1"
+    await recording
+    second.next()
+    assert [await answers("a").recorded(), await answers("new").recorded()] == ["a1", "n1"]
+
+
+async def test_equal_requests_are_told_apart_by_their_order(first: Process) -> None:
+    one, two = answers("a"), answers("a")
+    await one.record("first")
+    await two.record("second")
+    first.next()
+    one, two = answers("a"), answers("a")
+    assert [await one.recorded(), await two.recorded()] == ["first", "second"]
+
+
+async def test_an_error_is_raised_again(first: Process) -> None:
+    live = answers("a")
+    await live.record("a1")
+    with pytest.raises(Unavailable):
+        async with live.live():
+            raise Unavailable("no instance", param="model")
+    first.next()
+    again = answers("a")
+    assert await again.recorded() == "a1"
+    with pytest.raises(Unavailable, match="no instance") as caught:
+        await again.recorded()
+    assert caught.value.param == "model"
+
+
+async def test_a_stream_of_a_response_that_ended_records_nothing(first: Process) -> None:
+    late = answers("a")
+    await late.record("a1")
+    first.journal.reset()
+    first.memory.next_request()
+    await late.record("a2")
+    await late.finish(2)
+    assert first.memory.records() == []
+
+
+async def test_a_handler_that_asks_for_something_else_strays(
+    first: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await answers("a").record("a1")
+    second = first.next()
+    monkeypatch.setattr(journals, "_REPLAY", 0.05)
+    await answers("other").record("o1")
+    assert second.strayed == 1
+
+
+async def test_without_a_recorder_nothing_is_recorded() -> None:
+    record_in(None)
+    live = answers("a")
+    assert await live.recorded() is None
+    await live.record("a1")
+    await live.finish(1)
+    assert live.end is None
