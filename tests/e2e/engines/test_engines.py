@@ -87,7 +87,7 @@ def test_pictures_are_seen_by_the_engine(stack: MotetStack, front: MotetStack) -
     cards = httpx.get(f"{front.url}/v1/models", trust_env=False, timeout=60).json()["data"]
     card = next(one for one in cards if one["id"] == "pocket-chat")
     assert "vision" in card["capabilities"]
-    ready = httpx.get(f"{front.url}/ready", trust_env=False, timeout=60).json()
+    ready = httpx.get(f"{front.url}/health/ready", trust_env=False, timeout=60).json()
     assert ready["images"] == {"missing": [], "models": []}
 
 
