@@ -85,6 +85,8 @@ async def _chat(url: str, told: Told, *, of: str = "content", **body: Any) -> An
     if not finish:
         raise RuntimeError("the stream ended without a reason")
     usage.pop("prompt_tokens_details", None)  # what a prefix cache happened to hold
+    for guessed in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
+        usage["completion_tokens_details"].pop(guessed, None)  # depends on who drafted when
     return parts, scores, finish, usage
 
 
@@ -251,6 +253,7 @@ class Feature:
     """Describe a request: its client, the models that it needs, and the roles that are at work in each phase.
 
     In `begin` a role has just begun; `middle` and `end` are shares of the progress of an undisturbed run.
+    brief: phases that last milliseconds, for which a strike may come too late: not in `make test-long`.
     """
 
     ask: Ask
@@ -259,14 +262,17 @@ class Feature:
     begin: tuple[str, ...] = ()  # further roles, which are at work in the beginning alone
     middle: float = 0.5
     end: float = 0.9
+    brief: tuple[str, ...] = ()
 
     def at_work(self, phase: str) -> tuple[str, ...]:
         """Return the roles that may be struck in a phase."""
         return (*self.roles, *self.begin) if phase == BEGIN else self.roles
 
 
-def _text(ask: Ask, model: str = TEXT, begin: tuple[str, ...] = ()) -> Feature:
-    return Feature(ask, (model,), ("tokenizer", "decode"), begin)
+def _text(
+    ask: Ask, model: str = TEXT, begin: tuple[str, ...] = (), brief: tuple[str, ...] = ()
+) -> Feature:
+    return Feature(ask, (model,), ("tokenizer", "decode"), begin, brief=brief)
 
 
 FEATURES: dict[str, Feature] = {
@@ -277,10 +283,10 @@ FEATURES: dict[str, Feature] = {
     "tool arguments": _text(arguments, SCRIPT),
     "an adapter": _text(adapter),
     **{f"drafts of {kind}": _text(speculated(kind), kind) for kind in SPECULATIVE},
-    "a picture in the prompt": _text(pictures, EYES, ("encoder",)),
+    "a picture in the prompt": _text(pictures, EYES, ("encoder",), (BEGIN, END)),
     "a context beyond the pool": _text(beyond_pool, LONG),
-    "a prompt computed elsewhere": _text(split, SPLIT, ("prefill",)),
-    "speech": Feature(speech, (VOICE,), ("tts",)),
+    "a prompt computed elsewhere": _text(split, SPLIT, ("prefill",), (BEGIN,)),
+    "speech": Feature(speech, (VOICE,), ("tts",), brief=(END,)),
     "a recording": Feature(recording, (EARS,), ("asr",), ("vad",)),
     "live speech": Feature(live, (TEXT, STREAM_EARS), ("asr",)),
     "a drawing": Feature(picture, (BRUSH,), ("diffusion",)),
