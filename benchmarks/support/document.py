@@ -36,8 +36,12 @@ def conditions() -> dict[str, Any]:
         "processor": processor(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "load": [round(value, 1) for value in os.getloadavg()],
+        "load": _load(),
     }
+
+
+def _load() -> list[float]:
+    return [round(value, 1) for value in os.getloadavg()]
 
 
 def commit() -> str:
@@ -73,7 +77,7 @@ def processor(cpuinfo: Path = _CPUINFO) -> str:
 
 def load_line(before: dict[str, Any]) -> str:
     """Return a line about the machine's load, given the `conditions` of the start."""
-    load = f"{before['load'][0]}, {conditions()['load'][0]}"
+    load = f"{before['load'][0]}, {_load()[0]}"
     return f"Load average before and after: {load} on {before['cores']} cores"
 
 

@@ -50,11 +50,15 @@ class PassPrompts:
             self.active = whole
 
 
-class PromptedAttention:
-    """Replace the processor of a UNet's attention to text. layers: (keys, values) by adapter."""
+class _Prompted:
+    """Hold the processor that is replaced, the layers by adapter, and the prompts of the pass."""
 
     def __init__(self, base: Any, layers: Mapping[str, Any], current: PassPrompts):
         self._base, self._layers, self._current = base, layers, current
+
+
+class PromptedAttention(_Prompted):
+    """Replace the processor of a UNet's attention to text. layers: (keys, values) by adapter."""
 
     def __call__(
         self,
@@ -87,11 +91,8 @@ class PromptedAttention:
         return result
 
 
-class PromptedFluxAttention:
+class PromptedFluxAttention(_Prompted):
     """Replace the processor of Flux' attention of pictures and text. layers: as above."""
-
-    def __init__(self, base: Any, layers: Mapping[str, Any], current: PassPrompts):
-        self._base, self._layers, self._current = base, layers, current
 
     def __call__(
         self,
@@ -113,11 +114,8 @@ class PromptedFluxAttention:
         return (*outputs, added)
 
 
-class PromptedJointAttention:
+class PromptedJointAttention(_Prompted):
     """Replace the processor of SD3's attention. layers: by adapter, its processor in diffusers."""
-
-    def __init__(self, base: Any, layers: Mapping[str, Any], current: PassPrompts):
-        self._base, self._layers, self._current = base, layers, current
 
     def __call__(
         self,
