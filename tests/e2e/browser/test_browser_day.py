@@ -43,6 +43,13 @@ _SHOWN = """() => [...document.querySelectorAll("#log article")].map((article) =
   sounds: article.querySelectorAll("audio").length,
   files: [...article.querySelectorAll("details.fold pre")].map((file) => file.textContent),
 }))"""
+_TYPESET = """() => [...document.querySelectorAll(".math")].every((one) => one.children.length)"""
+
+
+async def shown(page: Page) -> list[dict[str, Any]]:
+    """Return what the open conversation shows, once its formulas are typeset."""
+    await page.wait_for_function(_TYPESET)
+    return await page.evaluate(_SHOWN)  # type: ignore[no-any-return]
 
 
 def png(colour: str) -> bytes:
@@ -123,7 +130,7 @@ class Day:
     async def leave(self) -> None:
         """Begin a new conversation, once the browser has stored this one."""
         await expect(self.page.locator("#conversation-list [aria-current]")).to_have_count(1)
-        self.shown.append(await self.page.evaluate(_SHOWN))
+        self.shown.append(await shown(self.page))
         await self.page.get_by_role("button", name="New chat").click()
         await expect(self.page.locator("article")).to_have_count(0)
 
@@ -175,7 +182,7 @@ async def opened(page: Page) -> list[list[dict[str, Any]]]:
             await page.get_by_role("button", name="Conversations").click()
         await entries.nth(number).get_by_role("button").first.click()
         await expect(entries.nth(number).locator("[aria-current]")).to_have_count(1)
-        found.append(await page.evaluate(_SHOWN))
+        found.append(await shown(page))
     return found
 
 

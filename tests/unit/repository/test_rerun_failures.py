@@ -24,7 +24,7 @@ def test_unsteady():
         seen.touch()
         assert "first" == "time"
 
-@pytest.mark.parametrize("case", range(6))
+@pytest.mark.parametrize("case", range(11))
 def test_bad(case): assert case < 0
 """
 
@@ -74,7 +74,7 @@ def test_what_passes_again_passes(tmp_path: Path, chosen: str, runs: int, status
 
 
 def test_what_fails_twice_fails(tmp_path: Path) -> None:
-    file = record(tmp_path, "-k", "unsteady or bad and 3")
+    file = record(tmp_path, "-k", "unsteady or bad and 3]")
     assert sorted(recorded(file)) == ["test_bad[3]", "test_unsteady"]
     status, printed = rerun(file)
     assert status == 1
