@@ -158,6 +158,8 @@ def made_up_word(rng: Random) -> str:
 def value(kind: str, rng: Random) -> str | int:
     """Return a value of a kind of field."""
     match kind:
+        case "numeral":
+            return str(value("number", rng))
         case "number":
             return rng.randint(0, 99) if rng.random() < 0.65 else rng.randint(100, 9999)
         case "place":
@@ -167,11 +169,11 @@ def value(kind: str, rng: Random) -> str | int:
             known = rng.choice((*NAMES, *words("name")))
             return known if rng.random() < 0.55 else made_up_word(rng).capitalize()
         case "words":
-            return " ".join(_word(rng) for _ in range(rng.randint(1, 3)))
+            return " ".join(sample_word(rng) for _ in range(rng.randint(1, 3)))
         case "thing":
-            return _word(rng)
+            return sample_word(rng)
         case "things":
-            return plural(_word(rng))
+            return plural(sample_word(rng))
     fixed = {
         "unit": _UNITS,
         "language": _LANGUAGES,
@@ -182,7 +184,8 @@ def value(kind: str, rng: Random) -> str | int:
     return rng.choice(fixed[kind])
 
 
-def _word(rng: Random) -> str:
+def sample_word(rng: Random) -> str:
+    """Return a word for a tool, a field or a value: in a third of cases it is made up."""
     draw = rng.random()
     if draw < 0.35:
         return made_up_word(rng)
@@ -201,7 +204,7 @@ def composed_skill(rng: Random) -> Skill:
     """Compose a skill of a verb and a noun, with one field, a counted one or two ends."""
     verb = rng.choice(verbs("transitive") + verbs("irregular")).base
     verb = made_up_word(rng) if rng.random() < 0.1 else verb
-    noun, draw = _word(rng), rng.random()
+    noun, draw = sample_word(rng), rng.random()
     name = rng.choice((f"{verb}_{noun}", f"{verb}_{noun}", noun, verb))
     if draw < 0.4:
         kind = rng.choice(("name", "number", "number", "thing", "place"))
@@ -227,30 +230,32 @@ def composed_skill(rng: Random) -> Skill:
         description = rng.choice(
             (f"{verb} {article(noun)}.", f"{verb} the {noun} between two ends.")
         )
-    fields = [_field(kind, rng) for kind in kinds]
+    fields = [sample_field(kind, rng) for kind in kinds]
     while len(set(fields)) < len(fields):
-        fields[1] = _word(rng)
+        fields[1] = sample_word(rng)
     slots = dict(zip("ab", (f"{{{field}}}" for field in fields), strict=False))
-    requests = tuple(_first_up(form.format(v=verb, t=noun, **slots)) for form in forms)
+    requests = tuple(first_up(form.format(v=verb, t=noun, **slots)) for form in forms)
     ordered = list(zip(fields, kinds, strict=True))
     if "number" in kinds and rng.random() < 0.5:  # their types tell them apart
         ordered.reverse()
-    return Skill(name, _first_up(description), dict(ordered), requests)
+    return Skill(name, first_up(description), dict(ordered), requests)
 
 
-def _field(kind: str, rng: Random) -> str:
+def sample_field(kind: str, rng: Random) -> str:
+    """Return the name of a field for values of `kind`; half of them tell nothing about it."""
     if rng.random() < 0.5:
-        return _word(rng)
+        return sample_word(rng)
     return rng.choice(_NUMBER_FIELDS if kind == "number" else _FIELDS)
 
 
-def _first_up(text: str) -> str:
+def first_up(text: str) -> str:
+    """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def renamed(skill: Skill, rng: Random) -> Skill:
     """Return a skill whose name and fields are other words, which a call has to copy."""
-    names = {field: _word(rng) if rng.random() < 0.5 else field for field in skill.fields}
+    names = {field: sample_word(rng) if rng.random() < 0.5 else field for field in skill.fields}
     if len(set(names.values())) < len(names):
         names = {field: field for field in skill.fields}
     requests = tuple(
@@ -258,7 +263,7 @@ def renamed(skill: Skill, rng: Random) -> Skill:
         for text in skill.requests
     )
     fields = {names[field]: kind for field, kind in skill.fields.items()}
-    other = rng.choice((f"{_word(rng)}_{_word(rng)}", _word(rng), skill.name))
+    other = rng.choice((f"{sample_word(rng)}_{sample_word(rng)}", sample_word(rng), skill.name))
     return Skill(other, skill.description, fields, requests)
 
 
@@ -318,11 +323,11 @@ def calling_conversation(rng: Random, mix: Mix) -> Conversation:
     writer.system(share=0.25)
     for _ in range(rng.choice((1, 2, 3, 4, 5))):
         if rng.random() < 0.12:
-            _add_talk(writer)
+            add_talk(writer)
         elif can_draw and rng.random() < 0.4:
-            _add_drawing(writer)
+            add_drawing(writer)
         else:
-            _add_call(writer, rng.choice(skills))
+            add_call(writer, rng.choice(skills))
     if rng.random() < 0.5 and writer.messages[-2]["role"] == "tool":
         del writer.messages[-2:]  # the call is the last turn
     return writer.finish(declared=tuple(declared))
@@ -341,7 +346,8 @@ def abilities_conversation(rng: Random, mix: Mix) -> Conversation:
     return writer.finish()
 
 
-def _add_talk(writer: ConversationWriter) -> None:
+def add_talk(writer: ConversationWriter) -> None:
+    """Add one exchange that calls no tool."""
     if writer.rng.random() < 0.25:
         question = abilities(writer.rng)
         writer.exchange(question.text, question.answer)
@@ -349,7 +355,8 @@ def _add_talk(writer: ConversationWriter) -> None:
         writer.talk(weighted_choice(writer.rng, writer.mix.talk))
 
 
-def _add_drawing(writer: ConversationWriter) -> None:
+def add_drawing(writer: ConversationWriter) -> None:
+    """Add a request for a picture, its call, the result and the sentence after it."""
     rng = writer.rng
     what = drawing_prompt(rng)
     writer.keys.add(digest(f"draw {what}"))
@@ -360,7 +367,8 @@ def _add_drawing(writer: ConversationWriter) -> None:
     writer.messages += [result, assistant(sentence)]
 
 
-def _add_call(writer: ConversationWriter, skill: Skill) -> None:
+def add_call(writer: ConversationWriter, skill: Skill) -> None:
+    """Add a request for a skill, its call, the result and the sentence after it."""
     rng = writer.rng
     values = {field: value(kind, rng) for field, kind in skill.fields.items()}
     text = rng.choice(skill.requests).format(**values)

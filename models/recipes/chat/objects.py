@@ -144,3 +144,52 @@ def object_conversation(rng: Random, mix: Mix) -> Conversation:
         text = rng.choice(_REQUESTS).format(told, rng.choice(words("thing", "person", "place")))
     writer.messages += [user(text), assistant(json.dumps(found))]
     return writer.finish("json")
+
+
+def repeating_conversation(rng: Random, mix: Mix) -> tuple[Conversation, int]:
+    """Write a reply that repeated a field, an item or a piece of a word, and then ends.
+
+    Returns the conversation, and how many characters of its last message are no target: all up to the
+    end of the repetition. So only ending is taught, which is what a greedy reply in a loop fails at.
+    """
+    writer = ConversationWriter(rng, mix)
+    writer.system(share=0.1)
+    told = rng.choice(_REQUESTS).format("a value", rng.choice(words("thing", "person", "place")))
+    before, loop, closing = "", "", ""
+    for depth in range(rng.choice((1, 1, 2, 2, 3))):  # what the repetition stands in
+        is_list = depth > 0 and rng.random() < 0.5
+        known = dict(_value(rng, 1) for _ in range(rng.choice((0, 1, 1, 2, 3))))
+        key = _key(_LISTS if is_list else _RECORDS, rng)
+        opened = "".join(f"{json.dumps(one)}: {json.dumps(each)}, " for one, each in known.items())
+        if depth == 0:
+            before, closing = "{" + opened, "}"
+        elif is_list:
+            before, closing = f'{before}"{key}": [{{{opened}', "}]" + closing
+        else:
+            before, closing = f'{before}"{key}": {{{opened}', "}" + closing
+    times = rng.choice((2, 2, 3, 4, 5))
+    kind = rng.choice(("field", "field", "fields", "records", "texts", "numbers", "piece"))
+    match kind:
+        case "field" | "fields":
+            some = [_pair(rng) for _ in range(1 if kind == "field" else 2)]
+            loop = ", ".join(some * times)
+        case "records":
+            record = json.dumps(_object(rng, 2))
+            loop = f'"{_key(_LISTS, rng)}": [{", ".join([record] * times)}]'
+        case "texts":
+            loop = f'"{_key(_LISTS, rng)}": [{", ".join([json.dumps(_string("", rng, made_up=0.2))] * times)}]'
+        case "numbers":
+            loop = f'"{_key(_LISTS, rng)}": [{", ".join([json.dumps(_number(rng))] * times)}]'
+        case "piece":
+            word = _string("", rng, made_up=0.5)
+            piece = word[rng.randint(0, len(word) // 2) :] * (times + 1)
+            loop = f'"{_key(tuple(_STRINGS), rng)}": "{word}{piece}"'
+    ending = len(loop) - len(loop.rstrip('"]'))
+    reply = before + loop + closing
+    writer.messages += [user(told), assistant(reply)]
+    return writer.finish("json"), len(before) + len(loop) - ending
+
+
+def _pair(rng: Random) -> str:
+    key, found = _value(rng, 2)
+    return f"{json.dumps(key)}: {json.dumps(found)}"

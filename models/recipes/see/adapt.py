@@ -28,8 +28,11 @@ from torch.nn import functional
 from transformers import AutoProcessor, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from recipes.chat.calls import abilities_conversation, calling_conversation
-from recipes.chat.objects import object_conversation
+from recipes.chat.choices import choosing_conversation
+from recipes.chat.data import Conversation
+from recipes.chat.objects import object_conversation, repeating_conversation
 from recipes.chat.stream import held_out_digests, training_conversation
+from recipes.chat.tokenizer import TURN_END
 from recipes.see.batches import Row, Stream, pixels
 from recipes.see.data import (
     CELLS,
@@ -44,7 +47,7 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "words", "edges", "talk", "settle")
+STAGES = ("tower", "words", "edges", "talk", "settle", "tools")
 
 
 class LessonBatch(NamedTuple):
@@ -211,6 +214,9 @@ class LessonStream(Stream):
         if kind == "own":
             return self.picture_row(picture_conversation(recipe.seed, index, mix=LOCATING))
         rng = Random(f"lessons/{recipe.seed}/{kind}/{index}")
+        if kind == "repeating":
+            ids, weights = self._ending(*repeating_conversation(rng, recipe.text_mix))
+            return Row(ids, weights, ())
         while True:
             found = self._conversation(kind, rng)
             if found and not found.conversation.keys & held_out_digests():
@@ -222,11 +228,23 @@ class LessonStream(Stream):
             weights[weights.index(1.0)] = 0.0  # the reply's first token: nothing asks for it
         return Row(ids, weights, ())
 
+    def _ending(self, conversation: Conversation, told: int) -> tuple[list[int], list[float]]:
+        """Encode a conversation whose targets are what follows `told` characters of its last message."""
+        ids, weights = self.encoder.encode(conversation)
+        reply = f"{conversation.messages[-1]['content']}{TURN_END}"
+        encoded = self.encoder.tokenizer.backend_tokenizer.encode(reply, add_special_tokens=False)
+        begin = weights.index(1.0)
+        for place, (_, end) in enumerate(encoded.offsets, begin):
+            if end <= told:
+                weights[place] = 0.0
+        return ids, weights
+
     def _conversation(self, kind: str, rng: Random) -> PictureConversation | None:
         if kind == "styled":
             return styled_conversation(rng, SEEING)
         makers = {
             "calls": calling_conversation,
+            "choices": choosing_conversation,
             "json": object_conversation,
             "abilities": abilities_conversation,
         }
@@ -282,7 +300,7 @@ def main() -> None:
         teacher = load(recipe, args.teacher) if args.teacher else model
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
-        model.vision.requires_grad_(args.stage != "words")
+        model.vision.requires_grad_(args.stage not in ("words", "tools"))
         if args.compile:
             model.llava.model.language_model.compile(dynamic=True)
         stream = LessonStream(

@@ -86,6 +86,15 @@ class Adaptation:
                 decay=0.95,
                 first=2_000_000,
             ),
+            "tools": Stage(
+                steps=2400,
+                batch=20,
+                matrix_lr=4e-3,
+                other_lr=1.2e-3,
+                warmup=40,
+                decay=0.9,
+                first=3_000_000,
+            ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
@@ -93,6 +102,15 @@ class Adaptation:
             "words": {"styled": 5, "own": 4, "calls": 6, "json": 3, "abilities": 1},
             "talk": {"styled": 7, "own": 9, "calls": 5, "json": 2, "abilities": 1},
             "settle": {"styled": 6, "own": 10, "calls": 3, "json": 3, "abilities": 1},
+            "tools": {
+                "styled": 2,
+                "own": 3,
+                "choices": 7,
+                "calls": 1,
+                "json": 1,
+                "repeating": 2,
+                "abilities": 1,
+            },
         }
     )  # conversations of a step; the others are in words alone
     text_mix: Mix = field(  # with more of what is said about the model itself

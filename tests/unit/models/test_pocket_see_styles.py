@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,8 +15,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from recipes.chat.calls import abilities_conversation, calling_conversation  # noqa: E402
-from recipes.chat.mix import FINISHING  # noqa: E402
-from recipes.chat.objects import object_conversation  # noqa: E402
+from recipes.chat.choices import alike_skills, choosing_conversation  # noqa: E402
+from recipes.chat.data import Conversation  # noqa: E402
+from recipes.chat.mix import FINISHING, Mix  # noqa: E402
+from recipes.chat.objects import object_conversation, repeating_conversation  # noqa: E402
 from recipes.chat.talk import ABILITY  # noqa: E402
 from recipes.see import styled  # noqa: E402
 from recipes.see.adapt import LessonStream, TowerAdapter, average, lesson_batch, load  # noqa: E402
@@ -147,9 +150,15 @@ def test_nothing_is_asked_about_positions_where_two_things_share_a_cell(
             assert message["role"] != "assistant" or not message["content"].startswith("At the")
 
 
-def test_calls_name_a_declared_tool_and_its_fields() -> None:
+MAKERS = [calling_conversation, choosing_conversation]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_calls_name_a_declared_tool_and_its_fields(
+    make: Callable[[Random, Mix], Conversation],
+) -> None:
     for number in range(60):
-        conversation = calling_conversation(Random(number), FINISHING)
+        conversation = make(Random(number), FINISHING)
         declared = {tool["function"]["name"]: tool["function"] for tool in conversation.tools}
         for index, message in enumerate(conversation.messages):
             for call in message.get("tool_calls", ()):
@@ -159,11 +168,14 @@ def test_calls_name_a_declared_tool_and_its_fields() -> None:
                 assert all(str(value) in said for value in arguments.values())
 
 
-def test_composed_tools_are_told_apart_and_their_values_have_the_declared_types() -> None:
+@pytest.mark.parametrize("make", MAKERS)
+def test_composed_tools_are_told_apart_and_their_values_have_the_declared_types(
+    make: Callable[[Random, Mix], Conversation],
+) -> None:
     types = {"integer": int, "string": str}
     names: set[str] = set()
     for number in range(80):
-        conversation = calling_conversation(Random(number), FINISHING)
+        conversation = make(Random(number), FINISHING)
         declared = {tool["function"]["name"]: tool["function"] for tool in conversation.tools}
         assert len(declared) == len(conversation.tools)
         assert len(declared) == 1 or all(
@@ -176,6 +188,54 @@ def test_composed_tools_are_told_apart_and_their_values_have_the_declared_types(
                 for field, value in call["function"]["arguments"].items():
                     assert isinstance(value, types[fields[field]["type"]])
     assert len(names) > 60
+
+
+def test_tools_that_are_alike_share_a_word_and_a_request_names_what_differs() -> None:
+    shared = 0
+    for number in range(60):
+        skills = alike_skills(Random(number), 2)
+        first, second = (set(skill.name.split("_")) for skill in skills)
+        shared += bool(first & second)
+        assert first != second
+        for skill in skills:
+            assert all(f"{{{field}}}" in text for field in skill.fields for text in skill.requests)
+    assert shared > 10
+
+
+def test_each_of_several_tools_is_called_first_and_numbers_come_in_both_places_and_types() -> None:
+    first_called, numbers = set(), set()
+    for number in range(150):
+        conversation = choosing_conversation(Random(number), FINISHING)
+        names = [tool["function"]["name"] for tool in conversation.tools]
+        calls = [m["tool_calls"][0]["function"] for m in conversation.messages if "tool_calls" in m]
+        if len(names) > 1:
+            first_called.add(names.index(calls[0]["name"]))
+        for call in calls:
+            values = list(call["arguments"].values())
+            if len(values) == 2 and {type(one) for one in values} == {int, str}:
+                numbers.add(isinstance(values[0], int))
+            numbers.update("text" for one in values if isinstance(one, str) and one.isdigit())
+    assert first_called >= {0, 1, 2}
+    assert numbers == {True, False, "text"}
+
+
+def test_a_reply_that_repeats_is_no_target_before_it_ends(model: Model) -> None:
+    recipe = Adaptation()
+    stage = Stage(steps=1, batch=40, matrix_lr=1e-3, other_lr=1e-3)
+    stream = LessonStream(
+        recipe, stage, model.tokenizer, model.llava.config.image_token_index, {"repeating": 40}
+    )
+    for number in range(40):
+        conversation, told = repeating_conversation(Random(number), FINISHING)
+        reply = conversation.messages[-1]["content"]
+        json.loads(reply)
+        assert set(reply[told:]) <= set('"]}')
+        row = stream.row(number)
+        target = model.tokenizer.decode(
+            [one for one, weight in zip(row.ids, row.weights, strict=True) if weight == 1.0]
+        )
+        assert target.endswith("}<|im_end|>")
+        assert len(target) < 20
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -233,7 +293,7 @@ def model() -> Model:
     return load(Adaptation(), Path("models/pocket-chat"))
 
 
-@pytest.mark.parametrize("name", ["words", "talk", "settle"])
+@pytest.mark.parametrize("name", ["words", "talk", "settle", "tools"])
 def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model, name: str) -> None:
     recipe = Adaptation()
     stage, lessons = recipe.stages[name], recipe.lessons[name]
@@ -242,7 +302,7 @@ def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model, name: str
     rows = [stream.row(index) for index in range(stage.batch)]
     pictured = lessons["styled"] + lessons["own"]
     assert [bool(row.pictures) for row in rows] == [n < pictured for n in range(stage.batch)]
-    reply = rows[pictured + lessons["calls"]]
+    reply = rows[pictured + sum(lessons.get(kind, 0) for kind in ("choices", "calls"))]
     opening = len(model.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
     first = reply.weights.index(1.0)
     assert reply.weights[first - 1] == 0.0
