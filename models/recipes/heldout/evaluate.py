@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -18,6 +19,14 @@ from recipes.heldout import pictures, requests
 MAX_NEW_TOKENS = 96
 
 
+class Chat(NamedTuple):
+    """Hold the messages of a chat, their one picture, and the declared tools."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    image: Any = None
+
+
 def load(folder: Path) -> tuple[Any, Any]:
     """Load the checkpoint in float32, and its processor."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
@@ -25,23 +34,33 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 
 @torch.inference_mode()
-def reply(model: Any, processor: Any, messages: list, *, tools: list | None = None) -> str:
-    """Return the model's reply to messages, whose pictures are PIL images."""
-    images = [
-        part["image"]
-        for message in messages
-        for part in (message["content"] if isinstance(message["content"], list) else ())
-        if part["type"] == "image"
-    ]
-    text = processor.tokenizer.apply_chat_template(
-        messages, tools=tools, tokenize=False, add_generation_prompt=True
-    )
-    inputs = processor(
-        text=[text], images=images or None, add_special_tokens=False, return_tensors="pt"
-    )
-    output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
-    told: str = processor.batch_decode(output[:, inputs["input_ids"].shape[1] :])[0]
-    return told.split("<|im_end|>")[0]
+def replies(model: Any, processor: Any, chats: Sequence[Chat], *, batch: int = 25) -> list[str]:
+    """Return the model's reply to each of some chats, padded on the left in batches.
+
+    Chats of one call all have pictures, or none has.
+    """
+    found: list[str] = []
+    for start in range(0, len(chats), batch):
+        chunk = chats[start : start + batch]
+        texts = [
+            processor.tokenizer.apply_chat_template(
+                list(chat.messages), tools=chat.tools, tokenize=False, add_generation_prompt=True
+            )
+            for chat in chunk
+        ]
+        images = [[chat.image] for chat in chunk] if chunk[0].image else None
+        inputs = processor(
+            text=texts,
+            images=images,
+            padding=True,
+            padding_side="left",
+            add_special_tokens=False,
+            return_tensors="pt",
+        )
+        output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+        told = processor.batch_decode(output[:, inputs["input_ids"].shape[1] :])
+        found += [text.split("<|im_end|>")[0] for text in told]
+    return found
 
 
 def score_pictures(model: Any, processor: Any, count: int, *, show: int = 0) -> dict[str, float]:
@@ -49,12 +68,14 @@ def score_pictures(model: Any, processor: Any, count: int, *, show: int = 0) -> 
     marks: dict[str, list[bool]] = defaultdict(list)
     for number in range(count):
         example = pictures.example(number)
+        chats = []
         for question in example.questions:
             content = [
                 {"type": "image", "image": example.image},
                 {"type": "text", "text": question.text},
             ]
-            told = reply(model, processor, [{"role": "user", "content": content}])
+            chats.append(Chat([{"role": "user", "content": content}], image=example.image))
+        for question, told in zip(example.questions, replies(model, processor, chats), strict=True):
             mark = pictures.right(question, told)
             marks[question.kind].append(mark)
             if not mark and sum(not one for one in marks[question.kind]) <= show:
@@ -66,9 +87,11 @@ def score_pictures(model: Any, processor: Any, count: int, *, show: int = 0) -> 
 def score_requests(model: Any, processor: Any, *, show: int = 0) -> dict[str, float]:
     """Return the share of right replies to requests, by kind, and of all."""
     marks: dict[str, list[bool]] = defaultdict(list)
-    for request in requests.REQUESTS:
-        message = [{"role": "user", "content": request.text}]
-        told = reply(model, processor, message, tools=list(request.tools) or None)
+    chats = [
+        Chat([{"role": "user", "content": one.text}], tools=list(one.tools) or None)
+        for one in requests.REQUESTS
+    ]
+    for request, told in zip(requests.REQUESTS, replies(model, processor, chats), strict=True):
         mark = requests.right(request, told)
         marks[request.kind].append(mark)
         if not mark and sum(not one for one in marks[request.kind]) <= show:

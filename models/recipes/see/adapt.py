@@ -47,7 +47,7 @@ from recipes.see.styled import lesson, styled_conversation
 from recipes.see.train import Model, TalkTrainer, run_stage
 from recipes.training.loop import Stage, Training, exit_on_sigterm
 
-STAGES = ("tower", "words", "edges", "talk", "settle", "tools")
+STAGES = ("tower", "words", "edges", "talk", "settle", "tools", "recall")
 
 
 class LessonBatch(NamedTuple):
@@ -300,7 +300,7 @@ def main() -> None:
         teacher = load(recipe, args.teacher) if args.teacher else model
         trainer = TowerAdapter(recipe, model, stage, teacher=teacher, steps=args.steps)
     else:
-        model.vision.requires_grad_(args.stage not in ("words", "tools"))
+        model.vision.requires_grad_(args.stage not in ("words", "tools", "recall"))
         if args.compile:
             model.llava.model.language_model.compile(dynamic=True)
         stream = LessonStream(

@@ -95,6 +95,15 @@ class Adaptation:
                 decay=0.9,
                 first=3_000_000,
             ),
+            "recall": Stage(
+                steps=700,
+                batch=22,
+                matrix_lr=2e-3,
+                other_lr=6e-4,
+                warmup=15,
+                decay=0.95,
+                first=4_000_000,
+            ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
@@ -109,6 +118,14 @@ class Adaptation:
                 "calls": 1,
                 "json": 1,
                 "repeating": 2,
+                "abilities": 1,
+            },
+            "recall": {
+                "styled": 3,
+                "own": 4,
+                "choices": 6,
+                "json": 1,
+                "repeating": 1,
                 "abilities": 1,
             },
         }
