@@ -203,7 +203,8 @@ def test_tools_that_are_alike_share_a_word_and_a_request_names_what_differs() ->
 
 
 def test_each_of_several_tools_is_called_first_and_numbers_come_in_both_places_and_types() -> None:
-    first_called, numbers = set(), set()
+    first_called: set[int] = set()
+    numbers: set[bool | str] = set()
     for number in range(150):
         conversation = choosing_conversation(Random(number), FINISHING)
         names = [tool["function"]["name"] for tool in conversation.tools]
