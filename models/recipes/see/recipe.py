@@ -87,7 +87,7 @@ class Adaptation:
                 first=2_000_000,
             ),
             "tools": Stage(
-                steps=2400,
+                steps=1300,
                 batch=20,
                 matrix_lr=4e-3,
                 other_lr=1.2e-3,
@@ -96,7 +96,7 @@ class Adaptation:
                 first=3_000_000,
             ),
             "recall": Stage(
-                steps=700,
+                steps=480,
                 batch=22,
                 matrix_lr=2e-3,
                 other_lr=6e-4,
