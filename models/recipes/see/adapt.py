@@ -5,7 +5,8 @@ copy of the tower says what the language model understands: it looks at a scene 
 draws it, and the tower that learns is to give the same embeddings for the scene in any style; `edges`
 goes on with that at lower rates. `words` trains the language model alone on pictures of both kinds,
 calls of tools and replies in JSON, `talk` the whole model on the same, and `settle` with more of the
-micro-world's own pictures.
+micro-world's own pictures. `tools` and `recall` train the language model on calls among tools that
+are alike and on replies that repeat; their weights are not the shipped ones.
 
 Shapes: B pictures · T cells · N = B·T · K kinds of things · X hidden size of the language model.
 """

@@ -294,7 +294,7 @@ def model() -> Model:
     return load(Adaptation(), Path("models/pocket-chat"))
 
 
-@pytest.mark.parametrize("name", ["words", "talk", "settle", "tools"])
+@pytest.mark.parametrize("name", ["words", "talk", "settle", "tools", "recall"])
 def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model, name: str) -> None:
     recipe = Adaptation()
     stage, lessons = recipe.stages[name], recipe.lessons[name]
