@@ -297,4 +297,7 @@ def _send(peer: socket.socket, request: Request, fd: int) -> None:
     peer.settimeout(_FORK_TIMEOUT)
     line = msgspec.json.encode(request) + b"\n"
     sent = socket.send_fds(peer, [line], [fd])
-    peer.sendall(line[sent:])
+    if sent < len(
+        line
+    ):  # sending nothing would fail, too, once a spare has read all and closed its end
+        peer.sendall(line[sent:])
