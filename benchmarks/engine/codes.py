@@ -3,8 +3,9 @@
 `python benchmarks/run.py codes --help`. Two engines of one shape take steps in turn: one with our own
 format (int4 beside codes of 4 bits and less, int8 beside all others), one with random codes in all
 its matrices, head included. A share is the time of our own format's step over that of the codes: of
-the faster quarter of all steps each, and the median over pairs of steps with its 95 % interval. The table goes to standard
-output, the numbers to `results/codes.json`; docs/techniques.md describes the formats.
+the faster quarter of all steps each, and the median over pairs of steps with its 95 % interval. The
+table goes to standard output, the numbers to `results/codes.json`; docs/techniques.md describes the
+formats.
 `MOTET_NATIVE=avx2` measures another instruction set than the processor's best.
 """
 
