@@ -332,7 +332,8 @@ async def test_a_spare_that_takes_its_request_at_once_runs_it(
     """It closes its socket before the supervisor goes on."""
     spec = waiting(folder)
     await nursery.prepare("waits")
-    send_fds, closed = socket.send_fds, []
+    send_fds = socket.send_fds
+    closed: list[list[tuple[int, int]]] = []
 
     def send(peer: socket.socket, *rest: Any) -> int:
         sent = send_fds(peer, *rest)
