@@ -296,7 +296,8 @@ struct CodesProduct : Product {
     }
 
     // The only row times the columns of a part of a panel. Weights and numbers are read front to back, from the first
-    // panel to the last, and fetched in fixed distances.
+    // panel to the last, and fetched in fixed distances. Where a panel has several parts, each fetches its own lines of the next
+    // panel, so that none of them waits for memory while another one has nothing to fetch.
     template <class Codes, bool SHIFTED>
     void line(int64_t panel, int part, float* out) const {
         constexpr bool TWICE = Codes::HALVES || Codes::SPLIT;  // whether a group has two sums
@@ -306,12 +307,13 @@ struct CodesProduct : Product {
         const int64_t per = std::max<int64_t>(1, group / GROUP), column = part * NV * W;
         Numbers::Reader scale_of = scales.reader(first_panel + panel, column), shift_of{};
         if constexpr (SHIFTED) shift_of = shifts.reader(first_panel + panel, column);
+        const int64_t far = PARTS == 1 ? FAR : groups * Codes::STEP;
         int64_t left = 1, numbers = scales.groups;
         vec total[NV], scale[NV], shift[NV], second_scale[NV], second_shift[NV];
         UNROLL for (int v = 0; v < NV; v++) total[v] = scale[v] = shift[v] = vset(0.0f);
         for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
             UNROLL for (int at = 0; at < Codes::STEP / 64; at += PARTS) {
-                __builtin_prefetch(weights + at * 64 + FAR, 0, 2);
+                __builtin_prefetch(weights + at * 64 + far, 0, 2);
                 __builtin_prefetch(weights + at * 64 + NEAR);
             }
             if (--left == 0) {
