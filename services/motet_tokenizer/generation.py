@@ -239,6 +239,7 @@ class Generation:
             deadline=self._call.remaining(),
             epoch=self._call.epoch,
         )
+        stream.sink = self._forward_plain
         async with stream:
             async for batch in stream.batches():
                 if text.status:  # the model continues beyond the end of the reply
@@ -293,6 +294,30 @@ class Generation:
             # Of a scored prompt, decode sends the stop token's, too, which is no part of the text.
             piece.logprobs += map(self._text_logprob, logprobs[len(ids) :])
         await self._call.send(self._named(piece) if self._served_by else piece)
+
+    def _forward_plain(self, bodies: list[Body]) -> bool:
+        """Forward tokens at once that bring nothing but text; return False for all others.
+
+        Waking the task costs more than the rest of such a token.
+        """
+        call, text = self._call, self._text
+        is_first = not self._request.output or self._served_by  # its piece says more
+        if is_first or text.status or call.credit_left < 1:
+            return False
+        for body in bodies:
+            if type(body) is not Tokens or body.logprobs is not None:
+                return False
+        batch = cast(list[Tokens], bodies)
+        ids = batch[0].ids
+        if len(batch) > 1:
+            ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
+        piece = text.feed_plain(ids)
+        if piece is None:
+            return False
+        self._request.output += ids
+        self._shared.counters.tokens += len(ids)
+        call.push(piece)
+        return True
 
     def _named(self, piece: Text) -> TargetText:
         """Return a piece with the target that generates from here on."""
