@@ -193,6 +193,6 @@ def test_scales_take_the_narrowest_exact_type() -> None:
     ):
         assert CodeLinear(replace(given, scale_NG=scale), None).scale.fine.dtype == kind
     # 4 bits a weight, 8 a group of 16, 32 or 16 for each span of 128: in panels of 32 outputs.
-    for kind, bits in (("spans", 32), ("spans16", 16)):
-        spans = CodeLinear(weights("int4", 40, 512, 16, kind=kind), None)
+    for name, bits in (("spans", 32), ("spans16", 16)):
+        spans = CodeLinear(weights("int4", 40, 512, 16, kind=name), None)
         assert spans.nbytes == 64 * 512 * (4 + 8 / 16 + bits / 128) // 8
