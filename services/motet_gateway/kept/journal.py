@@ -154,9 +154,11 @@ class Journal:
             await self.append(Record.INPUT, 0, b"")
 
     async def replayed(self) -> None:
-        """Wait until all records were consumed."""
+        """Wait until all records were consumed, and the last one has had its effect."""
         while self.is_replaying:
             await self._moved()
+        for _ in range(_EFFECTS):
+            await asyncio.sleep(0)
 
     # -------------------------------------------------------------------------------------------- for its streams
     @property
