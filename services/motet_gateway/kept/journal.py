@@ -11,8 +11,8 @@ rendered: the next gateway gives it to the session once that has rendered as man
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
+import struct
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -25,13 +25,15 @@ from .memory import BadMemory, ConnectionMemory
 log = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_events = msgspec.msgpack.Decoder(tuple[int, list[str]]).decode
+_decode_events = msgspec.msgpack.Decoder(tuple[int, list[tuple[str, bool]]]).decode
 
 Writable = Callable[[], Awaitable[None]]  # waits until the client reads
 _REPLAY = 30.0  # seconds in which what is recorded has to be read before something else comes
-_LATE = 0.5  # seconds that a session has for the events before a record; tasks may render fewer
+_LATE = 3.0  # seconds that a session has for the events before a record; tasks may render fewer
 _EFFECTS = 16  # turns of the loop in which a session's tasks pass on what a record has
-_TICK = 4  # bytes behind a record of a session: the events that had been rendered
+# Behind a record of a session: the events that had been rendered, and those that are no deltas. How
+# many deltas a text is cut into may differ between two processes; the others do not.
+_TICK = struct.Struct("<II")
 _MOST_STREAMS = 2**16 - 1
 
 
@@ -45,7 +47,7 @@ class Record(IntEnum):
     STREAM = 5  # its number belongs to the request with this digest
     MEMO = 6  # a name, a zero and a value
     INPUT = 7  # a message of the client is handled
-    EVENTS = 8  # number of the first one, and the sequence of each
+    EVENTS = 8  # number of the first one; of each its sequence, and whether it is a delta
 
 
 _ORDERED = (Record.TIME, Record.BATCH, Record.END, Record.ERROR, Record.INPUT)
@@ -70,7 +72,7 @@ class Journal:
         self._numbers: dict[bytes, list[int]] = {}  # of recorded streams that nothing has asked for
         self._streams = 0  # the highest number
         self._memos: dict[str, bytes] = {}
-        self.events: dict[int, str] = {}  # sequences of recorded events by number
+        self.events: dict[int, tuple[str, bool]] = {}  # by number
         for kind, stream, data in memory.records():
             self._streams = max(self._streams, stream)
             if kind == Record.STREAM:
@@ -79,13 +81,16 @@ class Journal:
                 name, _, value = data.partition(b"\0")
                 self._memos[name.decode()] = value
             elif kind == Record.EVENTS:
-                first, sequences = _decode_events(data)
-                self.events |= enumerate(sequences, first)
+                first, events = _decode_events(data)
+                self.events |= enumerate(events, first)
             else:
                 self._records.append((kind, stream, data))
         self._left = Counter(stream for _, stream, _ in self._records)
         self._waiting: list[asyncio.Future[None]] = []
-        self._rendered: int | None = None  # events of the session; None: these are requests
+        self.is_session = False  # False: these are requests
+        self._rendered = self._steps = 0  # events of the session, and those that are no deltas
+        self._sent = b""  # what an earlier process has sent, as behind a record
+        self._fewer = (0, 0)  # of both, that were rendered before, and not here
         self._abandoned: set[int] = set()  # streams
         self._settled = 0  # turns of the loop since the last record
         self.cursor = 0
@@ -127,24 +132,28 @@ class Journal:
         self._put(Record.MEMO, 0, b"%b\0%b" % (name.encode(), value))
 
     # ---------------------------------------------------------------------------------------------- for a session
-    def begin_session(self) -> None:
-        """Record a session from now on, or give back what was recorded of it."""
-        self._rendered = 0
+    def begin_session(self, sent: int) -> None:
+        """Record a session from now on, or give back what was recorded of it.
 
-    @property
-    def is_session(self) -> bool:
-        return self._rendered is not None
+        sent: events that an earlier process has sent.
+        """
+        self.is_session = True
+        told = [is_delta for number, (_, is_delta) in self.events.items() if number <= sent]
+        self._sent = _TICK.pack(len(told), told.count(False))
 
-    def render(self, first: int, sequences: list[str]) -> None:
-        """Record the sequences of events that are about to be rendered, of which `first` is the first's number."""
-        self._put(Record.EVENTS, 0, _encode((first, sequences)))
+    def render(self, first: int, events: list[tuple[str, bool]]) -> None:
+        """Record events that are about to be sent: their sequences, and whether they are deltas.
 
-    def tick(self, count: int) -> None:
-        """Count events that were rendered, in this process or in an earlier one."""
-        if self._rendered is not None:
-            self._rendered += count
-            if self._waiting:
-                self._wake()
+        first: number of the first one.
+        """
+        self._put(Record.EVENTS, 0, _encode((first, events)))
+
+    def tick(self, count: int, steps: int) -> None:
+        """Count events that were rendered, in this process or in an earlier one; `steps` are no deltas."""
+        self._rendered += count
+        self._steps += steps
+        if self._waiting:
+            self._wake()
 
     async def input(self) -> None:
         """Wait for the turn of the client's next message, and record that it is handled."""
@@ -154,11 +163,13 @@ class Journal:
             await self.append(Record.INPUT, 0, b"")
 
     async def replayed(self) -> None:
-        """Wait until all records were consumed, and the last one has had its effect."""
+        """Wait until all records were consumed, and all that was sent is rendered again."""
         while self.is_replaying:
             await self._moved()
-        for _ in range(_EFFECTS):
-            await asyncio.sleep(0)
+        if self._sent:
+            self._settled = 0
+            await self._due(Record.INPUT, self._sent)
+            self._sent = b""
 
     # -------------------------------------------------------------------------------------------- for its streams
     @property
@@ -180,11 +191,11 @@ class Journal:
             kind, number, data = self._records[self.cursor]
             if number != stream:
                 await self._moved()
-            elif self._rendered is None:
+            elif not self.is_session:
                 return kind, self._advance()
             else:
                 await self._due(kind, data)
-                return kind, self._advance()[:-_TICK]
+                return kind, self._advance()[: -_TICK.size]
         if self.is_session:  # what was cancelled is cancelled again before it goes on
             await self.replayed()
         return None
@@ -195,13 +206,17 @@ class Journal:
             self._settled += 1
             await asyncio.sleep(0)
         self._settled = _EFFECTS if kind == Record.INPUT else 0
-        rendered = int.from_bytes(data[-_TICK:])
-        if (self._rendered or 0) >= rendered:
-            return
-        with contextlib.suppress(TimeoutError):
+        rendered, steps = _TICK.unpack_from(data, len(data) - _TICK.size)
+        try:
             async with asyncio.timeout(_LATE):
-                while (self._rendered or 0) < rendered:
+                while (
+                    self._rendered + self._fewer[0] < rendered
+                    or self._steps + self._fewer[1] < steps
+                ):
                     await self._moved()
+        except TimeoutError:
+            self._fewer = max(rendered - self._rendered, 0), max(steps - self._steps, 0)
+            log.info("a session has rendered %d events fewer than before", self._fewer[0])
 
     def abandon(self, stream: int) -> None:
         """Pass over what is recorded of a stream: what asked for it was cancelled."""
@@ -225,6 +240,8 @@ class Journal:
             except TimeoutError:
                 log.warning("a reply cannot go on: its request asks the services something else")
                 self._strayed()
+        if self._sent:
+            await self.replayed()
         self._append(kind, stream, data)
 
     def _append(self, kind: Record, stream: int, data: bytes) -> None:
@@ -235,8 +252,8 @@ class Journal:
     def _put(self, kind: Record, stream: int, data: bytes) -> None:
         if self.forgotten:
             return
-        if self._rendered is not None and kind in _ORDERED:
-            data += self._rendered.to_bytes(_TICK)
+        if self.is_session and kind in _ORDERED:
+            data += _TICK.pack(self._rendered, self._steps)
         try:
             self._memory.append(kind, stream, data)
         except BadMemory:

@@ -40,7 +40,7 @@ class KeptSession:
         self.has_begun = False
         self.sent = transport.events
         self._numbers: dict[str, deque[int]] = defaultdict(deque)  # of events sent, by sequence
-        for number, sequence in sorted(self._journal.events.items()):
+        for number, (sequence, _) in sorted(self._journal.events.items()):
             if number <= self.sent:
                 self._numbers[sequence].append(number)
         self._ended = {name.removesuffix(END) for name in self._numbers if name.endswith(END)}
@@ -48,7 +48,7 @@ class KeptSession:
     def begin(self) -> None:
         """Have the current task, and those that it starts, draw and record for the session."""
         self.has_begun = True
-        self._journal.begin_session()
+        self._journal.begin_session(self.sent)
         draws.use(self._transport.draws())
         record_in(self)
         if self.is_replaying:
@@ -95,13 +95,16 @@ class KeptSession:
             return numbers.popleft()
         return 0 if sequence in self._ended else None
 
-    def render(self, first: int, sequences: list[str]) -> None:
-        """Record the sequences of new events, before they are sent; `first`: the first's number."""
-        self._journal.render(first, sequences)
+    def render(self, first: int, events: list[tuple[str, bool]]) -> None:
+        """Record new events before they are sent: their sequences, and whether they are deltas.
 
-    def tick(self, count: int) -> None:
-        """Count events that were rendered, sent before or not."""
-        self._journal.tick(count)
+        first: number of the first one.
+        """
+        self._journal.render(first, events)
+
+    def tick(self, count: int, steps: int) -> None:
+        """Count events that were rendered, sent before or not; `steps` of them are no deltas."""
+        self._journal.tick(count, steps)
 
     def send(self, count: int) -> None:
         """Note that the next write has the events up to this number."""

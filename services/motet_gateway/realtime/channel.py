@@ -18,6 +18,7 @@ from motet_gateway.kept.session import KeptSession
 from .event_log import EventLog
 
 _encode = msgspec.json.Encoder().encode
+_DELTA, _TYPE = b'.delta"', 96  # the end of a type; bytes of an event that contain its type
 
 
 class Connection(Protocol):
@@ -111,17 +112,19 @@ class Channel:
         self, kept: KeptSession, events: list[bytes], rendered: list[tuple[int, str]]
     ) -> list[bytes]:
         """Return the events that no earlier gateway has sent."""
-        unsent, sequences, first = [], [], 0
+        unsent, new, first, steps = [], [], 0, 0
         for event, (number, sequence) in zip(events, rendered, strict=True):
+            is_delta = _DELTA in event[:_TYPE]
+            steps += not is_delta
             if number > kept.sent:
                 first = first or number
                 unsent.append(event)
-                sequences.append(sequence)
+                new.append((sequence, is_delta))
             elif number:
                 self._log.restore(number, event)
-        if unsent:
-            kept.render(first, sequences)
-        kept.tick(len(events))
+        if new:
+            kept.render(first, new)
+        kept.tick(len(events), steps)
         return unsent
 
     def _take(self) -> list[bytes]:
