@@ -47,10 +47,10 @@ async def listen(
     """
     known = _ReportedEdges()
     answers = Answers(request, _edges, _ends)
-    while (edge := await answers.recorded()) is not None:
-        known.note(edge)
-        yield edge
-        audio.processed(edge.heard_ms)
+    while (recorded := await answers.recorded()) is not None:
+        known.note(recorded)
+        yield recorded
+        audio.processed(recorded.heard_ms)
     if answers.end is not None:
         return
     moves = EndlessFailover(bus, ROLE, request.model or MODEL, patience=patience)
