@@ -53,6 +53,7 @@ async def listen(
         audio.processed(recorded.heard_ms)
     if answers.end is not None:
         return
+    audio.processed(known.until)
     moves = EndlessFailover(bus, ROLE, request.model or MODEL, patience=patience)
     async with answers.live():
         while True:
@@ -81,6 +82,11 @@ class _ReportedEdges:
     def __init__(self) -> None:
         self._until = 0  # ms up to which audio was processed
         self._state = self._seen = "silent"  # as reported, and as the current instance sees it
+
+    @property
+    def until(self) -> int:
+        """Return the ms up to which audio was processed."""
+        return self._until
 
     def restart(self) -> None:
         """Start with another instance."""
