@@ -20,6 +20,8 @@ from support.services.two_lives import Connection
 from support.services.voice_services import LiveAsr
 from support.stages.voice_stage import Stage, stage
 
+pytestmark = pytest.mark.long
+
 HELLO = say("Two red circles and a blue square.")
 HEARD = "two red circles and a blue square"
 LONG = "Once upon a time there was a story. " * 30
