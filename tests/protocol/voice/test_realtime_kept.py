@@ -11,6 +11,7 @@ import pytest
 import websockets
 
 from motet_gateway.http.app import App
+from motet_shared.messages import Chat, Complete, Text
 from motet_shared.testing import running
 from support.clients.realtime_client import TRANSCRIPTION, Client, one, sound
 from support.media.spoken import say, silence
@@ -26,6 +27,11 @@ HELLO = say("Two red circles and a blue square.")
 HEARD = "two red circles and a blue square"
 LONG = "Once upon a time there was a story. " * 30
 SHORT = "They are here."
+
+
+def reply(request: Chat | Complete) -> list[Text]:
+    assert isinstance(request, Chat)
+    return words(LONG if len(request.messages) == 1 else SHORT)
 
 
 class Struck(Client):
@@ -84,7 +90,7 @@ async def talk(made: Stage, *strikes: str) -> AsyncIterator[Struck]:
 
 async def conversation(made: Stage, *strikes: str) -> tuple[list[Any], list[dict[str, Any]]]:
     """Two turns, of which the second interrupts the answer to the first; what was told of them, and all events."""
-    made.tokenizer.reply = lambda request: words(LONG if len(request.messages) == 1 else SHORT)
+    made.tokenizer.reply = reply
     async with talk(made, *strikes) as client:
         await client.speak(silence(400) + HELLO + silence(800))
         for _ in range(3):
