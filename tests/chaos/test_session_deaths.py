@@ -40,7 +40,7 @@ def kept_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]
     models = (
         *("--llm", str(markov.save(folder / MODEL, sentences=True))),
         *("--asr", str(tiny_whisper(folder / "ears"))),
-        *("--tts", str(tts_checkpoints.pocket_tts(folder / "voice", threshold=1.0))),
+        *("--tts", str(tts_checkpoints.pocket_tts(folder / "voice"))),
     )
     with MotetStack(folder, *models, "--no-store", "--keep-connections", env=_EXACT) as stack:
         stack.wait_until_all_ready()
@@ -161,7 +161,7 @@ async def test_a_spoken_session_outlives_its_gateways(
     undisturbed, _ = await spoken(kept_stack, set())
     assert (await spoken(kept_stack, set()))[0] == undisturbed, "the yardstick"
     assert undisturbed.transcript
-    assert len(undisturbed.pcm) > 9_600
+    assert len(undisturbed.pcm) > 1_000
     turn, pauses = await spoken(kept_stack, {"heard", "answered"})
     assert turn == undisturbed
     report(capsys, "spoken, heard and answered", pauses)

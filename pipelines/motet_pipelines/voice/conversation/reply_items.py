@@ -174,7 +174,7 @@ class ReplyItems:
         self._close(status, events)
 
     def settle(self, items: list[Item]) -> None:
-        """Have the conversation keep the items that the caller was told of."""
+        """Keep the items as they were reported to the caller."""
         if items != self.items:
             self.items = items
             for item in items:
