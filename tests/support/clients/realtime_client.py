@@ -66,7 +66,8 @@ class Client:
         """Return the events up to the first of these types; any other error or failure fails."""
         found = [await self.next()]
         while (kind := found[-1]["type"]) not in kinds:
-            assert kind != "error" and not kind.endswith(".failed"), found[-1]
+            assert kind != "error", found[-1]
+            assert not kind.endswith(".failed"), found[-1]
             found.append(await self.next())
         return found
 
