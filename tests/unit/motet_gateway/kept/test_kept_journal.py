@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -28,6 +27,7 @@ class Process:
             ConnectionMemory.create(0, 0) if fd is None else ConnectionMemory.adopt(fd, 0, 0)
         )
         self.strayed = 0
+        self.is_closed = False
         self.journal = Journal(self.memory, lambda: None, self._stray)
         record_in(self)
 
@@ -49,8 +49,14 @@ class Process:
     def next(self) -> Process:
         """The process that adopts the memory after the death of this one."""
         fd = os.dup(self.memory.fd)
-        self.memory.close()
+        self.close()
         return Process(fd)
+
+    def close(self) -> None:
+        """Close its memory, once: the number of its descriptor may be another's then."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.memory.close()
 
 
 @pytest.fixture
@@ -58,8 +64,7 @@ def first() -> Iterator[Process]:
     made = Process()
     yield made
     record_in(None)
-    with contextlib.suppress(OSError, ValueError):
-        made.memory.close()
+    made.close()
 
 
 def answers(request: str) -> Answers[str, int]:
@@ -183,7 +188,7 @@ async def test_what_was_noted_is_the_same_in_the_next_process(first: Process) ->
     assert noted("a", [2.5]) == [1.5, "x"]
     assert await once("b", other) == "computed"
     assert noted("c", 3) == 3
-    second.memory.close()
+    second.close()
 
 
 async def test_a_session_handles_its_messages_where_they_came_among_the_answers(
@@ -227,7 +232,7 @@ async def test_a_session_handles_its_messages_where_they_came_among_the_answers(
     assert found[:4] == ["message 0", "one", "message 1", "two"]
     assert sorted(found[4:]) == ["message 2", "three"]
     assert not journal.is_replaying
-    second.memory.close()
+    second.close()
 
 
 async def test_a_session_passes_over_the_answers_of_what_was_cancelled(first: Process) -> None:
@@ -244,7 +249,7 @@ async def test_a_session_passes_over_the_answers_of_what_was_cancelled(first: Pr
     del again
     assert await asyncio.wait_for(answers("b").recorded(), 5) == "other"
     assert not second.journal.is_replaying
-    second.memory.close()
+    second.close()
 
 
 async def test_a_session_asks_no_service_before_it_is_where_it_was(first: Process) -> None:
@@ -262,4 +267,4 @@ async def test_a_session_asks_no_service_before_it_is_where_it_was(first: Proces
     assert not waiting.done()
     await second.journal.input()
     assert await asyncio.wait_for(waiting, 5) is None
-    second.memory.close()
+    second.close()
