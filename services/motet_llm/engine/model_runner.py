@@ -292,6 +292,12 @@ class ModelRunner:
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
         self._memories, self.graphs = {}, self._make_graphs()
 
+    def close(self) -> None:
+        """Release what computes the model outside of this process: nothing."""
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Have `on_failure` called, from any thread, if what is outside ends by itself."""
+
     def forget_recordings(self) -> None:
         """Forget the recordings of steps, after tensors that they read have moved."""
         self._memories = {}

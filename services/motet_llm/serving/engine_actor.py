@@ -69,6 +69,7 @@ class EngineActor(Actor):
         self._card = engine.card()
         await self.store.start()
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
+        engine.runner.watch(partial(_call_on, asyncio.get_running_loop()))
         self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         about = {"model": self._card.name, "context": self._card.context}

@@ -1,0 +1,17 @@
+"""Run one rank of a group: started by the group's leader, with the descriptor of its link."""
+
+import logging
+import os
+import signal
+import sys
+
+from motet_llm.parallel.worker import serve
+
+if __name__ == "__main__":
+    # The leader drains when it is told to stop; until it is done it needs its ranks.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING)
+    status = serve(int(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(status)  # without waiting for threads of a group whose ranks are gone

@@ -1,0 +1,123 @@
+"""Follow the leader of a group: run its commands on this rank's part of the model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch.distributed as dist
+
+from motet_llm.adapters.bank import AdapterBank
+from motet_llm.config import EngineConfig
+from motet_shared.errors import MotetError
+
+from . import commands as c
+from .collectives import Collectives, GroupFailed
+from .degrees import Degrees
+from .link import Link
+from .rank_runner import RankRunner
+
+log = logging.getLogger(__name__)
+
+Store = Callable[[str, int], dist.Store]
+
+
+def file_store(path: str, ranks: int) -> dist.Store:
+    """Return the store in which the processes of a group find each other."""
+    return dist.FileStore(path, ranks)
+
+
+class Follower:
+    """Run commands in order, until the link ends or one fails."""
+
+    def __init__(self, link: Link[c.Command], store: Store = file_store):
+        self._link, self._store = link, store
+        self._runner: RankRunner | None = None
+
+    def run(self) -> None:
+        """Follow the leader until the link ends. Report and raise what a command raises."""
+        self._link.send(c.Started())
+        try:
+            while True:
+                self._do(self._link.receive())
+        except EOFError:
+            return
+        except Exception as error:
+            reason = error.message if isinstance(error, MotetError) else repr(error)
+            self._report(c.Failed(reason, follows=isinstance(error, GroupFailed)))
+            raise
+
+    def _report(self, report: c.Report) -> None:
+        try:
+            self._link.send(report)
+        except OSError:
+            log.info("the leader of the group is gone")
+
+    def _do(self, command: c.Command) -> None:
+        if isinstance(command, c.Join):
+            self._runner = self._join(command)
+            return
+        runner = self._runner
+        assert runner is not None
+        match command:
+            case c.Forward(rows):
+                runner.forward([c.RankWork.of(row) for row in rows])
+            case c.LogitsOf(rows):
+                runner.logits_of(rows)
+            case c.CopyBlocks(sources, targets):
+                runner.kv.copy(sources, targets)
+            case c.ScrubBlocks(blocks):
+                runner.kv.scrub(blocks)
+            case c.CopyStates(sources, targets):
+                _states(runner).copy(sources, targets)
+            case c.ScrubState(slot):
+                _states(runner).scrub(slot)
+            case c.Resize(blocks_per_group):
+                runner.resize(blocks_per_group)
+            case _:
+                self._adapt(_bank(runner), command)
+
+    def _adapt(self, bank: AdapterBank, command: c.Command) -> None:
+        match command:
+            case c.LoadAdapter(name, slot):
+                try:
+                    bank.load(name, slot)
+                    self._report(c.Done())
+                except MotetError as error:
+                    self._report(c.Done(error.message))
+            case c.AddAdapter(name, path):
+                bank.add(name, bank.read(name, Path(path)))
+            case c.RemoveAdapter(name):
+                bank.remove(name)
+
+    def _join(self, join: c.Join) -> RankRunner:
+        config = msgspec.json.decode(join.settings, type=EngineConfig)
+        ranks = Degrees.of(config).ranks
+        store = self._store(join.store, ranks)
+        group = Collectives(store, join.rank, ranks, join.load_timeout)
+        return RankRunner(config, group)
+
+
+def _states(runner: RankRunner) -> Any:
+    assert runner.states is not None
+    return runner.states
+
+
+def _bank(runner: RankRunner) -> AdapterBank:
+    assert runner.adapters is not None
+    return runner.adapters
+
+
+def serve(descriptor: int) -> int:
+    """Follow the leader at the other end of a socket; return the exit status."""
+    link: Link[c.Command] = Link(descriptor, c.Command)
+    try:
+        Follower(link).run()
+    except Exception:
+        log.exception("this rank ends")
+        return os.EX_SOFTWARE
+    return os.EX_OK
