@@ -96,18 +96,30 @@ class KvCache:
         self.layout = layout_of(shapes, block_size, dtype, sink_window)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
-        sizes = slot_sizes(
-            {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups
-        )
-        self._storage = [zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        held = {
+            layer: shape.nbytes(dtype) if self.holds(layer) else 0
+            for layer, shape in shapes.items()
+        }
+        sizes = slot_sizes(held, self.groups)
+        storage = {
+            j: zeros(num_blocks + 1, size * block_size, device)
+            for j, size in enumerate(sizes)
+            if size
+        }
+        self._storage = list(storage.values())
         self._blocks = Blocks(self._storage)
         self._shapes = shapes
         self._storage_of: dict[int, Tensor] = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for group in self.groups:
             for j, layer in enumerate(group.layers):
-                self._storage_of[layer] = self._storage[j]
-                self._layers[layer] = self.views(layer, self._storage[j])
+                if self.holds(layer):
+                    self._storage_of[layer] = storage[j]
+                    self._layers[layer] = self.views(layer, storage[j])
+
+    def holds(self, layer: int) -> bool:
+        """Return True for a layer whose keys and values are in this process: every one."""
+        return True
 
     def views(self, layer: int, storage: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values as `layer` does, for storage `[P, X]` of P blocks of X bytes."""

@@ -303,7 +303,7 @@ class Engine:
         and do not depend on its length.
         """
         config, runner = self.config, self.runner
-        keeps_all = not (runner.states or runner.rope or config.sink_window or config.heavy_hitters)
+        keeps_all = runner.hands_over and not (config.sink_window or config.heavy_hitters)
         return ModelCard(
             name=config.model_name,
             context=self.context,

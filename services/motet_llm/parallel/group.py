@@ -83,13 +83,15 @@ class Group:
         except OSError as error:
             raise self.explain(error) from error
 
-    def ask(self, command: Command) -> None:
-        """Have all ranks run a command, and wait for their ends. Raises GroupFailed."""
+    def ask(self, command: Command) -> str:
+        """Have all ranks run a command, and wait for them; return why one could not, or "".
+
+        Raises GroupFailed.
+        """
         with self._asking:
             self.send(command)
-            for rank in self.ranks:
-                if error := self._next(self._done[rank.number]).error:
-                    raise GroupFailed(f"rank {rank.number}: {error}")
+            errors = [self._next(self._done[rank.number]).error for rank in self.ranks]
+        return next((error for error in errors if error), "")
 
     def wait_started(self) -> None:
         """Wait until all ranks are ready to join. Raises GroupFailed."""

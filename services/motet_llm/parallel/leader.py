@@ -6,29 +6,24 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
 import msgspec
 from torch import Tensor
 
 from motet_llm.attention.heavy_hitters import Watch
-from motet_llm.cache.kv_cache import KvCache
-from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
 
 from . import commands as c
-from .collectives import Collectives, GroupFailed
+from .collectives import GroupFailed
 from .degrees import Degrees
 from .group import Group, Rank
+from .membership import Membership
 from .processes import RankProcess
 from .rank_runner import RankRunner
 from .worker import Store, file_store
 
 LOAD_TIMEOUT = 600.0  # seconds in which all ranks must have loaded their parts
-
-Send = Callable[[c.Command], None]
 
 
 def make_runner(config: EngineConfig) -> ModelRunner:
@@ -47,6 +42,7 @@ class LeaderRunner(RankRunner):
 
     def __init__(self, config: EngineConfig, ranks: Sequence[Rank], store: Store = file_store):
         self.ranks = Group(ranks, LOAD_TIMEOUT)
+        self.send, self.ask = self.ranks.send, self.ranks.ask
         folder = tempfile.mkdtemp(prefix="motet-ranks-")
         try:
             path = str(Path(folder) / "store")
@@ -60,12 +56,13 @@ class LeaderRunner(RankRunner):
 
     def _join(
         self, config: EngineConfig, ranks: Sequence[Rank], store: Store, path: str
-    ) -> Collectives:
+    ) -> Membership:
         self.ranks.wait_started()
         settings = msgspec.json.encode(config)
         for rank in ranks:
             self.ranks.send_to(rank, c.Join(rank.number, settings, path, LOAD_TIMEOUT))
-        return Collectives(store(path, 1 + len(ranks)), 0, 1 + len(ranks), LOAD_TIMEOUT)
+        degrees = Degrees.of(config)
+        return Membership(store(path, degrees.ranks), 0, degrees, LOAD_TIMEOUT)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -94,52 +91,3 @@ class LeaderRunner(RankRunner):
     def resize(self, blocks_per_group: int) -> None:
         self.ranks.send(c.Resize(blocks_per_group))
         super().resize(blocks_per_group)
-
-    def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
-        return GroupKvCache(
-            self.ranks.send,
-            self._shapes.layers,
-            num_blocks,
-            block_size,
-            self._kv_dtype,
-            self.device,
-            self._sink_window,
-        )
-
-    def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
-        shapes = self._shapes.states
-        if not shapes:
-            return None
-        return GroupStateCache(self.ranks.send, shapes, num_running, num_snapshots, self.device)
-
-
-class GroupKvCache(KvCache):
-    """Hold the leader's keys and values; what changes blocks, all ranks do."""
-
-    def __init__(self, send: Send, *args: Any):
-        super().__init__(*args)
-        self._send = send
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._send(c.CopyBlocks([*sources], [*targets]))
-        super().copy(sources, targets)
-
-    def scrub(self, blocks: Sequence[int]) -> None:
-        self._send(c.ScrubBlocks([*blocks]))
-        super().scrub(blocks)
-
-
-class GroupStateCache(StateCache):
-    """Hold the leader's recurrent states; what changes slots outside of steps, all ranks do."""
-
-    def __init__(self, send: Send, *args: Any):
-        super().__init__(*args)
-        self._send = send
-
-    def scrub(self, slot: int) -> None:
-        self._send(c.ScrubState(slot))
-        super().scrub(slot)
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self._send(c.CopyStates([*sources], [*targets]))
-        super().copy(sources, targets)

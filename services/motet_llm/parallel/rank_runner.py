@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from motet_kernels.runtime.device import dtype_name
+from motet_llm.adapters.bank import AdapterBank
+from motet_llm.attention.paged import ShapeProbe
+from motet_llm.cache.kv_cache import KvCache, LayerShape
+from motet_llm.cache.state_cache import StateCache, StateShape
 from motet_llm.config import EngineConfig
 from motet_llm.engine.memory_budget import MemoryBudget, expected_weight_bytes
 from motet_llm.engine.model_runner import ModelRunner
@@ -21,7 +28,11 @@ from motet_models.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
 from . import agreement
-from .collectives import Collectives
+from . import commands as c
+from .adapters import RankAdapterBank, Ranges, whole_shapes
+from .caches import RankKvCache, RankStateCache, Send
+from .membership import Membership
+from .pipeline_cut import PipelineCut
 from .degrees import Degrees
 from .plan import Plan, expert_plan, tensor_plan
 from .tensor_cut import ExpertCut, TensorCut
@@ -29,13 +40,14 @@ from .tensor_cut import ExpertCut, TensorCut
 
 def settings_of_rank(config: EngineConfig) -> EngineConfig:
     """Return the settings of one rank: its share of the group's cores and memory."""
-    ranks = Degrees.of(config).ranks
+    degrees = Degrees.of(config)
+    ranks = degrees.ranks
     return replace(
         config,
         threads=max(1, (config.threads or os.cpu_count() or 1) // ranks),
         memory=config.memory // ranks,
         memory_share=config.memory_share / ranks,
-        kv_memory=config.kv_memory // ranks,
+        kv_memory=config.kv_memory // degrees.width,  # a block has all stages' layers
         packed_cache=0,  # packed parts are not kept yet
         wait_for_exit=(),
     )
@@ -44,14 +56,23 @@ def settings_of_rank(config: EngineConfig) -> EngineConfig:
 class RankRunner(ModelRunner):
     """Hold a rank's part of the model and of its caches.
 
-    config: of the whole group. group: connects the ranks.
+    send: has the other ranks change their caches, too; None unless the rank leads. ask: likewise,
+    waits for them, and returns why one could not.
+
+    config: of the whole group. member: connects the rank to the others.
     """
 
-    def __init__(self, config: EngineConfig, group: Collectives):
-        self.group = group
-        self.degrees = Degrees.of(config)
+    def __init__(self, config: EngineConfig, member: Membership):
+        self.member = member
+        self.degrees = member.degrees
+        self._own_layers: set[int] = set()  # those with a cache
+        self._whole: dict[str, tuple[int, int]] = {}  # shapes of matrices that are not cut
+        self._ranges: Ranges = {}
         super().__init__(settings_of_rank(config))
-        group.limit(config.collective_timeout)
+        member.limit(config.collective_timeout)
+
+    send: Send | None = None
+    ask: Callable[[c.Command], str] | None = None
 
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
@@ -65,7 +86,8 @@ class RankRunner(ModelRunner):
                 param="tensor_parallel",
             )
         model = super()._load_model(folder, config, dtype)
-        whole_NV = agreement.first_logits(model) if self.group.rank == 0 else None
+        self._whole = whole_shapes(model)
+        whole_NV = agreement.first_logits(model) if self.member.rank == 0 else None
         self._cut(model)
         cut_NV = agreement.first_logits(model)
         if whole_NV is not None:
@@ -83,17 +105,19 @@ class RankRunner(ModelRunner):
         return ", ".join(f"{name}={value}" for name, value in named.items() if value > 1)
 
     def _cut(self, model: PreTrainedModel) -> None:
+        if self.degrees.pipeline > 1:
+            PipelineCut(model, self.member).run()
         experts = expert_plan(model) if self.degrees.expert > 1 else Plan({})
         if self.degrees.tensor > 1:
             plan = tensor_plan(model)
             kept = {
-                name: style
-                for name, style in plan.styles.items()
-                if name not in experts.styles
+                name: style for name, style in plan.styles.items() if name not in experts.styles
             }
-            TensorCut(model, Plan(kept), self.group).run()
+            cut = TensorCut(model, Plan(kept), self.member.stage)
+            cut.run()
+            self._ranges = cut.ranges
         if experts.styles:
-            ExpertCut(model, experts, self.group).run()
+            ExpertCut(model, experts, self.member.stage).run()
 
     def _measure_memory(
         self, config: EngineConfig, model_config: PreTrainedConfig
@@ -108,11 +132,89 @@ class RankRunner(ModelRunner):
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout, staging: int) -> int:
         """Return the blocks that every rank has room for."""
-        return self.group.smallest(super()._blocks_in_memory(config, layout, staging))
+        return self.member.everyone.smallest(super()._blocks_in_memory(config, layout, staging))
+
+    def _memory_for_kv(self, config: EngineConfig, layout: KvLayout) -> int:
+        """Return the bytes of blocks of all stages' layers, of which this stage holds its part."""
+        return super()._memory_for_kv(config, layout) * self.degrees.pipeline
+
+    @torch.inference_mode()
+    def _probe(self) -> ShapeProbe:
+        """Return the shapes of all stages' layers: their blocks have the same tables."""
+        probe = super()._probe()
+        self._own_layers = {*probe.layers, *probe.states}
+        if self.degrees.pipeline > 1:
+            found = self.member.exchange("shapes", msgspec.json.encode(_Shapes.of(probe)))
+            for content in found:
+                msgspec.json.decode(content, type=_Shapes).add_to(probe)
+        return probe
+
+    def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
+        return RankKvCache(
+            self._shapes.layers,
+            num_blocks,
+            block_size,
+            self._kv_dtype,
+            self.device,
+            self._sink_window,
+            own=self._own_layers,
+            send=self.send,
+        )
+
+    def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
+        shapes = self._shapes.states
+        if not shapes:
+            return None
+        return RankStateCache(
+            shapes,
+            num_running,
+            num_snapshots,
+            self.device,
+            own=self._own_layers,
+            send=self.send,
+        )
+
+    @property
+    def _bank_class(self) -> Callable[..., AdapterBank]:
+        own = {name for name, _ in self.model.named_modules()}
+        return partial(
+            RankAdapterBank,
+            whole=self._whole,
+            ranges=self._ranges,
+            absent=lambda name: name not in own,
+            ask=self.ask,
+            send=self.send,
+        )
+
+    @property
+    def hands_over(self) -> bool:
+        """Return False: a transfer would need the heads and layers of all ranks."""
+        return False
 
     def _memory(self, works: Sequence[Work], num_blocks: int) -> StepMemory | None:
         """Return None: a recorded step would leave out the sums between ranks."""
         return None
+
+
+class _Shapes(msgspec.Struct):
+    """Carry what the layers of a stage keep; types by name."""
+
+    layers: dict[int, LayerShape]
+    states: dict[int, tuple[tuple[tuple[int, ...], ...], str]]
+
+    @classmethod
+    def of(cls, probe: ShapeProbe) -> _Shapes:
+        states = {
+            layer: (shape.shapes, dtype_name(shape.dtype)) for layer, shape in probe.states.items()
+        }
+        return cls(dict(probe.layers), states)
+
+    def add_to(self, probe: ShapeProbe) -> None:
+        """Add the layers of other stages to those of one."""
+        for layer, shape in self.layers.items():
+            probe.layers.setdefault(layer, shape)
+        for layer, (shapes, dtype) in self.states.items():
+            probe.states.setdefault(layer, StateShape(shapes, getattr(torch, dtype)))
 
 
 def _check_images(shape: ImageEmbeddingShape | None) -> None:

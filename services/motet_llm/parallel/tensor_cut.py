@@ -44,8 +44,8 @@ class TensorCut:
     def __init__(self, model: PreTrainedModel, plan: Plan, group: Collectives):
         self._model, self._plan, self._group = model, plan, group
         self._place, self._ranks = group.rank, group.size
-        # Ranges of rows and columns of each cut matrix, by its name: of outputs, of inputs.
-        self.ranges: dict[str, tuple[Share | None, Share | None]] = {}
+        # The rows and the columns of each cut matrix that are the rank's, by its name.
+        self.ranges: dict[str, tuple[list[Share] | None, list[Share] | None]] = {}
 
     def run(self) -> None:
         """Cut all modules that the plan names, and the head. Raises ConfigError by name."""
@@ -147,6 +147,9 @@ class TensorCut:
             linear.weight.data = self._halves(linear.weight.data, 0)
             if linear.bias is not None:
                 linear.bias.data = self._halves(linear.bias.data, 0)
+            half = linear.out_features // 2
+            own = divide(half, self._place, self._ranks)
+            self.ranges[full] = ([own, Share(half + own.begin, half + own.end)], None)
             linear.out_features = len(linear.weight)
             return linear
         raise self._refusal(f"{full} is cut in an unknown way ({style})")
@@ -170,7 +173,7 @@ class TensorCut:
         if linear.bias is not None:
             linear.bias.data = linear.bias.data[own.begin : own.end]
         linear.out_features = own.width
-        self.ranges[full] = (own, None)
+        self.ranges[full] = ([own], None)
 
     def _keep_columns(self, full: str, linear: nn.Linear, own: Share) -> nn.Linear:
         """Keep a rank's input features; the first rank adds the bias."""
@@ -178,7 +181,7 @@ class TensorCut:
         if self._place:
             linear.bias = None
         linear.in_features = own.width
-        self.ranges[full] = (None, own)
+        self.ranges[full] = (None, [own])
         return linear
 
     def _gathered(self, full: str, linear: nn.Linear) -> GatheredLinear:
@@ -202,9 +205,7 @@ class TensorCut:
             setattr(self._model, names[0], self._gathered(names[0], _untied(head)))
 
     # ---------------------------------------------------------------------------------- parameters
-    def _cut_parameter(
-        self, parent: Any, name: str, style: str, heads: Heads | None
-    ) -> None:
+    def _cut_parameter(self, parent: Any, name: str, style: str, heads: Heads | None) -> None:
         whole = getattr(parent, name).data
         if whole.dim() == 3:
             self._cut_stack(parent, name, style)

@@ -16,9 +16,10 @@ from motet_llm.config import EngineConfig
 from motet_shared.errors import MotetError
 
 from . import commands as c
-from .collectives import Collectives, GroupFailed
+from .collectives import GroupFailed
 from .degrees import Degrees
 from .link import Link
+from .membership import Membership
 from .rank_runner import RankRunner
 
 log = logging.getLogger(__name__)
@@ -96,10 +97,9 @@ class Follower:
 
     def _join(self, join: c.Join) -> RankRunner:
         config = msgspec.json.decode(join.settings, type=EngineConfig)
-        ranks = Degrees.of(config).ranks
-        store = self._store(join.store, ranks)
-        group = Collectives(store, join.rank, ranks, join.load_timeout)
-        return RankRunner(config, group)
+        degrees = Degrees.of(config)
+        store = self._store(join.store, degrees.ranks)
+        return RankRunner(config, Membership(store, join.rank, degrees, join.load_timeout))
 
 
 def _states(runner: RankRunner) -> Any:
