@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet_cli.bench.arguments import add_bench
+from motet_cli.engines.degrees import add_degrees
 from motet_cli.engines.options import KINDS
 from motet_cli.planning.arguments import add_traffic
 from motet_shared import __version__
@@ -198,6 +199,7 @@ def _add_up(
         help="speculative decoding by prompt lookup (ngram) or a draft model, given like --llm"
         " (default: off)",
     )
+    add_degrees(up)
     up.add_argument(
         "--chat-template",
         metavar="FILE",

@@ -93,6 +93,7 @@ class KvCache:
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
+        self.device = device
         self.layout = layout_of(shapes, block_size, dtype, sink_window)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
@@ -163,6 +164,18 @@ class KvCache:
         key, value = self._layers[layer]
         store_kv(key_NKD, value_NKD, key, None if value_NKD is None else value, slots_N)
 
+    def widths(self, layer: int) -> list[tuple[int, int]]:
+        """Return heads and dimension of a layer's keys and of its values, as transfers have them.
+
+        A latent layer has keys alone.
+        """
+        shape = self._shapes[layer]
+        return [(shape.heads, dim) for dim in (shape.key_dim, shape.value_dim) if dim]
+
+    def store(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
+        """Store keys and values that another engine has computed, as `write` does."""
+        self.write(layer, key_NKD, value_NKD, slots_N)
+
     def put(self, layer: int, rows: Sequence[Tensor], slots_N: Tensor) -> None:
         """Store rows of keys and of values `[N, K, …]` as they are, in the cache's type.
 
@@ -181,7 +194,7 @@ class KvCache:
             blocks[places_N // self.block_size - begin] * self.block_size
             + places_N % self.block_size
         )
-        return slots_N.to(self._storage[0].device)
+        return slots_N.to(self.device)
 
     def tensors(self, layer: int) -> tuple[Tensor, ...]:
         """Return keys and values as `layer` does; of a latent layer its one tensor."""

@@ -19,6 +19,7 @@ from motet_llm.adapters.folder import AdapterFolder
 from motet_shared.errors import BadRequest
 
 from . import commands as c
+from .caches import Others
 from .cut_modules import PART
 from .shares import Share
 
@@ -39,8 +40,8 @@ class RankAdapterBank(AdapterBank):
     """Hold a rank's part of the adapters.
 
     whole: shapes of the uncut model's matrices. ranges: the rows and columns of those that are cut.
-    absent: tells which matrices are on other ranks. ask: has the other ranks load what this one
-    loads, send: has them know what it knows; None on a rank that does not lead.
+    absent: tells which matrices are on other ranks. others: the ranks that hold what this one
+    holds; None unless it leads.
     """
 
     def __init__(
@@ -51,12 +52,11 @@ class RankAdapterBank(AdapterBank):
         whole: Mapping[str, tuple[int, int]],
         ranges: Ranges,
         absent: Callable[[str], bool],
-        ask: Callable[[c.Command], str] | None,
-        send: Callable[[c.Command], None] | None,
+        others: Others | None,
         **options: Any,
     ):
         self._whole, self._ranges, self._absent = whole, ranges, absent
-        self._ask, self._send = ask, send
+        self._others = others
         super().__init__(folders, {_own_name(name): m for name, m in matrices.items()}, **options)
 
     def _shapes_in_files(self) -> dict[str, tuple[int, int]]:
@@ -76,20 +76,22 @@ class RankAdapterBank(AdapterBank):
 
     def add(self, name: str, found: AdapterFolder | BadRequest) -> bool:
         moved = super().add(name, found)
-        if self._send is not None and isinstance(found, AdapterFolder):
-            self._send(c.AddAdapter(name, str(found.path)))
+        if self._others is not None and isinstance(found, AdapterFolder):
+            self._others.send(c.AddAdapter(name, str(found.path)))
         return moved
 
     def remove(self, name: str) -> None:
         super().remove(name)
-        if self._send is not None:
-            self._send(c.RemoveAdapter(name))
+        if self._others is not None:
+            self._others.send(c.RemoveAdapter(name))
 
     def load(self, name: str, slot: int) -> ResidentAdapter:
         """Load an adapter into an unused slot of all ranks, from any thread."""
         loaded = super().load(name, slot)
-        if self._ask is not None and (error := self._ask(c.LoadAdapter(name, slot))):
-            raise BadRequest(error, param="model")
+        done = [] if self._others is None else self._others.ask(c.LoadAdapter(name, slot))
+        for one in done:
+            if one.error:
+                raise BadRequest(one.error, param="model")
         return loaded
 
 

@@ -23,7 +23,13 @@ COARSE_BOUND = 0.05  # for 16-bit types
 
 
 class OneSequence(RotatesHeads):
-    """Attend causally within one short sequence that begins with the first token."""
+    """Attend causally within one short sequence that begins with the first token.
+
+    heads: key/value heads of each layer that has attended; a latent is one.
+    """
+
+    def __init__(self) -> None:
+        self.heads: dict[int, int] = {}
 
     def attend(
         self,
@@ -34,6 +40,7 @@ class OneSequence(RotatesHeads):
         scale: float,
         options: AttentionOptions,
     ) -> Tensor:
+        self.heads[layer] = key.shape[1]
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         scores_1HNN = (query @ key.mT * scale).float()
@@ -55,7 +62,9 @@ class OneSequence(RotatesHeads):
         query_1HNC = query_NHC.transpose(0, 1).unsqueeze(0)
         values = keys_11NC[..., :value_dim].expand(-1, query_1HNC.shape[1], -1, -1)
         keys = keys_11NC.expand(-1, query_1HNC.shape[1], -1, -1)
-        return self.attend(layer, query_1HNC, keys, values, scale, AttentionOptions())[0]
+        attended = self.attend(layer, query_1HNC, keys, values, scale, AttentionOptions())
+        self.heads[layer] = 1
+        return attended[0]
 
     def recurrent(
         self, layer: int, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
@@ -66,18 +75,22 @@ class OneSequence(RotatesHeads):
 
 
 @torch.inference_mode()
-def first_logits(model: PreTrainedModel) -> Tensor:
-    """Return the logits `[6, V]` of a model that is not packed yet; all ranks call it together."""
+def first_logits(model: PreTrainedModel) -> tuple[Tensor, dict[int, int]]:
+    """Return the logits `[6, V]` of a model that is not packed yet, and its key heads by layer.
+
+    All ranks call it together once the model is cut.
+    """
+    layout = OneSequence()
     vocab: int = model.config.get_text_config().vocab_size
     output = model(
         input_ids=(torch.arange(TOKENS) * 7 % vocab).unsqueeze(0),
         position_ids=torch.arange(TOKENS).unsqueeze(0),
         use_cache=False,
         logits_to_keep=torch.arange(TOKENS),
-        layout=OneSequence(),
+        layout=layout,
     )
     logits: Tensor = output.logits[0].float()
-    return logits
+    return logits, layout.heads
 
 
 def check(model: PreTrainedModel, whole_NV: Tensor, cut_NV: Tensor, settings: str) -> None:

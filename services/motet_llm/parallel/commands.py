@@ -93,6 +93,28 @@ class ScrubBlocks(Struct, tag=True, frozen=True):
     blocks: list[int]
 
 
+class PickRows(Struct, tag=True, frozen=True):
+    """Report rows of a layer's keys and values at these slots; none if the layer is elsewhere."""
+
+    layer: int
+    slots: list[int]
+
+
+class PutRows(Struct, tag=True, frozen=True):
+    """Store rows of keys and values that another engine has computed.
+
+    rank: whose heads they are of. dtype: of the rows. exact: they are in the cache's type, with
+        their scales.
+    """
+
+    rank: int
+    layer: int
+    rows: list[bytes]
+    dtype: str
+    slots: list[int]
+    exact: bool
+
+
 class CopyStates(Struct, tag=True, frozen=True):
     """Copy recurrent states from slot to slot."""
 
@@ -138,6 +160,8 @@ Command = (
     | LogitsOf
     | CopyBlocks
     | ScrubBlocks
+    | PickRows
+    | PutRows
     | CopyStates
     | ScrubState
     | Resize
@@ -152,9 +176,13 @@ class Started(Struct, tag=True, frozen=True):
 
 
 class Done(Struct, tag=True, frozen=True):
-    """Report the end of a command that the leader waits for; error: why it failed."""
+    """Report the end of a command that the leader waits for.
+
+    error: why it failed. rows: keys and values, where the command asks for some.
+    """
 
     error: str = ""
+    rows: list[bytes] = []
 
 
 class Failed(Struct, tag=True, frozen=True):

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from .collectives import GroupFailed
-from .commands import Command, Done, Failed, Report, Started
+from .commands import Command, Done, Failed, PutRows, Report, Started
 from .link import Link
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,8 @@ class Group:
         """Send a command to all ranks, in one order for all. Raises GroupFailed."""
         with self._sending:
             for rank in self.ranks:
-                self.send_to(rank, command)
+                if not isinstance(command, PutRows) or command.rank == rank.number:
+                    self.send_to(rank, command)
 
     def send_to(self, rank: Rank, command: Command) -> None:
         """Send a command to one rank. Raises GroupFailed."""
@@ -83,15 +84,11 @@ class Group:
         except OSError as error:
             raise self.explain(error) from error
 
-    def ask(self, command: Command) -> str:
-        """Have all ranks run a command, and wait for them; return why one could not, or "".
-
-        Raises GroupFailed.
-        """
+    def ask(self, command: Command) -> list[Done]:
+        """Have all ranks run a command; return their reports, by rank. Raises GroupFailed."""
         with self._asking:
             self.send(command)
-            errors = [self._next(self._done[rank.number]).error for rank in self.ranks]
-        return next((error for error in errors if error), "")
+            return [self._next(self._done[rank.number]) for rank in self.ranks]
 
     def wait_started(self) -> None:
         """Wait until all ranks are ready to join. Raises GroupFailed."""

@@ -6,15 +6,19 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
 import msgspec
 from torch import Tensor
 
 from motet_llm.attention.heavy_hitters import Watch
+from motet_llm.cache.kv_cache import KvCache
+from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
 
 from . import commands as c
+from .caches import LeaderKvCache, LeaderStateCache
 from .collectives import GroupFailed
 from .degrees import Degrees
 from .group import Group, Rank
@@ -42,7 +46,7 @@ class LeaderRunner(RankRunner):
 
     def __init__(self, config: EngineConfig, ranks: Sequence[Rank], store: Store = file_store):
         self.ranks = Group(ranks, LOAD_TIMEOUT)
-        self.send, self.ask = self.ranks.send, self.ranks.ask
+        self.others = self.ranks
         folder = tempfile.mkdtemp(prefix="motet-ranks-")
         try:
             path = str(Path(folder) / "store")
@@ -91,3 +95,26 @@ class LeaderRunner(RankRunner):
     def resize(self, blocks_per_group: int) -> None:
         self.ranks.send(c.Resize(blocks_per_group))
         super().resize(blocks_per_group)
+
+    def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
+        return LeaderKvCache(
+            *self._kv_arguments(num_blocks, block_size),
+            own=self._own_layers,
+            others=self.ranks,
+            degrees=self.degrees,
+            heads=self._heads,
+            stages=self._stages,
+        )
+
+    def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
+        shapes = self._shapes.states
+        if not shapes:
+            return None
+        return LeaderStateCache(
+            shapes,
+            num_running,
+            num_snapshots,
+            self.device,
+            own=self._own_layers,
+            others=self.ranks,
+        )

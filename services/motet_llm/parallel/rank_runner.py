@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -28,12 +29,11 @@ from motet_models.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
 from . import agreement
-from . import commands as c
-from .adapters import RankAdapterBank, Ranges, whole_shapes
-from .caches import RankKvCache, RankStateCache, Send
+from .adapters import Ranges, RankAdapterBank, whole_shapes
+from .caches import Others, RankKvCache, RankStateCache
+from .degrees import Degrees
 from .membership import Membership
 from .pipeline_cut import PipelineCut
-from .degrees import Degrees
 from .plan import Plan, expert_plan, tensor_plan
 from .tensor_cut import ExpertCut, TensorCut
 
@@ -56,8 +56,7 @@ def settings_of_rank(config: EngineConfig) -> EngineConfig:
 class RankRunner(ModelRunner):
     """Hold a rank's part of the model and of its caches.
 
-    send: has the other ranks change their caches, too; None unless the rank leads. ask: likewise,
-    waits for them, and returns why one could not.
+    others: the other ranks, if this one leads.
 
     config: of the whole group. member: connects the rank to the others.
     """
@@ -66,13 +65,14 @@ class RankRunner(ModelRunner):
         self.member = member
         self.degrees = member.degrees
         self._own_layers: set[int] = set()  # those with a cache
+        self._stages: dict[int, int] = {}  # of each layer with keys and values
+        self._heads: dict[int, int] = {}  # key/value heads of each layer in the whole model
         self._whole: dict[str, tuple[int, int]] = {}  # shapes of matrices that are not cut
         self._ranges: Ranges = {}
         super().__init__(settings_of_rank(config))
         member.limit(config.collective_timeout)
 
-    send: Send | None = None
-    ask: Callable[[c.Command], str] | None = None
+    others: Others | None = None
 
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
@@ -87,9 +87,11 @@ class RankRunner(ModelRunner):
             )
         model = super()._load_model(folder, config, dtype)
         self._whole = whole_shapes(model)
-        whole_NV = agreement.first_logits(model) if self.member.rank == 0 else None
+        whole_NV = None
+        if self.member.rank == 0:
+            whole_NV, self._heads = agreement.first_logits(model)
         self._cut(model)
-        cut_NV = agreement.first_logits(model)
+        cut_NV, _ = agreement.first_logits(model)
         if whole_NV is not None:
             agreement.check(model, whole_NV, cut_NV, self._settings)
         return model
@@ -143,36 +145,33 @@ class RankRunner(ModelRunner):
         """Return the shapes of all stages' layers: their blocks have the same tables."""
         probe = super()._probe()
         self._own_layers = {*probe.layers, *probe.states}
+        self._stages = dict.fromkeys(probe.layers, self.member.number)
         if self.degrees.pipeline > 1:
             found = self.member.exchange("shapes", msgspec.json.encode(_Shapes.of(probe)))
-            for content in found:
-                msgspec.json.decode(content, type=_Shapes).add_to(probe)
+            for rank, content in enumerate(found):
+                shapes = msgspec.json.decode(content, type=_Shapes)
+                self._stages |= dict.fromkeys(shapes.layers, self.degrees.stage(rank))
+                shapes.add_to(probe)
         return probe
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
-        return RankKvCache(
+        return RankKvCache(*self._kv_arguments(num_blocks, block_size), own=self._own_layers)
+
+    def _kv_arguments(self, num_blocks: int, block_size: int) -> tuple[Any, ...]:
+        return (
             self._shapes.layers,
             num_blocks,
             block_size,
             self._kv_dtype,
             self.device,
             self._sink_window,
-            own=self._own_layers,
-            send=self.send,
         )
 
     def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
         shapes = self._shapes.states
         if not shapes:
             return None
-        return RankStateCache(
-            shapes,
-            num_running,
-            num_snapshots,
-            self.device,
-            own=self._own_layers,
-            send=self.send,
-        )
+        return RankStateCache(shapes, num_running, num_snapshots, self.device, own=self._own_layers)
 
     @property
     def _bank_class(self) -> Callable[..., AdapterBank]:
@@ -182,14 +181,8 @@ class RankRunner(ModelRunner):
             whole=self._whole,
             ranges=self._ranges,
             absent=lambda name: name not in own,
-            ask=self.ask,
-            send=self.send,
+            others=self.others,
         )
-
-    @property
-    def hands_over(self) -> bool:
-        """Return False: a transfer would need the heads and layers of all ranks."""
-        return False
 
     def _memory(self, works: Sequence[Work], num_blocks: int) -> StepMemory | None:
         """Return None: a recorded step would leave out the sums between ranks."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from motet_llm.adapters.bank import AdapterBank
@@ -16,6 +17,7 @@ from motet_llm.config import EngineConfig
 from motet_shared.errors import MotetError
 
 from . import commands as c
+from .caches import rows_of
 from .collectives import GroupFailed
 from .degrees import Degrees
 from .link import Link
@@ -36,15 +38,15 @@ class Follower:
     """Run commands in order, until the link ends or one fails."""
 
     def __init__(self, link: Link[c.Command], store: Store = file_store):
-        self._link, self._store = link, store
+        self.link, self._store = link, store
         self._runner: RankRunner | None = None
 
     def run(self) -> None:
         """Follow the leader until the link ends. Report and raise what a command raises."""
-        self._link.send(c.Started())
+        self.link.send(c.Started())
         try:
             while True:
-                self._do(self._link.receive())
+                self._do(self.link.receive())
         except EOFError:
             return
         except Exception as error:
@@ -54,7 +56,7 @@ class Follower:
 
     def _report(self, report: c.Report) -> None:
         try:
-            self._link.send(report)
+            self.link.send(report)
         except OSError:
             log.info("the leader of the group is gone")
 
@@ -73,6 +75,10 @@ class Follower:
                 runner.kv.copy(sources, targets)
             case c.ScrubBlocks(blocks):
                 runner.kv.scrub(blocks)
+            case c.PickRows(layer, slots):
+                self._pick(runner, layer, slots)
+            case c.PutRows():
+                _put(runner, command)
             case c.CopyStates(sources, targets):
                 _states(runner).copy(sources, targets)
             case c.ScrubState(slot):
@@ -81,6 +87,11 @@ class Follower:
                 runner.resize(blocks_per_group)
             case _:
                 self._adapt(_bank(runner), command)
+
+    def _pick(self, runner: RankRunner, layer: int, slots: list[int]) -> None:
+        found = runner.kv.pick(layer, torch.tensor(slots)) if runner.kv.holds(layer) else []
+        rows = [row.contiguous().view(torch.uint8).numpy().tobytes() for row in found]
+        self._report(c.Done(rows=rows))
 
     def _adapt(self, bank: AdapterBank, command: c.Command) -> None:
         match command:
@@ -100,6 +111,15 @@ class Follower:
         degrees = Degrees.of(config)
         store = self._store(join.store, degrees.ranks)
         return RankRunner(config, Membership(store, join.rank, degrees, join.load_timeout))
+
+
+def _put(runner: RankRunner, command: c.PutRows) -> None:
+    rows, slots_N = rows_of(runner.kv, command), torch.tensor(command.slots)
+    if command.exact:
+        runner.kv.put(command.layer, rows, slots_N)
+    else:
+        values = rows[1] if len(rows) > 1 else None
+        runner.kv.store(command.layer, rows[0], values, slots_N)
 
 
 def _states(runner: RankRunner) -> Any:

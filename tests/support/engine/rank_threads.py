@@ -1,0 +1,60 @@
+"""Compute a model by a group of ranks within one process: a thread for each but the leader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from motet_llm.config import EngineConfig
+from motet_llm.engine.engine import Engine
+from motet_llm.parallel import commands
+from motet_llm.parallel.degrees import Degrees
+from motet_llm.parallel.leader import LeaderRunner
+from motet_llm.parallel.link import Link, pair
+from motet_llm.parallel.worker import Follower
+
+
+class RankThread:
+    """Follow the leader on a thread; error: what ended it, None if its link did."""
+
+    def __init__(self, number: int, store: dist.Store):
+        self.number = number
+        self.error: BaseException | None = None
+        own, its = pair()
+        self.link: Link[commands.Report] = Link(own, commands.Report)
+        self.follower = Follower(Link(its, commands.Command), lambda *_: store)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.follower.run()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.follower.link.shutdown()
+
+    def ended(self) -> str:
+        return "" if self._thread.is_alive() else f"ended with {self.error!r}"
+
+    def close(self) -> None:
+        self.link.shutdown()
+        self._thread.join(30)
+
+
+@contextmanager
+def group_engine(config: EngineConfig, **options: Any) -> Iterator[Engine]:
+    """Provide an engine whose model is computed by threads; options: of the engine."""
+    store = dist.HashStore()
+    ranks = [RankThread(number, store) for number in range(1, Degrees.of(config).ranks)]
+    runner = LeaderRunner(config, ranks, lambda *_: store)
+    engine = Engine(config, runner, **options)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        runner.close()
