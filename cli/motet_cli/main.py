@@ -1042,6 +1042,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="auto",
         help="format of the KV cache (default: the checkpoint's)",
     )
+    add_degrees(plan)
     plan.add_argument(
         "--block-size", type=int, default=16, help="tokens per KV block (default: 16)"
     )

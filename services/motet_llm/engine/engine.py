@@ -113,9 +113,9 @@ class Engine:
 
     def close(self) -> None:
         """Release threads and files. The engine must not be used afterwards."""
-        self._model_thread.close()
         if self._made_runner:
             self.runner.close()
+        self._model_thread.close()
         if self.parts.offload is not None:
             self.parts.offload.close()
 

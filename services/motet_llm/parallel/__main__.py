@@ -6,8 +6,10 @@ import signal
 import sys
 
 from motet_llm.parallel.worker import serve
+from motet_shared.process.actor import die_with_parent
 
 if __name__ == "__main__":
+    die_with_parent()  # even if it is stopped
     # The leader drains when it is told to stop; until it is done it needs its ranks.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

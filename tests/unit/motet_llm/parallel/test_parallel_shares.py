@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,7 @@ def test_ranks_divide_a_size(size: int, ranks: int) -> None:
     shares = [divide(size, place, ranks) for place in range(ranks)]
     assert shares[0].begin == 0
     assert shares[-1].end == size
-    assert all(one.end == other.begin for one, other in zip(shares, shares[1:], strict=False))
+    assert all(one.end == other.begin for one, other in pairwise(shares))
     assert max(s.width for s in shares) - min(s.width for s in shares) <= GRANULE
 
 
