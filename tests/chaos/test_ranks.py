@@ -82,8 +82,7 @@ async def worker(folder: Path, tmp_path: Path, *options: str) -> AsyncIterator[W
             "MOTET_NATS_URL": nats.url,
             "MOTET_NATS_CREDENTIALS": str(nats.credentials / "decode"),
         }
-        with log.open("wb") as file:
-            process = subprocess.Popen(argv, env=env, stderr=file, stdout=file)
+        process = _start(argv, env, log)
         found = Worker(bus, process, log)
         try:
             await found.ready()
@@ -93,6 +92,11 @@ async def worker(folder: Path, tmp_path: Path, *options: str) -> AsyncIterator[W
                 process.terminate()
             await asyncio.to_thread(process.wait, 60)
             await bus.close()
+
+
+def _start(argv: list[str], env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(argv, env=env, stderr=file, stdout=file)
 
 
 async def test_two_processes_answer_as_one_does(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +43,7 @@ def settings_of_rank(config: EngineConfig) -> EngineConfig:
     ranks = degrees.ranks
     return replace(
         config,
-        threads=max(1, (config.threads or os.cpu_count() or 1) // ranks),
+        threads=max(1, (config.threads or torch.get_num_threads()) // ranks),
         memory=config.memory // ranks,
         memory_share=config.memory_share / ranks,
         kv_memory=config.kv_memory // degrees.width,  # a block has all stages' layers

@@ -6,16 +6,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch.distributed as dist
 
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
+from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.parallel import commands
 from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.leader import LeaderRunner
 from motet_llm.parallel.link import Link, pair
 from motet_llm.parallel.worker import Follower
+
+_LOADING = threading.Lock()  # transformers loads one model at a time in a process
+_load_model = ModelRunner._load_model
+
+
+def _load_alone(self: ModelRunner, *args: Any) -> Any:
+    with _LOADING:
+        return _load_model(self, *args)
 
 
 class RankThread:
@@ -51,7 +61,8 @@ def group_engine(config: EngineConfig, **options: Any) -> Iterator[Engine]:
     """Provide an engine whose model is computed by threads; options: of the engine."""
     store = dist.HashStore()
     ranks = [RankThread(number, store) for number in range(1, Degrees.of(config).ranks)]
-    runner = LeaderRunner(config, ranks, lambda *_: store)
+    with patch.object(ModelRunner, "_load_model", _load_alone):
+        runner = LeaderRunner(config, ranks, lambda *_: store)
     engine = Engine(config, runner, **options)
     try:
         yield engine
