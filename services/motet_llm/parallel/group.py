@@ -63,6 +63,12 @@ class Group:
         for thread in self._threads:
             thread.start()
 
+    def limit(self, seconds: float) -> None:
+        """Set the deadline of what the leader waits for from now on."""
+        self._timeout = seconds
+        for rank in self.ranks:
+            rank.link.limit(seconds)
+
     @property
     def failure(self) -> GroupFailed | None:
         """Return why the group failed; None while it works."""

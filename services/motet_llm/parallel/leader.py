@@ -51,6 +51,7 @@ class LeaderRunner(RankRunner):
         try:
             path = str(Path(folder) / "store")
             super().__init__(config, self._join(config, ranks, store, path))
+            self.ranks.limit(config.collective_timeout)
         except BaseException as error:
             cause = self.ranks.explain(error) if isinstance(error, GroupFailed) else error
             self.ranks.close()

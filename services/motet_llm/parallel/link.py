@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -37,6 +38,13 @@ class Link(Generic[Received]):
             return self._decoder.decode(self._connection.recv_bytes())
         except OSError as error:
             raise EOFError(str(error)) from error
+
+    def limit(self, seconds: float) -> None:
+        """Have `send` raise OSError if the other end takes nothing for so long."""
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, int((seconds - whole) * 1e6))
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def shutdown(self) -> None:
         """End the link for both ends; a thread that receives on it gets EOFError."""

@@ -21,7 +21,6 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.memory_budget import MemoryBudget, expected_weight_bytes
 from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.engine.step_memory import StepMemory
-from motet_llm.models.language_model import ImageEmbeddingShape
 from motet_llm.scheduling.work import Work
 from motet_llm.weights import quantized_checkpoint as quantized
 from motet_models.capacity import KvLayout
@@ -55,10 +54,11 @@ def settings_of_rank(config: EngineConfig) -> EngineConfig:
 class RankRunner(ModelRunner):
     """Hold a rank's part of the model and of its caches.
 
-    others: the other ranks, if this one leads.
-
-    config: of the whole group. member: connects the rank to the others.
+    config: of the whole group. member: connects the rank to the others. others: the other ranks, if
+    this one leads.
     """
+
+    others: Others | None = None
 
     def __init__(self, config: EngineConfig, member: Membership):
         self.member = member
@@ -71,18 +71,19 @@ class RankRunner(ModelRunner):
         super().__init__(settings_of_rank(config))
         member.limit(config.collective_timeout)
 
-    others: Others | None = None
-
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
     ) -> PreTrainedModel:
         """Return the rank's part of the model. Raises ConfigError if it cannot be cut."""
-        _check_images(self.image_shape)
+        if self.image_shape is not None:
+            raise ConfigError(
+                f"{self._settings}: model_type={config.model_type!r} reads pictures, which a group"
+                " does not compute yet; give one rank"
+            )
         if quantized.is_quantized(folder, config):
             raise ConfigError(
-                f"tensor_parallel={self.degrees.tensor}: {folder} holds matrices as codes, which are"
-                " not cut yet; give the original weights, or one rank",
-                param="tensor_parallel",
+                f"{self._settings}: {folder} holds matrices as codes, which are not cut yet; give the"
+                " original weights, or one rank"
             )
         model = super()._load_model(folder, config, dtype)
         self._whole = whole_shapes(model)
@@ -207,12 +208,3 @@ class _Shapes(msgspec.Struct):
             probe.layers.setdefault(layer, shape)
         for layer, (shapes, dtype) in self.states.items():
             probe.states.setdefault(layer, StateShape(shapes, getattr(torch, dtype)))
-
-
-def _check_images(shape: ImageEmbeddingShape | None) -> None:
-    if shape is not None:
-        raise ConfigError(
-            "tensor_parallel: models that read pictures are not computed by groups yet; give one"
-            " rank",
-            param="tensor_parallel",
-        )
