@@ -24,6 +24,7 @@ from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
 from support.checkpoints.language_checkpoints import tiny_checkpoint
+from support.running.service_process import settings
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -58,6 +59,7 @@ class Worker:
 
     async def ready(self) -> None:
         def found() -> str | None:
+            assert self.process.poll() is None, self.log.read_text()
             beats = self.bus.directory.ready("decode", model="tiny")
             return next((b.instance for b in beats if b.pid == self.process.pid), None)
 
@@ -78,10 +80,7 @@ async def worker(folder: Path, tmp_path: Path, *options: str) -> AsyncIterator[W
     log = tmp_path / "log"
     async with NatsServer() as nats:
         bus = await nats.bus("tokenizer")
-        env = os.environ | {
-            "MOTET_NATS_URL": nats.url,
-            "MOTET_NATS_CREDENTIALS": str(nats.credentials / "decode"),
-        }
+        env = os.environ | settings(nats)
         process = _start(argv, env, log)
         found = Worker(bus, process, log)
         try:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from motet_llm.weights.checkpoint import backbone
 from motet_shared.errors import ConfigError
 
-HEAD = "colwise_gather_output"
 # Styles that leave the forward pass as it is: each rank computes all of it.
 WHOLE = {"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate"}
 CUT = {
@@ -29,14 +28,6 @@ CUT = {
     "ep_dispatch_experts",
 }
 _EMBEDDING = "embedding_rowwise"  # of the vocabulary: every rank keeps it whole
-# What families are built of that have no plan of their own. What this leaves out is computed by
-# every rank.
-_USUAL = {
-    **dict.fromkeys(
-        ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), "colwise"
-    ),
-    **dict.fromkeys(("o_proj", "out_proj", "down_proj", "fc2"), "rowwise"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,11 @@ from . import agreement
 from .adapters import Ranges, RankAdapterBank, whole_shapes
 from .caches import Others, RankKvCache, RankStateCache
 from .degrees import Degrees
+from .expert_cut import ExpertCut
 from .membership import Membership
 from .pipeline_cut import PipelineCut
 from .plan import Plan, expert_plan, tensor_plan
-from .tensor_cut import ExpertCut, TensorCut
+from .tensor_cut import TensorCut
 
 
 def settings_of_rank(config: EngineConfig) -> EngineConfig:
