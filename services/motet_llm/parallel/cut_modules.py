@@ -20,18 +20,12 @@ PART = "part"
 
 
 class _Part(nn.Module):
-    """Wrap a part of a module; other attributes are those of the part."""
+    """Wrap a part of a module."""
 
     def __init__(self, part: nn.Module, group: Collectives):
         super().__init__()
         self.part = part
         self.group = group
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__(PART), name)
 
 
 class SummedLinear(_Part):

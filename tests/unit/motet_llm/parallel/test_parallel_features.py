@@ -24,6 +24,7 @@ from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import EOS, tiny_checkpoint
 from support.checkpoints.lora_folders import make_adapter
 from support.engine.rank_threads import group_engine
+from support.families import language_families as families
 
 PROMPT = [10, 20, 30, 40, 50, 10, 20, 30]
 BOUND = 1e-4  # deviation of log-probabilities
@@ -137,15 +138,7 @@ def test_draws_grammars_and_scores_are_those_of_one_rank(
     with both(folder, degrees) as (alone, group):
         found = assert_same(alone, group, ask)
         again = replies(alone, ask)
-    ours, due = (
-        [
-            token.logprob
-            for output in outputs["scored"]
-            if output.scores
-            for token in output.scores.tokens
-        ]
-        for outputs in (found, again)
-    )
+    ours, due = (_scores(outputs["scored"]) for outputs in (found, again))
     assert len(ours) == len(PROMPT) - 1
     assert ours == pytest.approx(due, abs=BOUND)
 
@@ -174,3 +167,24 @@ def test_windows_of_full_layers_and_narrow_caches(folder: Path) -> None:
     options = {"attention_window": 16, "attention_sinks": 4, "kv_dtype": "int8"}
     with both(folder, {"tensor_parallel": 2}, **options) as (alone, group):
         assert_same(alone, group, ask)
+
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"expert_parallel": 2}])
+def test_packed_matrices_and_experts_are_parts_of_the_model(
+    weights: str, degrees: dict[str, int], tmp_path: Path
+) -> None:
+    """Sums of rounded parts differ from rounded sums: replies stay close, a missing part would not."""
+    families.write_checkpoint("Qwen3MoeForCausalLM", tmp_path)
+
+    def ask(engine: Engine) -> None:
+        engine.add("scored", PROMPT * 3, Sampling(temperature=0, max_tokens=1, prompt_logprobs=0))
+
+    with both(tmp_path, degrees, weights=weights) as (alone, group):
+        due, found = (_scores(replies(engine, ask)["scored"]) for engine in (alone, group))
+    assert found == pytest.approx(due, abs=0.5)
+
+
+def _scores(outputs: list[StepOutput]) -> list[float]:
+    return [token.logprob for one in outputs if one.scores for token in one.scores.tokens]
