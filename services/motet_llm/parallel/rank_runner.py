@@ -107,6 +107,10 @@ class RankRunner(ModelRunner):
         }
         return ", ".join(f"{name}={value}" for name, value in named.items() if value > 1)
 
+    def describe(self) -> dict[str, str]:
+        """Return what `ModelRunner.describe` does, and the degrees of the group."""
+        return super().describe() | {"group": self._settings}
+
     def _cut(self, model: PreTrainedModel) -> None:
         if self.degrees.pipeline > 1:
             PipelineCut(model, self.member).run()
