@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "context": 128,
     "decode_slowdown": 0,
     "packed_cache": 0,
-    "collective_timeout": 20.0,
+    "collective_timeout": 60.0,
 }
 Ask = Callable[[Engine], None]
 

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "decode_slowdown": 0,
     "overlap": False,
     "packed_cache": 0,
-    "collective_timeout": 20.0,
+    "collective_timeout": 60.0,
 }
 ONE: dict[str, int] = {}
 TWO, FOUR = {"tensor_parallel": 2}, {"tensor_parallel": 4}
