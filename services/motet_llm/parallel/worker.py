@@ -39,7 +39,7 @@ class Follower:
 
     def __init__(self, link: Link[c.Command], store: Store = file_store):
         self.link, self._store = link, store
-        self._runner: RankRunner | None = None
+        self.runner: RankRunner | None = None
 
     def run(self) -> None:
         """Follow the leader until the link ends. Report and raise what a command raises."""
@@ -62,9 +62,9 @@ class Follower:
 
     def _do(self, command: c.Command) -> None:
         if isinstance(command, c.Join):
-            self._runner = self._join(command)
+            self.runner = self._join(command)
             return
-        runner = self._runner
+        runner = self.runner
         assert runner is not None
         match command:
             case c.Forward(rows):
