@@ -62,7 +62,7 @@ class Collectives:
         if self.size == 1:
             return number
         found, options = torch.tensor([number]), dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._wait("an agreement", lambda: self._group.allreduce([found], options))
         return int(found)
 

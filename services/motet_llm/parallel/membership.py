@@ -51,7 +51,7 @@ class Membership:
         self.everyone.limit(seconds)
         self.stage.limit(seconds)
 
-    def exchange(self, name: str, content: bytes) -> list[bytes]:
+    def exchange(self, name: str, content: str) -> list[bytes]:
         """Return what all ranks give under a name that is used once, by rank."""
         try:
             self._store.set(f"{name}-{self.rank}", content)

@@ -152,7 +152,7 @@ class RankRunner(ModelRunner):
         self._own_layers = {*probe.layers, *probe.states}
         self._stages = dict.fromkeys(probe.layers, self.member.number)
         if self.degrees.pipeline > 1:
-            found = self.member.exchange("shapes", msgspec.json.encode(_Shapes.of(probe)))
+            found = self.member.exchange("shapes", msgspec.json.encode(_Shapes.of(probe)).decode())
             for rank, content in enumerate(found):
                 shapes = msgspec.json.decode(content, type=_Shapes)
                 self._stages |= dict.fromkeys(shapes.layers, self.degrees.stage(rank))
