@@ -28,6 +28,8 @@ SMALL: dict[str, Any] = {
     "packed_cache": 0,
     "collective_timeout": 60.0,
 }
+# Deviation of log-probabilities; codes of 8 bits may be rounded up on one side and down on the other.
+BOUND = {"float32": 1e-4, "int8": 1e-2}
 ONE: dict[str, int] = {}
 TWO, FOUR = {"tensor_parallel": 2}, {"tensor_parallel": 4}
 STAGES = {"pipeline_parallel": 2, "tensor_parallel": 2}
@@ -63,7 +65,7 @@ def test_groups_of_any_size_compute_for_each_other(
         assert decode.stats()["remote_prefills"] >= len(prompts) - 2
     for one, other in zip(found, due, strict=True):
         assert one.ids == other.ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=BOUND[kv_dtype])
 
 
 def _engine(stack: ExitStack, config: EngineConfig, placement: Elsewhere | None) -> Engine:
