@@ -38,6 +38,16 @@ class SummedLinear(_Part):
         super().__init__(part, group)
         self.columns = columns
 
+    @property
+    def summed(self) -> nn.Module:
+        """Return what is summed over the ranks, for fused layers: a packed matrix."""
+        return self.part
+
+    @property
+    def format(self) -> str:
+        """Return the format of the packed matrix."""
+        return str(self.part.format)
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the whole product `[..., N]`; the residual is added once."""
         if self.columns is not None:
