@@ -172,6 +172,10 @@ class KvCache:
         shape = self._shapes[layer]
         return [(shape.heads, dim) for dim in (shape.key_dim, shape.value_dim) if dim]
 
+    def collect(self, layer: int, slots_N: Tensor) -> list[Tensor]:
+        """Return rows of keys and of values for another engine, as `pick` does."""
+        return self.pick(layer, slots_N)
+
     def store(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
         """Store keys and values that another engine has computed, as `write` does."""
         self.write(layer, key_NKD, value_NKD, slots_N)

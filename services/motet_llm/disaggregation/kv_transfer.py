@@ -127,7 +127,7 @@ def pack(kv: KvCache, tables: Tables, part: KvPart) -> Tensor:
     }
     at = 0
     for layer in part.layers:
-        for rows_NKD in kv.pick(layer, slots[kv.group_of[layer]]):
+        for rows_NKD in kv.collect(layer, slots[kv.group_of[layer]]):
             out[at : at + rows_NKD.nbytes] = rows_NKD.view(torch.uint8).flatten()
             at += rows_NKD.nbytes
     return out.cpu()

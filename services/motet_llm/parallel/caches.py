@@ -78,10 +78,10 @@ class LeaderKvCache(RankKvCache):
     def widths(self, layer: int) -> list[tuple[int, int]]:
         return [(self._heads[layer], dim) for _, dim in super().widths(layer)]
 
-    def pick(self, layer: int, slots: Tensor) -> list[Tensor]:
+    def collect(self, layer: int, slots_N: Tensor) -> list[Tensor]:
         """Return rows of keys and of values `[N, K, …]` with the heads of all ranks."""
-        own = super().pick(layer, slots) if self.holds(layer) else None
-        done = self._others.ask(c.PickRows(layer, slots.tolist()))
+        own = self.pick(layer, slots_N) if self.holds(layer) else None
+        done = self._others.ask(c.PickRows(layer, slots_N.tolist()))
         found = [[] if own is None else own, *(self._rows_of(layer, one) for one in done)]
         first = self._stages[layer] * self._degrees.width
         parts = found[first : first + self._degrees.width]

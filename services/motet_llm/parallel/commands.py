@@ -17,6 +17,8 @@ from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.cache.request_blocks import RequestBlocks
 from motet_llm.scheduling.work import Work
 
+from .step_images import PackedImages, StepImages
+
 INT = "i"
 
 
@@ -38,6 +40,7 @@ class Row(Struct, array_like=True, frozen=True):
     adapter: int
     rope_key: int
     num_prompt: int
+    images: PackedImages | None
 
     @classmethod
     def of(cls, work: Work) -> Row:
@@ -53,6 +56,7 @@ class Row(Struct, array_like=True, frozen=True):
             adapter=-1 if request.adapter is None else request.adapter.slot,
             rope_key=request.rope_key,
             num_prompt=request.num_prompt,
+            images=PackedImages.of(request.images, *work.span),
         )
 
 
@@ -203,7 +207,7 @@ class RankRequest:
     adapter: ResidentAdapter | None
     rope_key: int
     num_prompt: int
-    images: None = None
+    images: StepImages | None
 
     @property
     def tables(self) -> list[array[int]]:
@@ -230,7 +234,8 @@ class RankWork:
         tables = [array(INT, table) for table in row.tables]
         blocks = RequestBlocks(tables, num_dropped=row.dropped, state_slot=row.state_slot)
         adapter = None if row.adapter < 0 else ResidentAdapter("", row.adapter, 0)
-        request = RankRequest(blocks, adapter, row.rope_key, row.num_prompt)
+        images = None if row.images is None else StepImages(row.images)
+        request = RankRequest(blocks, adapter, row.rope_key, row.num_prompt, images)
         stop = row.start + len(row.tokens)
         draft = row.tokens[len(row.tokens) - row.num_drafted :]
         return cls(request, row.tokens, (row.start, stop), draft, row.draws)

@@ -76,10 +76,11 @@ class RankRunner(ModelRunner):
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
     ) -> PreTrainedModel:
         """Return the rank's part of the model. Raises ConfigError if it cannot be cut."""
-        if self.image_shape is not None:
+        if self.image_shape is not None and self.degrees.pipeline > 1:
             raise ConfigError(
-                f"{self._settings}: model_type={config.model_type!r} reads pictures, which a group"
-                " does not compute yet; give one rank"
+                f"pipeline_parallel={self.degrees.pipeline}: model_type={config.model_type!r} reads"
+                " pictures, which also enter between layers; give tensor_parallel instead",
+                param="pipeline_parallel",
             )
         if quantized.is_quantized(folder, config):
             raise ConfigError(

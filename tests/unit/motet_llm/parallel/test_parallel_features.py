@@ -19,10 +19,13 @@ from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.grammar.grammar import Grammar
 from motet_llm.grammar.token_spelling import Spelling
+from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared import messages
+from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import EOS, tiny_checkpoint
 from support.checkpoints.lora_folders import make_adapter
+from support.checkpoints.vlm_checkpoints import tiny_vlm
 from support.engine.rank_threads import group_engine
 from support.families import language_families as families
 
@@ -167,6 +170,36 @@ def test_windows_of_full_layers_and_narrow_caches(folder: Path) -> None:
     options = {"attention_window": 16, "attention_sinks": 4, "kv_dtype": "int8"}
     with both(folder, {"tensor_parallel": 2}, **options) as (alone, group):
         assert_same(alone, group, ask)
+
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("family", ["llava_clip", "qwen3_vl", "gemma3"])
+def test_pictures_reach_all_ranks(family: str, tmp_path: Path) -> None:
+    """Tokens of one kind, on three axes and into several layers, and such as see each other."""
+
+    def ask(engine: Engine) -> None:
+        shape = engine.runner.image_shape
+        assert shape is not None
+        torch.manual_seed(1)
+        shown = ImageEmbedding(torch.randn(shape.layers, 6, shape.hidden) / 4, "a", (1, 2, 3))
+        prompt = [*PROMPT, *[shape.placeholder] * 6, *PROMPT]
+        sampling = Sampling(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
+        engine.add("seen", prompt, sampling, images=[shown])
+        engine.add("unseen", PROMPT, sampling)
+
+    tiny_vlm(family, tmp_path)
+    with both(tmp_path, {"tensor_parallel": 2}) as (alone, group):
+        assert_same(alone, group, ask)
+
+
+def test_pictures_are_refused_where_layers_are_elsewhere(tmp_path: Path) -> None:
+    tiny_vlm("llava_clip", tmp_path)
+    settings = SETTINGS | {"model": str(tmp_path), "pipeline_parallel": 2}
+    with (
+        pytest.raises(ConfigError, match=r"^pipeline_parallel=2: .* pictures"),
+        group_engine(EngineConfig(**settings)),
+    ):
+        pass
 
 
 @pytest.mark.long(after=1)
