@@ -10,7 +10,7 @@ from motet_shared.process.actor import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # even if it is stopped
-    # The leader drains when it is told to stop; until it is done it needs its ranks.
+    # The leader drains on these signals, and needs its ranks until it is done.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)

@@ -20,8 +20,8 @@ from motet_shared.errors import BadRequest
 
 from . import commands as c
 from .caches import Others
-from .cut_modules import PART
-from .shares import Share
+from .cuts.cut_modules import PART
+from .cuts.shares import Share
 
 Rows = list[Share]  # parts of a matrix that lie one after the other on a rank
 Ranges = Mapping[str, tuple[Rows | None, Rows | None]]

@@ -19,8 +19,8 @@ from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.cache.state_cache import StateCache, StateShape
 
 from . import commands as c
+from .cuts.shares import Share, key_heads
 from .degrees import Degrees
-from .shares import Share, key_heads
 
 
 class Others(Protocol):

@@ -190,10 +190,15 @@ class Done(Struct, tag=True, frozen=True):
 
 
 class Failed(Struct, tag=True, frozen=True):
-    """Report why a rank ends; follows: because another one failed before it."""
+    """Report why a rank ends.
+
+    follows: because another one failed before it. refused: it cannot compute its part of the model,
+        or not as the settings ask.
+    """
 
     error: str
     follows: bool = False
+    refused: bool = False
 
 
 Report = Started | Done | Failed

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
+from motet_shared.errors import ConfigError
+
 from .collectives import GroupFailed
 from .commands import Command, Done, Failed, PutRows, Report, Started
 from .link import Link
@@ -49,6 +51,7 @@ class Group:
         self._timeout = timeout
         self._failed = threading.Event()
         self._failure: GroupFailed | None = None
+        self.refusal: ConfigError | None = None  # of a rank, if that is why the group failed
         self._closing = False
         self._sending = threading.Lock()
         self._asking = threading.Lock()
@@ -152,6 +155,8 @@ class Group:
                 elif isinstance(report, Failed):
                     if report.follows:
                         self._failed.wait(_GRACE / 2)
+                    elif report.refused and self._failure is None:
+                        self.refusal = ConfigError(report.error)
                     self._fail(GroupFailed(f"rank {rank.number}: {report.error}"))
         except EOFError:
             self._fail(GroupFailed(f"rank {rank.number} {rank.ended() or 'closed its link'}"))

@@ -53,9 +53,11 @@ class LeaderRunner(RankRunner):
             super().__init__(config, self._join(config, ranks, store, path))
             self.ranks.limit(config.collective_timeout)
         except BaseException as error:
-            cause = self.ranks.explain(error) if isinstance(error, GroupFailed) else error
+            cause: BaseException = error
+            if isinstance(error, GroupFailed):
+                cause = self.ranks.explain(error)
             self.ranks.close()
-            raise cause from error
+            raise self.ranks.refusal or cause from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

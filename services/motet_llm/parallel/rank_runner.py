@@ -26,15 +26,15 @@ from motet_llm.weights import quantized_checkpoint as quantized
 from motet_models.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
-from . import agreement
 from .adapters import Ranges, RankAdapterBank, whole_shapes
 from .caches import Others, RankKvCache, RankStateCache
+from .cuts import agreement
+from .cuts.expert_cut import ExpertCut
+from .cuts.pipeline_cut import PipelineCut
+from .cuts.plan import Plan, expert_plan, tensor_plan
+from .cuts.tensor_cut import TensorCut
 from .degrees import Degrees
-from .expert_cut import ExpertCut
 from .membership import Membership
-from .pipeline_cut import PipelineCut
-from .plan import Plan, expert_plan, tensor_plan
-from .tensor_cut import TensorCut
 
 
 def settings_of_rank(config: EngineConfig) -> EngineConfig:
@@ -93,7 +93,7 @@ class RankRunner(ModelRunner):
         if self.member.rank == 0:
             whole_NV, self._heads = agreement.first_logits(model)
         self._cut(model)
-        cut_NV, _ = agreement.first_logits(model)
+        cut_NV = agreement.logits_of_cut(model, self._settings)
         if whole_NV is not None:
             agreement.check(model, whole_NV, cut_NV, self._settings)
         return model

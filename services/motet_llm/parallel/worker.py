@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from motet_llm.adapters.bank import AdapterBank
 from motet_llm.config import EngineConfig
-from motet_shared.errors import MotetError
+from motet_shared.errors import ConfigError, MotetError
 
 from . import commands as c
 from .caches import rows_of
@@ -51,7 +51,13 @@ class Follower:
             return
         except Exception as error:
             reason = error.message if isinstance(error, MotetError) else repr(error)
-            self._report(c.Failed(reason, follows=isinstance(error, GroupFailed)))
+            self._report(
+                c.Failed(
+                    reason,
+                    follows=isinstance(error, GroupFailed),
+                    refused=isinstance(error, ConfigError),
+                )
+            )
             raise
 
     def _report(self, report: c.Report) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_llm.config import EngineConfig
+from motet_llm.parallel.cuts.pipeline_cut import stage_layers
+from motet_llm.parallel.cuts.shares import GRANULE, divide, key_heads
 from motet_llm.parallel.degrees import Degrees
-from motet_llm.parallel.pipeline_cut import stage_layers
-from motet_llm.parallel.shares import GRANULE, divide, key_heads
 from motet_shared.errors import ConfigError
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet_llm.attention.latent import LatentHeads
+from motet_llm.parallel.collectives import Collectives
 from motet_shared.errors import ConfigError
 
-from .collectives import Collectives
 from .cut_modules import GatheredLinear, SummedExperts, SummedLinear
 from .plan import Plan, number_of
 from .shares import Share, divide, evenly, key_heads

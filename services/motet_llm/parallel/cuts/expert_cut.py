@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from motet_llm.parallel.collectives import Collectives
 from motet_shared.errors import ConfigError
 
-from .collectives import Collectives
 from .cut_modules import LocalExperts
 from .plan import Plan
 from .shares import divide

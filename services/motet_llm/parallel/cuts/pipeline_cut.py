@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from motet_llm.parallel.membership import Membership
 from motet_llm.weights.checkpoint import backbone
 from motet_shared.errors import ConfigError
 
 from .agreement import first_logits
-from .membership import Membership
 from .shares import Share
 
 _PLAIN = (int, float, str, bool, type(None))
 
 
-class Elsewhere(nn.Module):
+class AbsentLayer(nn.Module):
     """Stand for a layer of another stage: return the hidden states.
 
     original: whose plain attributes model code may read. extra: what such a layer returns besides
@@ -48,7 +48,7 @@ class Elsewhere(nn.Module):
         return hidden_1NX
 
 
-class Before(Elsewhere):
+class StageInput(AbsentLayer):
     """Stand for the stages before: receive the hidden states of the last of them."""
 
     def __init__(self, original: nn.Module, extra: tuple[Any, ...] | None, member: Membership):
@@ -59,7 +59,7 @@ class Before(Elsewhere):
         return self.member.everyone.receive(hidden_1NX, self.member.before)
 
 
-class After(Elsewhere):
+class StageOutput(AbsentLayer):
     """Stand for the stages after: send the hidden states on; the first stage gets them back."""
 
     def __init__(self, original: nn.Module, extra: tuple[Any, ...] | None, member: Membership):
@@ -105,15 +105,15 @@ class PipelineCut:
         extra = self._extra(layers[0])
         for index, layer in enumerate(layers):
             if index == own.begin - 1:
-                layers[index] = Before(layer, extra, self._member)
+                layers[index] = StageInput(layer, extra, self._member)
             elif index == own.end:
-                layers[index] = After(layer, extra, self._member)
+                layers[index] = StageOutput(layer, extra, self._member)
             elif not own.begin <= index < own.end:
-                layers[index] = Elsewhere(layer, extra)
+                layers[index] = AbsentLayer(layer, extra)
         if not self._member.number:
             return
         original = getattr(self._base, norm)
-        kind = After(original, None, self._member) if self._member.is_last else nn.Identity()
+        kind = StageOutput(original, None, self._member) if self._member.is_last else nn.Identity()
         setattr(self._base, norm, kind)
         embedding: Any = self._model.get_input_embeddings()
         self._model.set_input_embeddings(
@@ -137,7 +137,7 @@ class PipelineCut:
         return layers, after[0]
 
     def _extra(self, layer: nn.Module) -> tuple[Any, ...] | None:
-        """Return what a layer returns besides hidden states, as `Elsewhere` takes it."""
+        """Return what a layer returns besides hidden states, as `AbsentLayer` takes it."""
         found: list[Any] = []
         hook = layer.register_forward_hook(lambda _module, _args, output: found.append(output))
         first_logits(self._model)

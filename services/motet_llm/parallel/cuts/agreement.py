@@ -14,7 +14,7 @@ from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.attention.options import AttentionOptions
 from motet_llm.attention.paged import RotatesHeads
 from motet_llm.models.recurrent import Recurrent
-from motet_shared.errors import ConfigError
+from motet_shared.errors import ConfigError, MotetError
 
 TOKENS = 6
 # Deviation of logits, relative to their norm, by which sums in another order may differ.
@@ -91,6 +91,22 @@ def first_logits(model: PreTrainedModel) -> tuple[Tensor, dict[int, int]]:
     )
     logits: Tensor = output.logits[0].float()
     return logits, layout.heads
+
+
+def logits_of_cut(model: PreTrainedModel, settings: str) -> Tensor:
+    """Return the logits `[6, V]` of a cut model, whose ranks all call this.
+
+    Raises ConfigError if the model's code needs what other ranks hold. settings: for the message.
+    """
+    try:
+        return first_logits(model)[0]
+    except MotetError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{settings}: model_type={model.config.model_type!r} fails without what other ranks hold"
+            f" ({error!r}); give another kind of parallelism, or one rank"
+        ) from error
 
 
 def check(model: PreTrainedModel, whole_NV: Tensor, cut_NV: Tensor, settings: str) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .collectives import Collectives
+from motet_llm.parallel.collectives import Collectives
+
 from .shares import Share
 
 PART = "part"
