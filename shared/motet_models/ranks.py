@@ -41,9 +41,7 @@ def largest_share(shape: ModelShape, ranks: Ranks) -> ModelShape:
             param="pipeline_parallel",
         )
     bounds = [count * stage // ranks.pipeline for stage in range(ranks.pipeline + 1)]
-    stages = [
-        _stage(shape, ranks, first, end) for first, end in pairwise(bounds)
-    ]
+    stages = [_stage(shape, ranks, first, end) for first, end in pairwise(bounds)]
     return max(stages, key=lambda stage: stage.parameters.total)
 
 

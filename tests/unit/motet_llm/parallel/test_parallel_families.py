@@ -32,8 +32,8 @@ PLANS = {
 # Families with a plan that a group does not compute: what they are refused for.
 REFUSED: dict[str, dict[str, str]] = {
     "tensor_parallel": {"LongcatFlashForCausalLM": "moe_identity_expert"},
-    "pipeline_parallel": {},
-    "expert_parallel": {},
+    "pipeline_parallel": {"Gemma3nForCausalLM": "fails without what other ranks hold"},
+    "expert_parallel": {"Gemma4ForCausalLM": "it has no experts"},
 }
 LEAST = 20  # families at each degree
 
