@@ -20,11 +20,14 @@ _SINGLE = {
 class Settings(Protocol):
     """Define the settings that decide on a group."""
 
-    tensor_parallel: int
-    pipeline_parallel: int
-    expert_parallel: int
-    device: str
-    speculate: str
+    @property
+    def tensor_parallel(self) -> int: ...
+
+    @property
+    def pipeline_parallel(self) -> int: ...
+
+    @property
+    def expert_parallel(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def check_family(name: str, folder: Path, seed: int = 0, **degrees: int) -> None:
+def check_family(name: str, folder: Path, seed: int = 0, **degrees: Any) -> None:
     """Write a tiny checkpoint of a family into `folder`, and compare. Raises ConfigError if it is refused."""
     families.write_checkpoint(name, folder)
     config = checkpoint.load_config(folder)

@@ -179,7 +179,7 @@ class TensorCut:
         """Keep a rank's input features; the first rank adds the bias."""
         linear.weight.data = linear.weight.data[:, own.begin : own.end]
         if self._place:
-            linear.bias = None
+            linear.register_parameter("bias", None)
         linear.in_features = own.width
         self.ranges[full] = (None, [own])
         return linear

@@ -7,6 +7,7 @@ other has stopped, and the whole answer is that of `transformers.generate`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from support.families import language_families as families
     ],
 )
 def test_a_group_answers_as_generate_does(
-    name: str, degrees: dict[str, int], tmp_path: Path
+    name: str, degrees: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
     check_family(name, tmp_path, **degrees)

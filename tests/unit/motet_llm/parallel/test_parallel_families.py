@@ -6,6 +6,7 @@ As in `test_parallel_engine.py`, requests move between a group and an engine of 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def is_planned(name: str, setting: str) -> bool:
 @pytest.mark.parametrize("degrees", DEGREES)
 @pytest.mark.parametrize("name", EXACT)
 def test_a_family_is_exact_in_a_group_or_refused(
-    name: str, degrees: dict[str, int], tmp_path: Path
+    name: str, degrees: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
     ((setting, _),) = degrees.items()

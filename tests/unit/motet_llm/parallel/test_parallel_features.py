@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def both(folder: Path, degrees: dict[str, int], **options: Any) -> Iterator[tuple[Engine, Engine]]:
+def both(folder: Path, degrees: dict[str, Any], **options: Any) -> Iterator[tuple[Engine, Engine]]:
     """Provide an engine of one rank and one of a group, with the same settings."""
     settings = SETTINGS | {"model": str(folder)} | options
     alone = Engine(EngineConfig(**settings))
@@ -99,7 +99,7 @@ def assert_same(alone: Engine, group: Engine, ask: Ask) -> dict[Hashable, list[S
 
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_adapters_are_cut_as_their_matrices(
-    degrees: dict[str, int], folder: Path, tmp_path: Path
+    degrees: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     def load(engine: Engine, name: str, slot: int) -> Any:
         assert engine.runner.adapters is not None
@@ -123,7 +123,7 @@ def test_adapters_are_cut_as_their_matrices(
 
 @pytest.mark.parametrize("degrees", DEGREES)
 def test_draws_grammars_and_scores_are_those_of_one_rank(
-    degrees: dict[str, int], folder: Path
+    degrees: dict[str, Any], folder: Path
 ) -> None:
     spelling = Spelling.load(str(folder), 259, [EOS])
     text = '{"type":"object","properties":{"age":{"type":"integer"}},"required":["age"]}'
@@ -149,7 +149,7 @@ def test_draws_grammars_and_scores_are_those_of_one_rank(
 @pytest.mark.parametrize("degrees", DEGREES)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_drafts_of_prompt_lookup_are_verified(
-    degrees: dict[str, int], overlap: bool, folder: Path
+    degrees: dict[str, Any], overlap: bool, folder: Path
 ) -> None:
     def ask(engine: Engine) -> None:
         for key in range(3):
@@ -206,7 +206,7 @@ def test_pictures_are_refused_where_layers_are_elsewhere(tmp_path: Path) -> None
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 @pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"expert_parallel": 2}])
 def test_packed_matrices_and_experts_are_parts_of_the_model(
-    weights: str, degrees: dict[str, int], tmp_path: Path
+    weights: str, degrees: dict[str, Any], tmp_path: Path
 ) -> None:
     """Sums of rounded parts differ from rounded sums: replies stay close, a missing part would not."""
     families.write_checkpoint("Qwen3MoeForCausalLM", tmp_path)

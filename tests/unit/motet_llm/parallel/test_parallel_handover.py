@@ -30,8 +30,9 @@ SMALL: dict[str, Any] = {
 }
 # Deviation of log-probabilities; codes of 8 bits may be rounded up on one side and down on the other.
 BOUND = {"float32": 1e-4, "int8": 1e-2}
-ONE: dict[str, int] = {}
-TWO, FOUR = {"tensor_parallel": 2}, {"tensor_parallel": 4}
+ONE: dict[str, Any] = {}
+TWO: dict[str, Any] = {"tensor_parallel": 2}
+FOUR: dict[str, Any] = {"tensor_parallel": 4}
 STAGES = {"pipeline_parallel": 2, "tensor_parallel": 2}
 
 
@@ -49,7 +50,7 @@ STAGES = {"pipeline_parallel": 2, "tensor_parallel": 2}
     ],
 )
 def test_groups_of_any_size_compute_for_each_other(
-    name: str, here: dict[str, int], there: dict[str, int], kv_dtype: str, tmp_path: Path
+    name: str, here: dict[str, Any], there: dict[str, Any], kv_dtype: str, tmp_path: Path
 ) -> None:
     torch.set_num_threads(1)
     families.write_checkpoint(name, tmp_path)
