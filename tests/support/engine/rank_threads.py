@@ -13,13 +13,14 @@ import torch.distributed as dist
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.model_runner import ModelRunner
-from motet_llm.parallel import commands
+from motet_llm.parallel import commands, leader
 from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.leader import LeaderRunner
 from motet_llm.parallel.link import Link, pair
 from motet_llm.parallel.worker import Follower
 
 _LOADING = threading.Lock()  # transformers loads one model at a time in a process
+_LOAD_TIMEOUT = 120.0  # seconds: the connections of a thread that has failed stay open
 _load_model = ModelRunner._load_model
 
 
@@ -61,7 +62,10 @@ def group_engine(config: EngineConfig, **options: Any) -> Iterator[Engine]:
     """Provide an engine whose model is computed by threads; options: of the engine."""
     store = dist.HashStore()
     ranks = [RankThread(number, store) for number in range(1, Degrees.of(config).ranks)]
-    with patch.object(ModelRunner, "_load_model", _load_alone):
+    with (
+        patch.object(ModelRunner, "_load_model", _load_alone),
+        patch.object(leader, "LOAD_TIMEOUT", _LOAD_TIMEOUT),
+    ):
         runner = LeaderRunner(config, ranks, lambda *_: store)
     engine = Engine(config, runner, **options)
     try:
