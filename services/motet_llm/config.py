@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
+from motet_llm.parallel.degrees import problems as group_problems
 from motet_models.capacity import SinkWindow
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
@@ -56,6 +57,22 @@ class EngineSettings:
         default="int8",
     )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    tensor_parallel: int = setting(
+        "processes (ranks) that share each matrix and the heads of attention", default=1, min=1
+    )
+    pipeline_parallel: int = setting(
+        "stages, one after the other, that share the layers", default=1, min=1
+    )
+    expert_parallel: int = setting(
+        "ranks that share the experts; 1, or as many as tensor_parallel, if that is above 1",
+        default=1,
+        min=1,
+    )
+    collective_timeout: float = setting(
+        "seconds after which ranks that wait for each other give up, and the worker ends",
+        default=30.0,
+        min=0.1,
+    )
     deterministic: bool = setting(
         "a request's tokens do not depend on the rest of the batch", default=False
     )
@@ -204,6 +221,7 @@ class EngineConfig(EngineSettings):
             *self._window_problems(),
             *self._budget_problems(),
             *self._offload_problems(),
+            *(self._problem(name, remedy) for name, remedy in group_problems(self)),
         ):
             raise problem
 

@@ -99,6 +99,7 @@ class Stack:
     engine: the engine of `models`; None: Motet's own.
     decode, prefill: instances per model.
     speculate: decode's --speculate; None: its environment or default.
+    parallel: degrees of the group that computes each model, by their flags; empty: one process.
     adapters: LoRA adapters, NAME=FOLDER each.
     adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
@@ -124,6 +125,7 @@ class Stack:
     decode: int = 1
     prefill: int = 0
     speculate: str | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
     adapter_folder: Path | None = None
     memory: MemoryDivision | None = None
@@ -405,6 +407,7 @@ class Stack:
             argv = ["--role", role, "--model", str(model.path), "--name", model.name]
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
+            argv += [part for flag, n in self.parallel.items() for part in (flag, str(n))]
             argv += [*self._adapters(), *self._adapter_folder()]
             for name in itertools.islice(names, count):
                 every = [*argv, *self._main_memory(name, model.path)]

@@ -78,8 +78,7 @@ def build(
     """Return the parts of an engine around `runner`. Raises ConfigError."""
     pace = StepTimeEstimate()
     blocks = _build_blocks(config, runner, pace, owner)
-    # Other engines do not know by which frequencies keys were rotated.
-    handovers = Handovers(runner.kv, placement if runner.rope is None else None)
+    handovers = Handovers(runner.kv, placement if runner.hands_over else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
     policies: list[AdmissionPolicy] = [handovers, *([] if watches is None else [watches])]
     limits = SchedulerLimits(

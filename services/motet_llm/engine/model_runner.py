@@ -211,7 +211,7 @@ class ModelRunner:
         if not folders and not config.adapter_folder:
             return None
         narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
-        return AdapterBank(
+        return self._bank_class(
             folders,
             matrices,
             slots=config.max_adapters,
@@ -219,6 +219,11 @@ class ModelRunner:
             dtype=self.dtype if self.on_gpu else narrow,
             device=self.device,
         )
+
+    @property
+    def _bank_class(self) -> Callable[..., AdapterBank]:
+        """Return what makes an adapter bank, with the arguments of `AdapterBank`."""
+        return AdapterBank
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
         self._hidden_1ND, self._backbone_output = output[0], output
@@ -291,6 +296,21 @@ class ModelRunner:
         """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
         self._memories, self.graphs = {}, self._make_graphs()
+
+    @property
+    def hands_over(self) -> bool:
+        """Return True if keys and values are the whole state of a sequence, for any engine.
+
+        Recurrent states are not transferred, and other engines do not know by which frequencies
+        keys were rotated where those depend on lengths.
+        """
+        return self.states is None and self.rope is None
+
+    def close(self) -> None:
+        """Release what computes the model outside of this process: nothing."""
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Have `on_failure` called, from any thread, if what is outside ends by itself."""
 
     def forget_recordings(self) -> None:
         """Forget the recordings of steps, after tensors that they read have moved."""
