@@ -15,10 +15,12 @@ import torch
 
 from motet_kernels.runtime.device import find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint, check_weights
+from motet_models.omni import talker_name
 from motet_shared.errors import ConfigError
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .config import EngineConfig
+from .talker_prompt import TalkerPrompt
 
 
 class SpeechModel(Protocol):
@@ -66,6 +68,13 @@ class TokenFed(Protocol):
 
     def feed(self, key: Key, ids: Iterable[int], last: bool) -> None:
         """Give a sentence the tokens that its `StepOutput.generate` asked for."""
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """Define the interface of a model that speaks replies from their states, not texts."""
+
+    talker: TalkerPrompt
 
 
 def load(config: EngineConfig) -> SpeechModel:
@@ -152,6 +161,21 @@ def _orpheus(
     )
 
 
+def _qwen_omni(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.qwen_omni import QwenOmni
+
+    return QwenOmni(
+        folder,
+        device=device,
+        served_as=config.language_model or talker_name(config.model_name),
+        greedy=config.greedy,
+        first_chunk=config.first_chunk,
+        chunk=config.chunk,
+    )
+
+
 FAMILIES: dict[str, _Loader] = {
     "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
     "bark": _bark,
@@ -161,6 +185,7 @@ FAMILIES: dict[str, _Loader] = {
     "higgs_audio_v2": _codec_lm("higgs_audio", "HiggsAudio"),
     "llama": _orpheus,
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
+    "qwen2_5_omni": _qwen_omni,
     "speecht5": _codec_lm("speecht5", "SpeechT5"),
     "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
@@ -174,7 +199,6 @@ REFUSED: dict[str, str] = {
     "moshi": _ANSWERS,
     "musicgen": "makes music",
     "musicgen_melody": "makes music",
-    "qwen2_5_omni": _ANSWERS,
     "qwen3_omni_moe": _ANSWERS,
     "seamless_m4t": _SENTENCES,
     "seamless_m4t_v2": _SENTENCES,

@@ -21,6 +21,7 @@ from motet_shared.text.prefixes import ROOT, chained
 if TYPE_CHECKING:
     from motet_llm.adapters.bank import ResidentAdapter
     from motet_llm.grammar.grammar import GrammarState
+    from motet_llm.stages.states import GivenStates
 
 Key = Hashable
 
@@ -46,6 +47,8 @@ class RequestOptions(TypedDict, total=False):
     adapter: LoRA adapter of this request; it stays in its slot until the request has left.
     send_from: the prompt is computed for another engine, which has its tokens up to here; no token
         is drawn.
+    sends_states: outputs have the states of all tokens, for the next stage of a model.
+    given_states: the states of the stage before, as far as they are known.
     """
 
     output: Sequence[int]
@@ -57,6 +60,8 @@ class RequestOptions(TypedDict, total=False):
     grammar_state: GrammarState | None
     adapter: ResidentAdapter | None
     send_from: int
+    sends_states: bool
+    given_states: GivenStates | None
 
 
 @dataclass(slots=True)
