@@ -26,8 +26,7 @@ from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_llm.serving.engine_actor import EngineActor
 from motet_llm.serving.image_reader import ImageEmbeddingReader
 from motet_llm.serving.profile import Profiler
-from motet_llm.stages.states import GivenStates
-from motet_llm.stages.states import SentStates
+from motet_llm.stages.states import GivenStates, SentStates
 from motet_llm.stages.transport import read_given, received_states, sends_states, store_states
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError, UnsupportedParameter
@@ -174,9 +173,7 @@ class Decode(EngineActor):
         assert request.input_states is not None
         return await read_given(self.store, request.input_states, request.replaced)
 
-    async def _feed(
-        self, call: Call, given: GivenStates, done: asyncio.Future[StepOutput]
-    ) -> None:
+    async def _feed(self, call: Call, given: GivenStates, done: asyncio.Future[StepOutput]) -> None:
         """Pass the states that are fed on to the engine, until their end; a wrong one ends the call."""
         try:
             async for states_MX in received_states(call.received(), given.states_MX.shape[1]):

@@ -50,7 +50,9 @@ class PromptImages:
         if not self._expanded:
             seen = await self._encode()
             ids = [picture.ids for picture in seen]
-            expanded = self._vocabulary.template.expand_placeholders(self._marked, self._senses, ids)
+            expanded = self._vocabulary.template.expand_placeholders(
+                self._marked, self._senses, ids
+            )
             self._embeddings = [picture.embedding for picture in seen]
             self._expanded = expanded
 

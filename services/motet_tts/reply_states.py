@@ -49,7 +49,9 @@ class ReplyStates:
     async def _add(self, item: messages.States) -> None:
         blob = item.ref.states
         if blob.dtype != "float32" or len(blob.shape) != 2:
-            raise BadRequest(f"input: states are {blob.dtype} {list(blob.shape)}; give [tokens, hidden]")
+            raise BadRequest(
+                f"input: states are {blob.dtype} {list(blob.shape)}; give [tokens, hidden]"
+            )
         states = np.frombuffer(await self._store.get(blob), "<f4").reshape(blob.shape)
         known = self._count - item.ref.start
         if known < 0:

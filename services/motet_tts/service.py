@@ -13,10 +13,10 @@ import torch
 
 from motet_kernels.runtime.device import readings
 from motet_media.audio import SAMPLE_BYTES
-from motet_shared import messages
-from motet_shared.blobs.store import BlobStore
 from motet_models.model_config import read_config
 from motet_models.omni import speaks
+from motet_shared import messages
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import ModelCard, Speak, SpeakStates
 from motet_shared.process.actor import Actor, operation

@@ -1053,6 +1053,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Transcribe
         | Listen
         | Speak
+        | SpeakStates
         | Embed
         | Rank
         | ListTargets
@@ -1207,11 +1208,11 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 
 # Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
-    Chat: (Text, TargetText, PromptPiece),
+    Chat: (Text, TargetText, PromptPiece, States),
     Complete: (Text, TargetText, PromptPiece),
     Tokenize: (TokenIds,),
     Detokenize: (Text,),
-    Generate: (Tokens, CountedTokens, PromptScores),
+    Generate: (Tokens, CountedTokens, StatedTokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),
     Encode: (EncodedImage,),
@@ -1223,6 +1224,7 @@ ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Transcribe: (Recording, Segment),
     Listen: (Partial, Segment),
     Speak: (Audio,),
+    SpeakStates: (Audio,),
     Embed: (Vectors,),
     Rank: (Scores,),
     Draw: (DenoisingProgress, Picture),

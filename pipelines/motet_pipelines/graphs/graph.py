@@ -99,14 +99,6 @@ class Graph:
         if lacking := set(self.yields) - given:
             raise ValueError(f"graph {self.name!r} yields {sorted(lacking)}, which no stage gives")
 
-    def without(self, stages: frozenset[str]) -> Graph:
-        """Return the graph without optional stages. Raises ValueError if others need them."""
-        kept = tuple(stage for stage in self.stages if stage.name not in stages)
-        given = {name for stage in kept for name in stage.gives}
-        return Graph(
-            self.name, stages=kept, yields=tuple(name for name in self.yields if name in given)
-        )
-
 
 @dataclass(slots=True)
 class GraphOutcome:

@@ -17,7 +17,7 @@ from motet_pipelines.chat.chat import chat_with_prompt
 from motet_pipelines.voice.speak import ClonedVoice, narrate
 from motet_shared.messages import Audio, Chat, PromptPiece, Speak, SpeakStates, States, Text
 from motet_shared.wire.discovery import Directory
-from motet_shared.wire.instances import pick, served
+from motet_shared.wire.instances import pick
 from motet_shared.wire.stream import Stream
 
 from .graph import Call, Graph, Items, Stage
@@ -121,5 +121,5 @@ SENTENCES = Graph(
 
 def speaks_itself(directory: Directory, model: str) -> bool:
     """Return True if a service that speaks the replies of this chat model is ready."""
-    card = served(directory, "tts").get(model)
-    return card is not None and card.answers
+    beats = directory.ready("tts", model=model, suspects=True)
+    return any(card.answers for beat in beats for card in beat.models if card.name == model)

@@ -13,8 +13,8 @@ from motet_llm.scheduling.work import Work
 from motet_llm.speculation.speculative_row import Row
 from motet_llm.speculation.speculator import Speculation
 from motet_llm.stages.state_feeding import StateFeeding
-from motet_llm.stages.states import StepStates
 from motet_llm.stages.state_sending import SentRows, StateSending
+from motet_llm.stages.states import StepStates
 
 from .counts import StepResult
 from .model_runner import ModelRunner

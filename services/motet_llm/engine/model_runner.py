@@ -579,7 +579,9 @@ class ModelRunner:
     def _summed(self, ids_N: Tensor, given: StepStates) -> dict[str, Any]:
         """Return the model's inputs: given states, with the embeddings of the tokens that have one."""
         embeddings_NX = self.model.get_input_embeddings()(ids_N)
-        states_NX, keeps_N = (upload(part, self.device) for part in (given.states_NX, given.keeps_N))
+        states_NX, keeps_N = (
+            upload(part, self.device) for part in (given.states_NX, given.keeps_N)
+        )
         embeddings_NX = embeddings_NX * keeps_N.unsqueeze(1) + states_NX.to(embeddings_NX.dtype)
         return {"inputs_embeds": embeddings_NX.unsqueeze(0)}
 

@@ -69,6 +69,7 @@ class Constraints:
     """Constrain the scheduling of a request on behalf of features.
 
     on_hold: nothing is computed, because its keys and values are on their way here.
+    awaits_input: nothing is computed, because the input of its next token is not here.
     prefill_only: no token is drawn.
     chunk_end: a chunk may not reach beyond this token; None: no limit.
     match_end: the prefix cache may not provide this token or later ones; None: no limit.
@@ -78,6 +79,7 @@ class Constraints:
     """
 
     on_hold: bool = False
+    awaits_input: bool = False
     prefill_only: bool = False
     chunk_end: int | None = None
     match_end: int | None = None
@@ -266,8 +268,9 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if nothing is to compute: out of credit, or on hold."""
-        return self.constraints.on_hold or self.out_of_credit
+        """Return True if nothing is to compute: out of credit, on hold, or without input."""
+        constraints = self.constraints
+        return constraints.on_hold or constraints.awaits_input or self.out_of_credit
 
     @property
     def is_full(self) -> bool:

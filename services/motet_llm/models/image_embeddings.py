@@ -193,8 +193,14 @@ def _check(embedding: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -
         raise BadRequest(
             f"{where}.interval: is {embedding.interval}; give more than 0", param=where
         )
-    if shape.axes > 1 and (embedding.grid or not shape.flat) and (
-        len(embedding.grid) != 3 or min(embedding.grid) < 1 or np.prod(embedding.grid) != size[1]
+    if (
+        shape.axes > 1
+        and (embedding.grid or not shape.flat)
+        and (
+            len(embedding.grid) != 3
+            or min(embedding.grid) < 1
+            or np.prod(embedding.grid) != size[1]
+        )
     ):
         raise BadRequest(
             f"{where}.grid: is {list(embedding.grid)}; give frames, rows and columns of {size[1]} tokens",

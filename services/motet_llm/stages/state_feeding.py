@@ -130,7 +130,7 @@ class StateFeeding(Feature):
         held = self._inputs[request]
         waits = not held.ended and len(request.tokens) > held.count
         request.constraints.chunk_end = held.count if waits else None
-        request.constraints.on_hold = waits and request.num_computed >= held.count
+        request.constraints.awaits_input = waits and request.num_computed >= held.count
 
     def admitted(self, request: Request, scheduler: Scheduler) -> None:
         """Hold a request that has just been admitted as far as its states are missing."""

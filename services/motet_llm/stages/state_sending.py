@@ -15,7 +15,6 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from motet_llm.engine.feature import Feature
 from motet_llm.engine.model_runner import Forward, ModelRunner

@@ -49,9 +49,7 @@ class ChatTemplate:
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
-        self._wants_parts = (
-            bool(media_marks) and bool(self.source) and not self._renders_strings()
-        )
+        self._wants_parts = bool(media_marks) and bool(self.source) and not self._renders_strings()
 
     def encode(
         self,
@@ -114,9 +112,9 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the prompt with each mark replaced by its picture's tokens.
 
-        senses: as in `placeholders`. Line breaks on both sides of a border are encoded together, as processors encode one text:
+        Line breaks on both sides of a border are encoded together, as processors encode one text:
         Gemma 3's pictures begin and end with some, and its tokens may have several.
-        Raises what `placeholders` raises.
+        senses: as in `placeholders`, which raises what this raises.
         """
         places = self.placeholders(ids, senses)
         prompt: list[int] = []

@@ -49,8 +49,10 @@ class Speaker:
             raise ConfigError(
                 f"spk_dict.pt: {name!r} lacks cond, ref_mel or bos_token: {error}"
             ) from None
-        if conditioning.ndim != 2 or reference.ndim != 3 or not (
-            conditioning.isfinite().all() and reference.isfinite().all()
+        if (
+            conditioning.ndim != 2
+            or reference.ndim != 3
+            or not (conditioning.isfinite().all() and reference.isfinite().all())
         ):
             raise ConfigError(
                 f"spk_dict.pt: {name!r} has cond {list(conditioning.shape)} and ref_mel"
@@ -169,7 +171,8 @@ def load_token2wav(folder: Path) -> tuple[Qwen2_5OmniToken2WavModel, Mapping[str
         entries = torch.load(folder / "spk_dict.pt", map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a file that is no such dictionary makes torch raise
         raise ConfigError(
-            f"model={str(folder)!r}: spk_dict.pt, which has the voices, cannot be read: {error}"
+            f"model={str(folder)!r}: spk_dict.pt, which has the voices, cannot be read as tensors:"
+            f" {str(error).partition(chr(10))[0]}"
         ) from error
     if not isinstance(entries, dict) or not entries:
         raise ConfigError(f"model={str(folder)!r}: spk_dict.pt names no voices")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from support.families import hearing, processed_vlms
 
 MARKS = dict(hearing.FAMILIES["qwen2_5_omni_thinker"].marks)
 SPEECH = ("<|tts_pad|>", "<|tts_bos|>", "<|tts_eos|>")
-IDS = {mark: VOCAB + number for number, mark in enumerate([*dict.fromkeys(MARKS.values()), *SPEECH])}
+IDS = {
+    mark: VOCAB + number for number, mark in enumerate([*dict.fromkeys(MARKS.values()), *SPEECH])
+}
 CODES = 40  # of code2wav; those behind them are the talker's own
 CODE_PAD, CODE_BOS, CODE_EOS, CODE_MASK = CODES, CODES + 1, CODES + 2, CODES + 4
 VOICES = ("Chelsie", "Ethan")
@@ -150,7 +152,42 @@ def reference_processor(path: Path) -> Any:
     return processor_class(config).from_pretrained(path, local_files_only=True)
 
 
-def settings(path: Path) -> dict[str, Any]:
-    """Return the contents of config.json."""
-    found: dict[str, Any] = json.loads((path / "config.json").read_text())
-    return found
+@torch.inference_mode()
+def generated(
+    model: Any, inputs: dict[str, torch.Tensor], tokens: int, codes: int
+) -> tuple[list[int], list[int]]:
+    """Return so many tokens, and the codes up to their end, of a greedy `generate`."""
+    # Its own talker refuses what it is given of pictures, but their sizes.
+    given = {f"thinker_{k}" if k == "pixel_values" else k: v for k, v in inputs.items()}
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    found: list[int] = []
+
+    def heard(made: torch.Tensor, **_: Any) -> torch.Tensor:
+        found.extend(made[0].tolist())
+        return torch.zeros(1)
+
+    prepare = model.talker.prepare_inputs_for_generation
+
+    @functools.wraps(prepare)
+    def with_mask(input_ids: torch.Tensor, *args: Any, **options: Any) -> dict[str, Any]:
+        made: dict[str, Any] = prepare(input_ids, *args, **options)
+        return made | {"attention_mask": torch.ones_like(input_ids)}
+
+    # `generate` drops a mask of ones. Only with a mask, as in batches of unequal lengths, does the
+    # talker add the codes that begin speech, and take the positions of pictures.
+    model.talker.prepare_inputs_for_generation = with_mask
+    own, model.token2wav.forward = model.token2wav.forward, heard
+    try:
+        sequences, _ = model.generate(
+            **given,
+            thinker_do_sample=False,
+            thinker_max_new_tokens=tokens,
+            thinker_eos_token_id=1 << 20,
+            talker_do_sample=False,
+            talker_max_new_tokens=codes,
+            talker_eos_token_id=[CODE_PAD, CODE_EOS],
+        )
+    finally:
+        model.token2wav.forward = own
+        model.talker.prepare_inputs_for_generation = prepare
+    return sequences[0, inputs["input_ids"].shape[1] :].tolist(), found

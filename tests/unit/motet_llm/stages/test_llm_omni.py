@@ -18,8 +18,7 @@ from motet_encoder.checkpoint import load_family
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
-from motet_llm.stages.states import GivenStates
-from motet_llm.stages.states import SentStates
+from motet_llm.stages.states import GivenStates, SentStates
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_tts.talker_prompt import TalkerPrompt
@@ -104,9 +103,7 @@ def asked(world: World, kind: str) -> Asked:
     media: dict[str, Any] = {"images": pictures} if pictures else {}
     if sounds:
         media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE}}
-    inputs = dict(
-        processor(text=[text], **media, add_special_tokens=False, return_tensors="pt")
-    )
+    inputs = dict(processor(text=[text], **media, add_special_tokens=False, return_tensors="pt"))
     return Asked(inputs, images)
 
 
@@ -160,35 +157,10 @@ def spoken(world: World, one: Asked) -> list[int]:
     return codes
 
 
-@torch.inference_mode()
-def expected(world: World, one: Asked) -> tuple[list[int], list[int]]:
-    """Return the tokens and codes of `generate`."""
-    model, codes = world.reference, []
-
-    def heard(found: torch.Tensor, **_: Any) -> torch.Tensor:
-        codes.extend(found[0].tolist())
-        return torch.zeros(1)
-
-    own, model.token2wav.forward = model.token2wav.forward, heard
-    try:
-        sequences, _ = model.generate(
-            **one.inputs,
-            thinker_do_sample=False,
-            thinker_max_new_tokens=TOKENS,
-            thinker_eos_token_id=1 << 20,
-            talker_do_sample=False,
-            talker_max_new_tokens=CODES,
-            talker_eos_token_id=[omni.CODE_PAD, omni.CODE_EOS],
-        )
-    finally:
-        model.token2wav.forward = own
-    return sequences[0, len(one.prompt) :].tolist(), codes
-
-
 @pytest.mark.parametrize("kind", PARTS)
 def test_tokens_and_codes_are_those_of_generate(world: World, kind: str) -> None:
     one = asked(world, kind)
-    tokens, codes = expected(world, one)
+    tokens, codes = omni.generated(world.reference, one.inputs, TOKENS, CODES)
     thought(world, one)
     assert one.ids == tokens
     assert spoken(world, one) == codes
@@ -200,10 +172,6 @@ def test_a_talker_needs_states_of_its_width(world: World) -> None:
     with refuses(BadRequest, "input_states"):
         world.talker.add("a", [1, 2, 3], sampling)
     with refuses(BadRequest, "input_states"):
-        world.talker.add(
-            "a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 5), 1)
-        )
+        world.talker.add("a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 5), 1))
     with refuses(BadRequest, "input_states"):
-        world.thinker.add(
-            "a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 64), 1)
-        )
+        world.thinker.add("a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 64), 1))
