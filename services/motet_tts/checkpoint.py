@@ -88,7 +88,7 @@ def load(config: EngineConfig) -> SpeechModel:
     check_checkpoint(folder)
     check_weights(folder / "voices")
     kind = str(settings.get("model_type"))
-    loader = FAMILIES.get(kind)
+    loader = FAMILIES.get(kind) or ANSWERING.get(kind)
     if loader is None:
         cause = REFUSED.get(kind, "is no speech model that is known here")
         raise ConfigError(
@@ -185,11 +185,12 @@ FAMILIES: dict[str, _Loader] = {
     "higgs_audio_v2": _codec_lm("higgs_audio", "HiggsAudio"),
     "llama": _orpheus,
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
-    "qwen2_5_omni": _qwen_omni,
     "speecht5": _codec_lm("speecht5", "SpeechT5"),
     "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
 }
+# Models that speak what they answer, from the states of their language model (docs/graphs.md).
+ANSWERING: dict[str, _Loader] = {"qwen2_5_omni": _qwen_omni}
 # Families of transformers that speak, and why they are not run; the sentence goes on after the name.
 _ANSWERS = "speaks what its own language model answers, not a text that is given"
 _SENTENCES = "computes a sentence as a whole in several models; none of them is run here"
@@ -199,6 +200,7 @@ REFUSED: dict[str, str] = {
     "moshi": _ANSWERS,
     "musicgen": "makes music",
     "musicgen_melody": "makes music",
+    "qwen2_5_omni": _ANSWERS,
     "qwen3_omni_moe": _ANSWERS,
     "seamless_m4t": _SENTENCES,
     "seamless_m4t_v2": _SENTENCES,

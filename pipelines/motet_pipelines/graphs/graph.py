@@ -17,8 +17,8 @@ by the reply that it belongs to, so that a slow stage does not slow down the one
 
 Stages run side by side, and one that dies fails over by itself (`motet_shared.wire.failover`). An
 optional stage that cannot go on is left out: the others end as if nothing had taken what they give.
-Any other error ends the graph, and so does a request that a stage refuses. Deadline, epoch and patience are those of `Call` for all stages;
-leaving the generator early closes the streams of all.
+Any other error ends the graph, and so does a request that a stage refuses. Deadline, epoch and
+patience are those of `Call` for all stages; leaving the generator early closes the streams of all.
 """
 
 from __future__ import annotations

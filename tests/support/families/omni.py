@@ -26,6 +26,7 @@ IDS = {
 }
 CODES = 40  # of code2wav; those behind them are the talker's own
 CODE_PAD, CODE_BOS, CODE_EOS, CODE_MASK = CODES, CODES + 1, CODES + 2, CODES + 4
+TIE = 1e-4  # between scores
 VOICES = ("Chelsie", "Ethan")
 BLOCK = 4  # frames
 _MEL, _SPEAKER = 8, 16
@@ -155,8 +156,11 @@ def reference_processor(path: Path) -> Any:
 @torch.inference_mode()
 def generated(
     model: Any, inputs: dict[str, torch.Tensor], tokens: int, codes: int
-) -> tuple[list[int], list[int]]:
-    """Return so many tokens, and the codes up to their end, of a greedy `generate`."""
+) -> tuple[list[int], list[int], list[set[int]]]:
+    """Return so many tokens, and the codes up to their end, of a greedy `generate`.
+
+    Also, for each code, those that tie with it.
+    """
     # Its own talker refuses what it is given of pictures, but their sizes.
     given = {f"thinker_{k}" if k == "pixel_values" else k: v for k, v in inputs.items()}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
@@ -166,7 +170,15 @@ def generated(
         found.extend(made[0].tolist())
         return torch.zeros(1)
 
-    prepare = model.talker.prepare_inputs_for_generation
+    prepare, speak = model.talker.prepare_inputs_for_generation, model.talker.generate
+    ties: list[set[int]] = []
+
+    def spoken(**options: Any) -> torch.Tensor:
+        made = speak(**options, return_dict_in_generate=True, output_scores=True)
+        for (scores_V,) in made.scores:
+            ties.append(set((scores_V > scores_V.max() - TIE).nonzero().flatten().tolist()))
+        sequences: torch.Tensor = made.sequences
+        return sequences
 
     @functools.wraps(prepare)
     def with_mask(input_ids: torch.Tensor, *args: Any, **options: Any) -> dict[str, Any]:
@@ -175,7 +187,7 @@ def generated(
 
     # `generate` drops a mask of ones. Only with a mask, as in batches of unequal lengths, does the
     # talker add the codes that begin speech, and take the positions of pictures.
-    model.talker.prepare_inputs_for_generation = with_mask
+    model.talker.prepare_inputs_for_generation, model.talker.generate = with_mask, spoken
     own, model.token2wav.forward = model.token2wav.forward, heard
     try:
         sequences, _ = model.generate(
@@ -189,5 +201,5 @@ def generated(
         )
     finally:
         model.token2wav.forward = own
-        model.talker.prepare_inputs_for_generation = prepare
-    return sequences[0, inputs["input_ids"].shape[1] :].tolist(), found
+        model.talker.prepare_inputs_for_generation, model.talker.generate = prepare, speak
+    return sequences[0, inputs["input_ids"].shape[1] :].tolist(), found, ties

@@ -65,7 +65,7 @@ class Omni:
         await self.made.tokenizer()
         return await self.made.decode()
 
-    async def talker(self) -> Decode:
+    async def talker(self, **settings: Any) -> Decode:
         config = DecodeConfig(
             model=str(self.made.folder),
             name=talker_name(MODEL),
@@ -76,6 +76,7 @@ class Omni:
             block_size=8,
             token_budget=64,
             max_running=8,
+            **settings,
         )
         actor: Decode = await self.made.start(
             Decode(config, await memory_bus(self.made.hub, "decode"))
@@ -182,7 +183,7 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
         await run_by.talker()
         await run_by.code2wav()
         inputs = prompt_inputs(folder, PROMPT)
-        tokens, codes = omni.generated(model, inputs, TOKENS, 480)
+        tokens, codes, _ = omni.generated(model, inputs, TOKENS, 480)
         reply = await run_by.answer(run_by.call())
         assert not reply.ended.lost
         assert reply.ids == tokens
@@ -265,13 +266,13 @@ async def test_chats_are_answered_in_openais_shape(checkpoint: tuple[Path, Any])
     folder, _ = checkpoint
     async with services(folder) as run_by:
         await run_by.thinker()
-        await run_by.talker()
+        await run_by.talker(context=80)
         code2wav = await run_by.code2wav(patience=0.3)
         bus = run_by.made.gateway
         service = GatewayContext(GatewayConfig(), bus, Metrics("gateway", bus.instance))
         app = App(service)
 
-        def ask(**fields: Any) -> Http:
+        async def ask(**fields: Any) -> Http:
             body = {
                 "model": MODEL,
                 "messages": PROMPT,
@@ -282,13 +283,15 @@ async def test_chats_are_answered_in_openais_shape(checkpoint: tuple[Path, Any])
                 "audio": {"voice": "Ethan", "format": "pcm16"},
                 **fields,
             }
-            return Http(app, "/v1/chat/completions", json.dumps(body).encode())
+            asked = Http(app, "/v1/chat/completions", json.dumps(body).encode())
+            await asked.task
+            return asked
 
-        whole = json.loads((await ask().done()).body)
+        whole = json.loads((await ask()).body)
         message = whole["choices"][0]["message"]
         assert message["content"] is None
         assert base64.b64decode(message["audio"]["data"])
-        streamed = await ask(stream=True).done()
+        streamed = await ask(stream=True)
         chunks = [
             json.loads(line[6:])
             for line in streamed.body.decode().splitlines()
@@ -308,11 +311,11 @@ async def test_chats_are_answered_in_openais_shape(checkpoint: tuple[Path, Any])
             ({"audio": {"voice": "nobody", "format": "pcm16"}}, "voice"),
             ({"stream": True, "audio": {"format": "mp3"}}, "audio.format"),
         ):
-            refused = await ask(**fields).done()
+            refused = await ask(**fields)
             assert (refused.status, json.loads(refused.body)["error"]["param"]) == (400, param)
         die(code2wav.bus)
         run_by.made.actors.remove(code2wav)
         await settle()
-        text = json.loads((await ask().done()).body)["choices"][0]["message"]
+        text = json.loads((await ask()).body)["choices"][0]["message"]
         assert text["audio"]["transcript"] == transcript
         assert text["audio"]["error"]
