@@ -1,4 +1,4 @@
-"""Measure the throughput of streams with LoRA adapters against the same streams without.
+"""Measure the throughput of streams with LoRA adapters against the same streams without, in turn.
 
 `python benchmarks/run.py adapters --help`. The adapters are random and apply to every matrix, as
 `target_modules="all-linear"` makes them. The table goes to standard output, the numbers to
@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.engine.checkpoint import CHECKPOINT, SHAPES, add_checkpoint
-from benchmarks.engine.replay import Job, Replay, blocks_for, rate
+from benchmarks.engine.replay import IN_TURN, Job, Replay, blocks_for, rate, run_in_turn
 from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.cache import made
@@ -132,24 +132,23 @@ def _matrices(shape: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 def measure(
     bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[ResidentAdapter], pairs: int
 ) -> Cost:
-    """Measure a mix in interleaved pairs of runs.
+    """Measure a mix in pairs of runs whose steps take turns.
 
     engines: those of the base model and of the mix; `held` is loaded in the latter.
     """
-    gains, rates = [], [0.0, 0.0]
-    for pair in range(pairs):
+    base, engine = engines
+    gains, mixed = [], 0.0
+    for _ in range(pairs):
         prompts = [bench.tokens(bench.plan.prompt) for _ in held]
-        for mixed in (False, True) if pair % 2 else (True, False):
-            numbers = [mix.choose(stream) if mixed else None for stream in range(len(held))]
-            jobs = [
-                Job(
-                    0.0, prompt, bench.plan.output, adapter=None if number is None else held[number]
-                )
-                for prompt, number in zip(prompts, numbers, strict=True)
-            ]
-            rates[mixed] = rate(Replay(engines[mixed], jobs).run())
-        gains.append(rates[True] / rates[False])
-    return Cost(mix.name, gains, rates[True])
+        plain = [Job(0.0, prompt, bench.plan.output) for prompt in prompts]
+        jobs = []
+        for stream, job in enumerate(plain):
+            number = mix.choose(stream)
+            jobs.append(replace(job, adapter=None if number is None else held[number]))
+        without, with_it = run_in_turn(Replay(base, plain), Replay(engine, jobs))
+        mixed = rate(with_it)
+        gains.append(mixed / rate(without))
+    return Cost(mix.name, gains, mixed)
 
 
 def run(
@@ -162,22 +161,28 @@ def run(
     folders = random_adapters(plan.shape, rank, streams, cache)
     sizes: dict[str, Any] = {
         "max_running": streams,
-        "num_blocks": blocks_for(streams, plan.prompt + plan.output),
+        "num_blocks": 2 * blocks_for(streams, plan.prompt + plan.output),
         "token_budget": max(512, streams),
         "prefix_cache": False,
+        **IN_TURN,
     }
     plain = bench.engine(**sizes)
-    given = tuple(f"{number}={folder}" for number, folder in enumerate(folders))
-    engine = bench.engine(**sizes, adapters=given, max_adapters=streams, max_rank=max(rank, 1))
+    sizes |= {
+        "adapters": tuple(f"{number}={folder}" for number, folder in enumerate(folders)),
+        "max_adapters": streams,
+        "max_rank": max(rank, 1),
+    }
+    engine = bench.engine(half=0, **sizes)
+    unadapted = bench.engine(engine.runner, half=1, **sizes)  # the same model, for streams without
     bank = engine.runner.adapters
     assert bank is not None
     held = [bank.load(str(number), number) for number in range(streams)]
     costs = []
-    for mix, base in [(mix, engine) for mix in MIXES] + [(NONE, plain)]:
+    for mix, base in [(mix, unadapted) for mix in MIXES] + [(NONE, plain)]:
         if wanted in mix.name:
             costs.append(measure(bench, mix, (base, engine), held, pairs))
             print(f"  {' · '.join(costs[-1].cells())}", flush=True)
-    for one in (plain, engine):
+    for one in (plain, unadapted, engine):
         one.close()
     what = f"{streams} adapters in one batch / the base model"
     own = [cost for cost in costs if cost.mix == MIXES[0].name]

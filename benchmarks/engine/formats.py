@@ -1,6 +1,6 @@
 """Measure formats of weights and KV cache: speed and memory (random weights), and quality.
 
-`python benchmarks/run.py formats --help`. Formats are measured in interleaved pairs with the exact one;
+`python benchmarks/run.py formats --help`. Formats are measured step by step in turn with the exact one;
 quality is that of pocket-chat. The table goes to standard output, the numbers to
 `results/formats.json`. docs/techniques.md describes the formats.
 """
@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
 from benchmarks.engine.gguf_checkpoint import convert
-from benchmarks.engine.replay import Job, Replay, blocks_for, rate
+from benchmarks.engine.replay import IN_TURN, Job, Replay, blocks_for, rate, run_in_turn
 from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
@@ -103,16 +103,17 @@ def gguf_folder(folder: Path, kind: str) -> Path:
 
 
 def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -> Found:
-    """Measure pairs of runs of the same load, exact and in the format, in turn."""
+    """Measure pairs of runs of the same load, exact and in the format, whose steps take turns."""
     where = bench if not form.gguf else _elsewhere(bench, gguf_folder(bench.folder, form.gguf))
     engine = where.engine(**{**EXACT, **form.settings}, **_sizes(bench.plan, streams))
     rates: list[list[float]] = [[], []]
-    for pair in range(pairs):
+    for _ in range(pairs):
         jobs = [
             Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output) for _ in range(streams)
         ]
-        for which in (0, 1) if pair % 2 else (1, 0):
-            rates[which].append(rate(Replay((exact, engine)[which], jobs).run()))
+        served = run_in_turn(Replay(exact, jobs), Replay(engine, jobs))
+        for which in (0, 1):
+            rates[which].append(rate(served[which]))
     stats = engine.stats()
     engine.close()
     return Found(form.name, rates[1], rates[0], stats["weight_bytes"], stats["kv_bytes"])
@@ -123,6 +124,7 @@ def _sizes(plan: Plan, streams: int) -> dict[str, Any]:
     return {
         "max_running": max(streams, 2),
         "num_blocks": blocks_for(streams, plan.prompt + plan.output),
+        **IN_TURN,
     }
 
 

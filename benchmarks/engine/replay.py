@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.engine.engine import Engine
@@ -193,11 +194,20 @@ class Replay:
         return sum(self._limits.lost(served, now) for served in self.served) > self._max_lost
 
 
+# Settings of engines whose steps take turns: they compute on this thread, because two worker threads
+# would compete for cores.
+IN_TURN: dict[str, Any] = {"overlap": False}
+
+
+def reserve_half(engine: Engine, half: int) -> None:
+    """Allocate one half of the blocks, 0 or 1, to leave it to another engine on the same memory."""
+    engine.pool.free(engine.pool.allocate(engine.pool.num_blocks)[half::2])
+
+
 def run_in_turn(one: Replay, other: Replay) -> tuple[list[Served], list[Served]]:
     """Run both by alternating steps, so that other load slows both; each has a clock of its own.
 
-    Their engines must compute on this thread (`overlap=False`), because two worker threads would
-    compete for cores.
+    Their engines have the settings `IN_TURN`.
     """
     order = [one, other]
     while any(replay.running for replay in order):

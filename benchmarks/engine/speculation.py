@@ -20,7 +20,15 @@ import torch
 
 from benchmarks.engine.checkpoint import SHAPES, add_checkpoint, random_checkpoint
 from benchmarks.engine.known_drafts import KnownDraftModel, KnownNgramDrafts
-from benchmarks.engine.replay import Job, Replay, blocks_for, decode_rate, run_in_turn
+from benchmarks.engine.replay import (
+    IN_TURN,
+    Job,
+    Replay,
+    blocks_for,
+    decode_rate,
+    reserve_half,
+    run_in_turn,
+)
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import Target, median_interval, table, targets_table
@@ -159,7 +167,7 @@ class Bench:
         self._random = random.Random(0)
         self._folder = random_checkpoint(plan.shape, cache)
         self.plain = Engine(self._config())
-        _reserve_half(self.plain, 0)
+        reserve_half(self.plain, 0)
 
     def _config(self, speculate: str = "off") -> EngineConfig:
         plan, most = self.plan, max(self.plan.streams)
@@ -170,9 +178,9 @@ class Bench:
             max_running=max(most, 2),
             decode_slowdown=0,  # prompts first, so that all streams decode together
             prefix_cache=False,
-            overlap=False,  # as the steps of two engines take turns
             speculate=speculate,
             draft_tokens=plan.tokens,
+            **IN_TURN,
         )
 
     def measure(self, kind: Kind) -> Iterator[Finding]:
@@ -182,7 +190,7 @@ class Bench:
             for streams in self.plan.streams:
                 speculation = Speculation(drafts, SpeculationController(config.draft_tokens))
                 engine = Engine(config, self.plain.runner, speculation=speculation)
-                _reserve_half(engine, 1)
+                reserve_half(engine, 1)
                 yield self._compare(kind, engine, drafts, temperature, streams)
                 engine.close()
 
@@ -211,11 +219,6 @@ class Bench:
         vocab = SHAPES[self.plan.shape]["vocab_size"]
         prompt = [self._random.randrange(vocab) for _ in range(self.plan.prompt)]
         return Job(0.0, prompt, self.plan.output, temperature=temperature)
-
-
-def _reserve_half(engine: Engine, half: int) -> None:
-    """Allocate one half of the blocks, to leave it to another engine on the same memory."""
-    engine.pool.free(engine.pool.allocate(engine.pool.num_blocks)[half::2])
 
 
 def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:

@@ -1,8 +1,8 @@
 """Measure the gain of every switch of the engine against its alternative, in interleaved pairs.
 
 `python benchmarks/run.py switches --help`. Two engines that differ in one setting are loaded side by
-side and serve the same jobs in turn. The table goes to standard output, the numbers to
-`results/switches.json`.
+side and serve the same jobs, step by step in turn; where steps of one run during those of the other
+(`overlap`), run by run. The table goes to standard output, the numbers to `results/switches.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.engine.checkpoint import CHECKPOINT, add_checkpoint
-from benchmarks.engine.replay import Job, Replay, Served, rate
+from benchmarks.engine.replay import IN_TURN, Job, Replay, Served, rate, run_in_turn
 from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
@@ -173,20 +173,28 @@ class Finding:
 
 
 def measure(switch: Switch, bench: Bench, pairs: int) -> Finding:
-    engines = bench.pair(switch.on, switch.off)
+    steps = not switch.on.keys() & IN_TURN.keys()
+    both = IN_TURN if steps else {}
+    engines = bench.pair({**both, **switch.on}, {**both, **switch.off})
     gains = []
     for pair in range(pairs):
         jobs = switch.jobs(bench)
-        figures = [0.0, 0.0]
-        for which in (0, 1) if pair % 2 else (1, 0):
-            figures[which] = switch.figure(Replay(engines[which], jobs).run())
-        gains.append(figures[0] / figures[1])
+        replays = Replay(engines[0], jobs), Replay(engines[1], jobs)
+        served = run_in_turn(*replays) if steps else whole_runs(*replays, first=pair % 2)
+        gains.append(switch.figure(served[0]) / switch.figure(served[1]))
     megabytes = tuple(_megabytes(engine) for engine in engines)
     for engine in engines:
         engine.close()
     return Finding(
         switch.name, switch.jobs.__name__.replace("_", " "), gains, (megabytes[0], megabytes[1])
     )
+
+
+def whole_runs(one: Replay, other: Replay, *, first: int) -> tuple[list[Served], list[Served]]:
+    """Run one after the other, the one with the number `first` before."""
+    replays = (one, other)
+    served = {which: replays[which].run() for which in (first, 1 - first)}
+    return served[0], served[1]
 
 
 def _megabytes(engine: Engine) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.checkpoint import SHAPES, random_checkpoint
-from benchmarks.engine.replay import Job, Limits, Replay
+from benchmarks.engine.replay import Job, Limits, Replay, reserve_half
 from benchmarks.serving.goodput import Trace
 from benchmarks.support.measures import Target
 from motet_llm.config import EngineConfig
@@ -91,35 +91,47 @@ class Bench:
     def tokens(self, count: int) -> list[int]:
         return [self._draw.randrange(self.vocab) for _ in range(count)]
 
-    def engine(self, runner: ModelRunner | None = None, **changes: Any) -> Engine:
+    def engine(
+        self, runner: ModelRunner | None = None, half: int | None = None, **changes: Any
+    ) -> Engine:
         """Return an engine with `changes` to its settings.
 
-        runner: model runner of another engine to share; None: a new one.
+        runner: model runner of another engine to share; None: a new one. half: half of the blocks
+        that it uses, 0 or 1; None: all.
         """
         plan = self.plan
-        longest = plan.long_prompt + plan.prompt + plan.output * 16
-        blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
         settings = {
             "device": plan.device,
             "weights": plan.weights,
             "threads": plan.threads,
-            "num_blocks": blocks,
+            "num_blocks": self._blocks,
             **changes,
         }
         engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
+        if half is not None:
+            reserve_half(engine, half)
         Replay(
             engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]
         ).run()  # warm-up
         return engine
 
+    @property
+    def _blocks(self) -> int:
+        plan = self.plan
+        longest = plan.long_prompt + plan.prompt + plan.output * 16
+        return -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
+
     def pair(self, one: dict[str, Any], other: dict[str, Any]) -> tuple[Engine, Engine]:
         """Return two engines to run in turn, sharing one model unless model settings differ.
 
-        Two copies of the same model have differed in speed by a third.
+        Two copies of the same model have differed in speed by a third. Engines that share a model
+        have a half each of twice the blocks.
         """
-        engine = self.engine(**one)
-        alike = all(one.get(name) == other.get(name) for name in MODEL_SETTINGS)
-        return engine, self.engine(engine.runner if alike else None, **other)
+        if any(one.get(name) != other.get(name) for name in MODEL_SETTINGS):
+            return self.engine(**one), self.engine(**other)
+        blocks = {"num_blocks": 2 * one.get("num_blocks", self._blocks)}
+        engine = self.engine(half=0, **{**one, **blocks})
+        return engine, self.engine(engine.runner, half=1, **{**other, **blocks})
 
     def report(self, what: str, value: str) -> None:
         print(f"  {what}: {value}", flush=True)

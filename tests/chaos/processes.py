@@ -192,12 +192,27 @@ class Processes:
         """Return the process of a role that serves a call, as soon as one does."""
         async with asyncio.timeout(seconds):
             while True:
-                for beat in self.bus.directory.ready(role):
-                    if await self._active(beat):
-                        for member in self.members:
-                            if member.pid == beat.pid:
-                                return member
+                if (found := await self._first_active(role)) is not None:
+                    return found
                 await asyncio.sleep(0.001)
+
+    async def _first_active(self, role: str) -> Member | None:
+        """Ask all processes of a role at the same time; return the first that answers that it serves a call."""
+        by_pid = {member.pid: member for member in self.members}
+
+        async def asked(beat: Heartbeat) -> Member | None:
+            return by_pid.get(beat.pid) if await self._active(beat) else None
+
+        asking = [asyncio.create_task(asked(beat)) for beat in self.bus.directory.ready(role)]
+        try:
+            for answer in asyncio.as_completed(asking):
+                if (member := await answer) is not None:
+                    return member
+            return None
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     async def _active(self, beat: Heartbeat) -> float:
         subject = f"$SRV.STATS.motet-{beat.role}.{beat.instance}"

@@ -221,7 +221,8 @@ def _session(url: str, model: str) -> AbstractAsyncContextManager[Client]:
 async def barge_in(url: str, told: Told) -> Any:
     """A spoken question, an answer that is interrupted by speech, and the answer to that.
 
-    Where the first answer is cut depends on when; what is heard and the second answer do not.
+    Where the first answer is cut, and whether it is over by then, depends on when; what is heard and the second answer
+    do not.
     """
     async with _session(url, TEXT) as client:
         heard = {
@@ -241,7 +242,9 @@ async def barge_in(url: str, told: Told) -> Any:
         said = [e["transcript"] for e in client.events if e["type"] == f"{TRANSCRIPTION}.completed"]
         mine = [e for e in client.events if e.get("response_id") == last["id"]]
         text = last["output"][0]["content"][0]["transcript"]
-        return said, first["status"], last["status"], text, sound(mine)
+        if first["status"] not in ("cancelled", "incomplete"):
+            raise RuntimeError(f"the first answer is {first['status']}")
+        return said, last["status"], text, sound(mine)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table

@@ -171,7 +171,10 @@ async def world(folder: Path) -> AsyncIterator[World]:
     async with processes() as running:
         port = free_port()
         made = World(running, f"http://127.0.0.1:{port}", models)
-        await made.start("gateway", ("motet_gateway", "--port", str(port), "--patience", "30"))
+        await made.start(
+            "gateway",
+            ("motet_gateway", "--port", str(port), "--patience", "30", "--session-keep", "5"),
+        )
         for _ in range(TWO):
             await made.start("tokenizer", models.tokenizer())
         supervisor = asyncio.create_task(running.supervise())

@@ -49,7 +49,7 @@ _TYPESET = """() => [...document.querySelectorAll(".math")].every((one) => one.c
 async def shown(page: Page) -> list[dict[str, Any]]:
     """Return what the open conversation shows, once its formulas are typeset."""
     await page.wait_for_function(_TYPESET)
-    return await page.evaluate(_SHOWN)  # type: ignore[no-any-return]
+    return await page.evaluate(_SHOWN)
 
 
 def png(colour: str) -> bytes:

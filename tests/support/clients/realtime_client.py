@@ -63,10 +63,11 @@ class Client:
         return event
 
     async def until(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return the events up to the first of these types; any other error event fails."""
+        """Return the events up to the first of these types; any other error or failure fails."""
         found = [await self.next()]
-        while found[-1]["type"] not in kinds:
-            assert found[-1]["type"] != "error", found[-1]
+        while (kind := found[-1]["type"]) not in kinds:
+            assert kind != "error", found[-1]
+            assert not kind.endswith(".failed"), found[-1]
             found.append(await self.next())
         return found
 
