@@ -83,7 +83,9 @@ class StateSending(Feature):
         shape, images = self._runner.image_shape, one.request.images
         if shape is not None:
             media = torch.tensor(shape.placeholders, device=ids_R.device)
-            given_RX = given_RX.masked_fill(torch.isin(ids_R, media).unsqueeze(1), 0.0)
+            places_R = torch.isin(ids_R, media)
+            places_R[max(0, one.request.num_prompt - one.start) :] = False  # the reply has none
+            given_RX = given_RX.masked_fill(places_R.unsqueeze(1), 0.0)
         positions = None
         if images is not None and shape is not None and shape.axes > 1:
             found = images.positions(one.start, one.start + len(one.ids))

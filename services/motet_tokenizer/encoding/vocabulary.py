@@ -82,7 +82,9 @@ class Vocabulary:
         sees, hears = accepts_images(config), accepts_audio(config)
         senses: dict[Sense, bool] = {"image": sees, "audio": hears}
         self.placeholders = {placeholders(config)[sense] for sense, has in senses.items() if has}
-        self.media_marks = {s: token for s, token in marks(config).items() if senses[s]}
+        self.media_marks: dict[str, int] = {
+            sense: token for sense, token in marks(config).items() if senses[sense]
+        }
         self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
