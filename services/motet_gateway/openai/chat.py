@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from motet_gateway.audio.spoken_chat import AudioChatChunks, ChatAudio, CollectedSpeech
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import MAX_ENTRIES
@@ -29,7 +30,6 @@ from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.messages import Chat, Complete, PromptPiece, Text, Usage
 
-from .chat_audio import AudioChatChunks, ChatAudio, CollectedSpeech
 from .chat_images import leased_images, read_images
 from .generate import ChoiceStreams, Source
 from .prompt_scores import bounded_scores

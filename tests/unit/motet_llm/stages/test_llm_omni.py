@@ -17,7 +17,7 @@ import torch
 from motet_encoder.checkpoint import load_family
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from motet_llm.models.image_embeddings import ImageEmbedding
+from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_llm.stages.states import GivenStates, SentStates
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
@@ -182,3 +182,30 @@ def test_a_talker_needs_states_of_its_width(world: World) -> None:
         world.talker.add("a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 5), 1))
     with refuses(BadRequest, "input_states"):
         world.thinker.add("a", [1, 2, 3], sampling, given_states=GivenStates(torch.zeros(2, 64), 1))
+
+
+def test_positions_of_a_video_are_those_of_transformers(world: World) -> None:
+    """Frames lie a second apart; text goes on behind the last of them."""
+    marks, seconds = omni.IDS, 1.0
+    shape = world.thinker.runner.image_shape
+    assert shape is not None
+
+    def ids(placeholder: str) -> list[int]:
+        video = [marks["<|vision_bos|>"], *[marks[placeholder]] * 12, marks["<|vision_eos|>"]]
+        return [1, 2, 3, *video, 4, 5]
+
+    theirs = torch.tensor([ids("<|VIDEO|>")])
+    expected, delta = world.reference.thinker.model.get_rope_index(
+        theirs,
+        video_grid_thw=torch.tensor([[3, 4, 4]]),
+        attention_mask=torch.ones_like(theirs),
+        second_per_grids=torch.tensor([seconds]),
+    )
+    rate = world.reference.config.thinker_config.position_id_per_seconds
+    video = ImageEmbedding(torch.zeros(1, 12, shape.hidden), "video", (3, 2, 2), rate * seconds)
+    ours = ImageEmbeddings(ids("<|IMAGE|>"), [video], shape)
+    count = theirs.shape[1]
+    assert ours.positions(0, count).tolist() == expected[:, 0].tolist()
+    assert ours.positions(count, count + 1)[0, 0] == count + delta.item()
+    with refuses(BadRequest, "image_embeddings[0]"):
+        ImageEmbeddings(ids("<|AUDIO|>"), [video], shape)

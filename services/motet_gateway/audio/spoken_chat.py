@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from motet_gateway.audio.encoder import make_encoder
-from motet_gateway.audio.speech import SpeechFields, speech_model
-from motet_gateway.audio.voices import cloned_voice
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Problem
 from motet_gateway.kept import draws
+from motet_gateway.openai.render import ChatChoice, ChatChunks, Choice, Chunks
+from motet_gateway.openai.results import Collected
+from motet_gateway.openai.schema import SPEAKING, AudioOptions, ChatBody
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.graphs.graph import Call, GraphOutcome, run
 from motet_pipelines.graphs.spoken import OMNI, SENTENCES, SPEAK, THINK, speaks_itself
@@ -30,9 +30,9 @@ from motet_pipelines.voice.speak import Outcome as SpeechOutcome
 from motet_shared.errors import BadRequest, MotetError, UnsupportedParameter
 from motet_shared.messages import Audio, Chat, End, Request, SpeakStates
 
-from .render import ChatChoice, ChatChunks, Choice, Chunks
-from .results import Collected
-from .schema import SPEAKING, AudioOptions, ChatBody
+from .encoder import make_encoder
+from .speech import SpeechFields, speech_model
+from .voices import cloned_voice
 
 _KEPT = 3600  # seconds; `expires_at` of a sound that is not kept here at all
 
