@@ -280,7 +280,7 @@ class Generation:
         if len(batch) > 1:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
-        if not ids and not logprobs:
+        if not ids and isinstance(batch[-1], StatedTokens):
             return
         piece = self._text.feed(ids)
         if isinstance(batch[-1], CountedTokens):

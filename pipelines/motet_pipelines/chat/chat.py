@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -38,8 +38,8 @@ class Outcome(StreamMoves):
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
 
 
-_Item = Text | TargetText | PromptPiece | States
-_batches: msgspec.msgpack.Decoder[list[_Item]] = msgspec.msgpack.Decoder(list[_Item])
+_kinds: Any = list[Text | TargetText | PromptPiece | States]  # the last with `return_states`
+_batches: msgspec.msgpack.Decoder[list[Text | PromptPiece]] = msgspec.msgpack.Decoder(_kinds)
 _ends: msgspec.msgpack.Decoder[End | None] = msgspec.msgpack.Decoder(End | None)
 
 

@@ -125,7 +125,7 @@ class Token2Wav(WindowCodec):
         conditioning_1FC = speaker.conditioning.unsqueeze(1).expand(-1, noise_1FM.shape[1], -1)
 
         def velocity(time: Tensor, state_1FM: Tensor) -> Tensor:
-            both = self._dit(
+            both: Tensor = self._dit(
                 hidden_states=state_1FM,
                 quantized_code=codes_1N,
                 speaker_embedding=conditioning_1FC,
