@@ -74,7 +74,6 @@ def test_a_stream_stays_close_to_the_whole(folder: Path) -> None:
     first = streamed(codec, frames_NK, 5)
     assert len(first) == len(expected)
     deviation = (first - expected).abs().max() / peak
-    print(f"deviation {deviation:.2e} peak {peak:.2e}")
     assert deviation < STREAMED
     state = codec.begin()
     assert len(codec.decode([state], frames_NK[None, :20])[0])  # samples come before the last code
