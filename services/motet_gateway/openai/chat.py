@@ -37,7 +37,7 @@ from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
 from .reply_details import ReplyDetails
 from .requests import chat_requests, completion_requests, reply_details, wire_tools
-from .results import chat_result, completion_result
+from .results import Collected, chat_result, completion_result
 from .schema import ChatBody, SamplingFields, parse_chat, parse_completion
 
 Head = tuple[str, int, str]
@@ -123,10 +123,11 @@ async def _spoken(
         await choices.stream(AudioChatChunks(*head, **_usage(body), details=details))
         return
 
-    def render(spoken: list[CollectedSpeech], usage: Usage) -> bytes:
+    def render(spoken: list[Collected], usage: Usage) -> bytes:
         for choice in spoken:
-            choice.audio = choice.message(audio.options)
-        return chat_result(*head, [*spoken], usage, details=details)
+            if isinstance(choice, CollectedSpeech):
+                choice.audio = choice.message(audio.options)
+        return chat_result(*head, spoken, usage, details=details)
 
     await choices.collect(render, CollectedSpeech)
 

@@ -8,13 +8,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from motet_media.audio import SAMPLE_BYTES
 from motet_shared.messages import Audio, SpeakStates, Usage
 from motet_shared.wire.call import Call
 from motet_tts.reply_states import ReplyStates
 from motet_tts.shaper import Shaper
 from motet_tts.talker_prompt import TalkerPrompt
 
-from .speech import SAMPLE_BYTES, SpeechSessions, as_samples, note_failure
+from .speech import SpeechSessions, as_samples, note_failure
 from .utterance import Key, StepOutput, Utterance
 
 

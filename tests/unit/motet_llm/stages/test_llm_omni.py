@@ -82,7 +82,10 @@ def engine(folder: Path, stage: Any, **options: Any) -> Engine:
 def asked(world: World, kind: str) -> Asked:
     """Return a prompt of `PARTS`, with its embeddings from our encoder."""
     processor = omni.reference_processor(world.folder)
-    pictures, sounds, images, text = [], [], [], ""
+    pictures: list[Any] = []
+    sounds: list[Any] = []
+    images: list[ImageEmbedding] = []
+    text = ""
     for part in PARTS[kind]:
         if part.startswith("image"):
             shown = picture(len(pictures))
