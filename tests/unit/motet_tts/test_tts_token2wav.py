@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -37,7 +38,10 @@ def frames_of(codec: Token2Wav, count: int, voice: int = 1) -> tuple[list[int], 
 
 @contextmanager
 def given_noise(noise: torch.Tensor) -> Iterator[None]:
-    with mock.patch("torch.randn", return_value=noise):
+    def drawn(*_: Any, **__: Any) -> torch.Tensor:
+        return noise
+
+    with mock.patch("torch.randn", drawn):
         yield
 
 
