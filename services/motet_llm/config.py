@@ -14,6 +14,7 @@ from typing import Any, Literal
 from motet_llm.attention.heavy_hitters import HeavyHitters
 from motet_llm.parallel.degrees import problems as group_problems
 from motet_models.capacity import SinkWindow
+from motet_models.omni import STAGES, Stage
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
@@ -30,6 +31,7 @@ class EngineSettings:
 
     model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
+    stage: Stage = setting("stage of an omni model that is served", default="thinker")
     target: str = setting("name of this target in the chain of its model", default="")
     rank: int = setting("place of the target in that chain, from 0", default=0, min=0)
     device: str = setting(
@@ -250,6 +252,7 @@ class EngineConfig(EngineSettings):
             ("weights", WEIGHTS),
             ("code_inputs", CODE_INPUTS),
             ("kv_dtype", KV_DTYPES),
+            ("stage", STAGES),
         ):
             if getattr(self, name) not in choices:
                 yield self._problem(name, f"choose one of {', '.join(choices)}")
@@ -334,6 +337,11 @@ class DecodeConfig(EngineSettings, ProcessConfig):
 
     image_memory: Bytes = setting(
         "memory for embeddings of images that requests hold", default=1 << 30, min=1 << 20
+    )
+    states_memory: Bytes = setting(
+        "memory of a thinker for states that the next stage has not read yet",
+        default=64 << 20,
+        min=1 << 20,
     )
     step_timeout: float = setting(
         "seconds after which a step counts as hanging and the process ends", default=120.0, min=1

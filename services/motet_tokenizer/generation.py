@@ -27,6 +27,8 @@ from motet_shared.messages import (
     PromptPiece,
     PromptScores,
     Resume,
+    StatedTokens,
+    States,
     TargetText,
     Text,
     TextLogprob,
@@ -272,10 +274,15 @@ class Generation:
             if not bodies:
                 return
         batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
+        for tokens in batch:
+            if isinstance(tokens, StatedTokens):
+                await self._call.send(States(tokens.states, self._prompt_tokens))
         ids, logprobs = batch[0].ids, batch[0].logprobs
         if len(batch) > 1:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
+        if not ids and isinstance(batch[-1], StatedTokens):
+            return
         piece = self._text.feed(ids)
         if isinstance(batch[-1], CountedTokens):
             self._prompt_tokens = batch[-1].prompt_tokens
@@ -349,14 +356,16 @@ class Generation:
 
     def _finish_call(self) -> None:
         self._shared.router.note_reply(self._text.tokens)
-        encoded = 0 if self.images is None else self.images.tokens(self._prompt_tokens)
-        hears = self._vocabulary.card.audio
+        encoded = {
+            sense: 0 if self.images is None else self.images.tokens(self._prompt_tokens, sense)
+            for sense in ("image", "audio")
+        }
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._text.tokens,
             reasoning_tokens=self._text.reasoning_tokens,
-            image_tokens=0 if hears else encoded,
-            audio_tokens=encoded if hears else 0,
+            image_tokens=encoded["image"],
+            audio_tokens=encoded["audio"],
         )
         if self._end is not None:
             self._stopwatch.merge(self._end.timing)

@@ -21,6 +21,7 @@ from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
+from motet_models.omni import talker_name
 from motet_shared.errors import ConfigError
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
@@ -163,6 +164,7 @@ class Stack:
             *self._tokenizers(),
             *self._language_models(),
             *self._encoder(),
+            *self._omni(),
             *self._vads(),
             *self._asr(),
             *self._tts(),
@@ -348,6 +350,7 @@ class Stack:
         """
         here = [spec for spec in self.services() if not spec.gpus]
         own = {model.name: model.path for model in self.models} if self.engine is None else {}
+        own |= {talker_name(model.name): model.path for model in self._speaking}
         engines = [own[str(one.model)] for one in here if one.role in ENGINES and one.model in own]
         bounded = 0
         for model in self.at_start:
@@ -457,6 +460,26 @@ class Stack:
             yield self._spec(
                 name, "encoder", "motet_encoder", argv, threads=compute_cores(), model=model.name
             )
+
+    def _omni(self) -> Iterator[ChildSpec]:
+        """Yield talker and code2wav of each omni model; its thinker is a language model."""
+        speaking = self._speaking
+        numbered = [_numbered(name, len(speaking)) for name in ("talker", "code2wav")]
+        threads = max(1, compute_cores() // 2)
+        for model, talker, code2wav in zip(speaking, *numbered, strict=True):
+            argv = ["--model", str(model.path), "--name", name := talker_name(model.name)]
+            every = ["--role", "decode", "--stage", "talker", *argv]
+            every += self._main_memory(talker, model.path)
+            yield self._spec(talker, "decode", "motet_llm", every, threads=threads, model=name)
+            argv = ["--model", str(model.path), "--name", model.name]
+            argv += ["--language-model", name]
+            yield self._spec(code2wav, "tts", "motet_tts", argv, threads=threads, model=model.name)
+
+    @property
+    def _speaking(self) -> list[ModelFolder]:
+        """Return the omni models that run here in stages."""
+        own = self.models if self.engine is None else ()
+        return [model for model in own if model.speaks]
 
     @property
     def _with_encoder(self) -> list[ModelFolder]:

@@ -95,7 +95,14 @@ class Engine:
             config, self.runner, parts.tables, self.scheduler, self.prefix_cache, parts.spill
         )
         self.context = self._admission.context
-        self._forward = ForwardPass(self.runner, self.speculation, parts.compression, parts.scoring)
+        self._forward = ForwardPass(
+            self.runner,
+            self.speculation,
+            parts.compression,
+            parts.scoring,
+            parts.sending,
+            parts.feeding,
+        )
         self._isolation = StepIsolation(
             self.runner, parts.tables, self._forward, self._model_thread
         )
@@ -241,6 +248,7 @@ class Engine:
         self._accounts.record(works, batch.mask, computed)
         failed = self._failed([work.request for work in works])
         self.parts.scoring.take(computed.scores)  # a scored prompt may end with its first token
+        self.parts.sending.take(computed.states)
         outputs, accepted = self._token_update.apply(works, computed, failed)
         if self.speculation is not None:
             self.speculation.count(works, accepted)
