@@ -14,6 +14,7 @@ _SINGLE = {
     "host_cache": (0, "evicted blocks are kept by one process"),
     "disk_cache": (0, "evicted blocks are kept by one process"),
     "attention_budget": (0, "which tokens a prompt keeps is decided from all heads"),
+    "stage": ("thinker", "states of another stage reach one process"),
 }
 
 

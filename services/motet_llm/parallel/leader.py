@@ -16,6 +16,7 @@ from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
+from motet_llm.stages.states import StepStates
 
 from . import commands as c
 from .caches import LeaderKvCache, LeaderStateCache
@@ -82,12 +83,18 @@ class LeaderRunner(RankRunner):
             on_failure(self.ranks.failure)
 
     def forward(
-        self, works: Sequence[Work], watched: Sequence[tuple[Watch, slice]] = ()
+        self,
+        works: Sequence[Work],
+        watched: Sequence[tuple[Watch, slice]] = (),
+        given: StepStates | None = None,
     ) -> Forward:
-        """Compute `works` with all ranks. Raises GroupFailed."""
+        """Compute `works` with all ranks. Raises GroupFailed.
+
+        given: None, because stages that take states are refused (`degrees.py`).
+        """
         self.ranks.send(c.Forward([c.Row.of(work) for work in works]))
         with self.ranks.together():
-            return super().forward(works, watched)
+            return super().forward(works, watched, given)
 
     def logits_of(self, rows: Sequence[int]) -> Tensor:
         """Return logits of any tokens of the last step, computed with all ranks."""

@@ -182,7 +182,7 @@ def test_pictures_reach_all_ranks(family: str, tmp_path: Path) -> None:
         assert shape is not None
         torch.manual_seed(1)
         shown = ImageEmbedding(torch.randn(shape.layers, 6, shape.hidden) / 4, "a", (1, 2, 3))
-        prompt = [*PROMPT, *[shape.placeholder] * 6, *PROMPT]
+        prompt = [*PROMPT, *[shape.placeholders[0]] * 6, *PROMPT]
         sampling = Sampling(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
         engine.add("seen", prompt, sampling, images=[shown])
         engine.add("unseen", PROMPT, sampling)
