@@ -6,6 +6,7 @@ replaced, and where there is none, the text goes on alone.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -115,7 +116,7 @@ class Omni:
             patience=0.5,
         )
 
-    async def answer(self, call: Call, on_audio: Any = None) -> Reply:
+    async def answer(self, call: Call) -> Reply:
         reply = Reply()
         async with aclosing(run(OMNI, call, reply.ended)) as batches:
             async for batch in batches:
@@ -126,9 +127,6 @@ class Omni:
                         reply.ids += item.ids
                     elif isinstance(item, Audio):
                         reply.pcm += item.data
-                        if on_audio is not None:
-                            on_audio, act = None, on_audio
-                            act()
         return reply
 
 
@@ -234,19 +232,23 @@ async def test_a_talker_that_dies_is_replaced_or_missed(checkpoint: tuple[Path, 
         assert whole.pcm
         talkers.append(await run_by.talker())
 
-        def kill() -> None:
-            for talker in talkers:
-                if talker.bus.calls.active:
-                    run_by.made.actors.remove(talker)
-                    die(talker.bus)
-                    talkers.remove(talker)
-                    return
+        async def kill() -> None:
+            """Kill the talker that serves a call, as soon as one does."""
+            async with asyncio.timeout(30):
+                while True:
+                    if serving := [one for one in talkers if one.bus.calls.active]:
+                        break
+                    await asyncio.sleep(0)
+            [talker] = serving
+            run_by.made.actors.remove(talker)
+            die(talker.bus)
+            talkers.remove(talker)
 
-        moved = await run_by.answer(run_by.call(), kill)
+        moved, _ = await asyncio.gather(run_by.answer(run_by.call()), kill())
         assert len(talkers) == 1
         assert (moved.text, moved.pcm) == (whole.text, whole.pcm)
         assert not moved.ended.lost
-        alone = await run_by.answer(run_by.call(), kill)
+        alone, _ = await asyncio.gather(run_by.answer(run_by.call()), kill())
         assert not talkers
         assert alone.text == whole.text
         assert set(alone.ended.lost) == {SPEAK}
