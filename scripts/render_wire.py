@@ -106,7 +106,7 @@ def _map(example: Struct) -> Iterator[str]:
     yield f"### {struct.__name__}" + (f', `"type": "{tag}"`' if tag else "")
     if any(answer not in summary for answer in answers):
         summary += f" Items: {' or '.join(answers)}."
-    yield f"\n{summary}\n\n    {_json(example)}\n"
+    yield f"{summary}\n\n    {_json(example)}\n"
     yield from _fields(struct)
     yield ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from motet_shared import messages as wire
@@ -24,6 +25,7 @@ TENSOR = wire.BlobRef(
 )
 IMAGE = wire.Image(file=PICTURE, max_pixels=500_000)
 EMBEDDING = wire.ImageEmbeddingRef(embeddings=TENSOR, name="b1946ac9", grid=(1, 16, 16))
+STATES = wire.StateRef(states=msgspec.structs.replace(TENSOR, shape=(256, 1024)), start=2)
 CHECKPOINT = wire.Checkpoint(step=10, data=b"\x08\x00")
 CARD = wire.ModelCard(name=MODEL, context=4096, tools=True, vocab_size=32000, block_size=16)
 ECHO = wire.Echo(count=2, text="hello")
@@ -36,6 +38,7 @@ PARTS: list[Struct] = [
     wire.Grammar(kind="regex", text="[0-9]+", param="response_format"),
     IMAGE,
     EMBEDDING,
+    STATES,
     wire.Resume(ids=[15496, 995], text_len=11),
     wire.TranscriptionResume(window=2, segment=5, skip=1, language="en"),
     wire.SpeechResume(text=18, samples=24000),
@@ -72,6 +75,7 @@ REQUESTS: list[wire.Request] = [
     wire.Transcribe(model="pocket-asr", audio=SOUND, language="en", words=True),
     wire.Listen(model="pocket-asr", sample_rate=16000),
     wire.Speak(model="pocket-tts", text="Hello there.", voice="ada"),
+    wire.SpeakStates(model="qwen2.5-omni", voice="Chelsie", seed=7),
     wire.Embed(model="pocket-embed", input=["a star", "a circle"]),
     wire.Rank(model="reranker", queries=["a star"], documents=["a large star", "a circle"]),
     wire.Draw(model="pocket-draw", prompt="a red circle", width=64, height=64, seed=7),
@@ -81,6 +85,8 @@ REQUESTS: list[wire.Request] = [
 ITEMS: list[Struct] = [
     wire.Tokens([15496]),
     wire.CountedTokens([15496], prompt_tokens=29),
+    wire.StatedTokens([15496], states=STATES),
+    wire.States(STATES, 2),
     wire.PromptScores(1, [wire.ScoredToken(15496, -0.5, 1)]),
     wire.PromptPiece(0, [1, 15496]),
     wire.Text("Hello", [15496], prompt_tokens=12, reasoning="A greeting."),

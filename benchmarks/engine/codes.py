@@ -3,8 +3,9 @@
 `python benchmarks/run.py codes --help`. Two engines of one shape take steps in turn: one with our own
 format (int4 beside codes of 4 bits and less, int8 beside all others), one with random codes in all
 its matrices, head included. A share is the time of our own format's step over that of the codes: of
-the faster quarter of all steps each, and the median over pairs of steps. The table goes to standard
-output, the numbers to `results/codes.json`; docs/techniques.md describes the formats.
+the faster quarter of all steps each, and the median over pairs of steps with its 95 % interval. The
+table goes to standard output, the numbers to `results/codes.json`; docs/techniques.md describes the
+formats.
 `MOTET_NATIVE=avx2` measures another instruction set than the processor's best.
 """
 
@@ -25,7 +26,7 @@ from benchmarks.engine.replay import blocks_for
 from benchmarks.serving.bench import QUICK, Bench, Plan
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
-from benchmarks.support.measures import Target, table, targets_table
+from benchmarks.support.measures import Target, median_interval, table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER
 from motet_kernels.linear.code_linear import CodeLinear
 from motet_kernels.linear.group_weights import GroupWeights
@@ -112,16 +113,21 @@ class Found:
     own_bytes: int
     codes_bytes: int
 
-    def shares(self, streams: int) -> tuple[float, float]:
-        """Return the share of the faster quarters, and the median over pairs."""
-        own, codes = self.own[streams], self.codes[streams]
-        median = statistics.median(a / b for a, b in zip(own, codes, strict=True))
-        return faster_quarter(own) / faster_quarter(codes), median
+    def share(self, streams: int) -> float:
+        """Return the share of the faster quarters."""
+        return faster_quarter(self.own[streams]) / faster_quarter(self.codes[streams])
+
+    def pairs(self, streams: int) -> list[float]:
+        """Return the share of each pair of steps."""
+        return [a / b for a, b in zip(self.own[streams], self.codes[streams], strict=True)]
 
     def cells(self) -> list[str]:
         cells = [self.name, f"{self.codes_bytes / self.own_bytes:.2f}"]
         for streams in self.own:
-            cells.append("{:.2f} ({:.2f})".format(*self.shares(streams)))
+            pairs = self.pairs(streams)
+            low, high = median_interval(pairs)
+            median = f"{statistics.median(pairs):.2f}, {low:.2f} to {high:.2f}"
+            cells.append(f"{self.share(streams):.2f} ({median})")
         return cells
 
 
@@ -135,7 +141,7 @@ def targets(findings: Sequence[Found]) -> list[Target]:
     return [
         Target(
             f"{found.name}, {streams} sequences",
-            found.shares(streams)[0],
+            found.share(streams),
             LEAST,
             "times",
             most=False,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet_cli.bench.arguments import add_bench
+from motet_cli.engines.degrees import add_degrees
 from motet_cli.engines.options import KINDS
 from motet_cli.planning.arguments import add_traffic
 from motet_shared import __version__
@@ -198,6 +199,7 @@ def _add_up(
         help="speculative decoding by prompt lookup (ngram) or a draft model, given like --llm"
         " (default: off)",
     )
+    add_degrees(up)
     up.add_argument(
         "--chat-template",
         metavar="FILE",
@@ -1040,6 +1042,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default="auto",
         help="format of the KV cache (default: the checkpoint's)",
     )
+    add_degrees(plan)
     plan.add_argument(
         "--block-size", type=int, default=16, help="tokens per KV block (default: 16)"
     )

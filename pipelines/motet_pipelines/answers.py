@@ -17,15 +17,18 @@ that an earlier process has recorded:
 
 Between two of these calls, all effects of a batch take place: so what is behind it is the same in
 both processes. Without a recorder, nothing is recorded.
+
+What else differs from process to process, such as the time and what a deadline has cut off, is
+noted under a name: `once`, `noted`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -33,8 +36,10 @@ from motet_shared.errors import MotetError, from_wire
 
 Batch = TypeVar("Batch")
 Ending = TypeVar("Ending")
+Noted = TypeVar("Noted")
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 _DIGEST = 16  # bytes
 
 
@@ -65,6 +70,12 @@ class Recorder(Protocol):
 
     def open(self, digest: bytes) -> RecordedStream | None:
         """Return the stream of a request to a service, known by its digest; None: not kept."""
+
+    def memo(self, name: str) -> bytes | None:
+        """Return the value that an earlier process has noted under a name, None without any."""
+
+    def note(self, name: str, value: bytes) -> None:
+        """Note a value under a name that is unique in the client's request."""
 
 
 class _Error(NamedTuple):
@@ -131,6 +142,31 @@ class Answers(Generic[Batch, Ending]):
         """Record the end."""
         if self._stream is not None:
             await self._stream.close(_encode(end), failed=False)
+
+
+def noted(name: str, value: Noted) -> Noted:
+    """Return what an earlier process has noted under `name`, else note `value` and return it.
+
+    It is a number, a text, or lists and mappings of them.
+    """
+    recorder = _current.get()
+    if recorder is None:
+        return value
+    if (memo := recorder.memo(name)) is not None:
+        return cast(Noted, _decode(memo))
+    recorder.note(name, _encode(value))
+    return value
+
+
+async def once(name: str, compute: Callable[[], Awaitable[Noted]]) -> Noted:
+    """Return what an earlier process has noted under `name`, else compute it, and note it."""
+    recorder = _current.get()
+    if recorder is not None and (memo := recorder.memo(name)) is not None:
+        return cast(Noted, _decode(memo))
+    value = await compute()
+    if recorder is not None:
+        recorder.note(name, _encode(value))
+    return value
 
 
 def _digest(request: Any) -> bytes:

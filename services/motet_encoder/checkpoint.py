@@ -33,6 +33,7 @@ from motet_shared.errors import ConfigError
 
 from .families import EncoderFamily, FixedResolution
 from .native import NativeResolution
+from .omni import Omni
 from .packed import pack
 from .pixtral import Pixtral
 from .processed import Processed
@@ -58,6 +59,7 @@ _FAMILIES: dict[str, type[EncoderFamily]] = {
     "idefics3": Tiles,
     "llava": FixedResolution,
     "mistral3": Pixtral,
+    "qwen2_5_omni_thinker": Omni,
     "qwen2_5_vl": NativeResolution,
     "qwen2_vl": NativeResolution,
     "qwen3_5": NativeResolution,
@@ -67,9 +69,11 @@ _FAMILIES: dict[str, type[EncoderFamily]] = {
     "smolvlm": Tiles,
     "voxtral": Voxtral,
 }
-# Names of tensors in current checkpoints and, without prefix, in older ones.
+# Names of tensors in current checkpoints and, without prefix, in older ones; and of the other stages
+# of omni models.
 _LANGUAGE_TENSORS = (
-    r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(language_model\.)?lm_head\."
+    r"^(thinker\.)?((model\.)?(language_model|text_model|layers|words|norm)|(language_model\.)?lm_head)\."
+    r"|^(talker|token2wav)\."
 )
 _EMBEDDING_TABLE = (
     "embed_tokens"  # the one-word table of the model, which no tensor may be loaded into
@@ -92,6 +96,7 @@ def load_family(
     disable_progress_bar()  # standard error is the log of the service
     check_checkpoint(folder, without=re.compile(_LANGUAGE_TENSORS))
     config = _read(folder, "config.json", AutoConfig.from_pretrained, **_LOCAL)
+    config = getattr(config, "thinker_config", config)
     if config.model_type not in MODEL_TYPES | HEARING_TYPES:
         known = ", ".join(sorted(MODEL_TYPES | HEARING_TYPES))
         raise ConfigError(
@@ -105,7 +110,7 @@ def load_family(
             " (has_lora_adapter), which is not supported; serve it as text"
         )
     family = _FAMILIES.get(config.model_type)
-    if family is None:
+    if family is None or family is Omni:
         processor = _read(folder, "the processor", load_processor, config)
     else:
         part = AutoFeatureExtractor if hears else AutoImageProcessor

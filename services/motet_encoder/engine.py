@@ -81,7 +81,7 @@ class Engine:
         if isinstance(embeddings, Exception):
             problem = f"the picture cannot be encoded: {type(embeddings).__name__}: {embeddings}"
             return StepOutput(key, InternalError(problem))
-        wanted = picture.ids.count(self.family.placeholder)
+        wanted = sum(map(picture.ids.count, self.family.placeholders.values()))
         if embeddings.shape[1] != wanted:
             problem = f"the model made {embeddings.shape[1]} embeddings for {wanted} placeholders"
             return StepOutput(key, InternalError(problem))

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from motet_kernels import gpu
 from motet_kernels.runtime.device import Download, describe, dtype_name
 from motet_kernels.spans import upload
-from motet_models.image_support import placeholder
+from motet_models.image_support import Sense, placeholders
 from motet_shared.errors import ConfigError, UnsupportedParameter
 
 from .video import Video
@@ -53,16 +53,21 @@ class Prepared:
 
 
 class EncoderFamily(ABC):
-    """Encode pictures or sound with the towers of one checkpoint."""
+    """Encode pictures or sound with the towers of one checkpoint.
+
+    placeholder: the token that embeddings replace, where `sense` is the one that it encodes.
+    """
+
+    sense: Sense = "image"
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         self.model: Any = model
         self.processor = processor
         self.tokenizer = tokenizer
-        token = placeholder(model.config.to_dict())
-        if token is None:
+        self.placeholders = placeholders(model.config.to_dict())
+        if self.sense not in self.placeholders:
             raise ConfigError(f"a {model.config.model_type} without a placeholder in its config")
-        self.placeholder = token
+        self.placeholder = self.placeholders[self.sense]
         self.device, self.dtype = model.device, model.dtype
         self.on_gpu = gpu.is_gpu(self.device)
 

@@ -82,13 +82,14 @@ class NativeResolution(EncoderFamily):
     def _video_tokens(self, frame: list[int], steps: int, video: Video) -> tuple[list[int], float]:
         """Return the tokens of a video of `steps` pairs of frames, and positions between pairs.
 
-        Qwen2-VL counts pairs, Qwen2.5-VL seconds. Later models read a frame's time as text before
+        Qwen2-VL counts pairs, Qwen2.5-VL and Qwen2.5-Omni seconds. Later models read a frame's time as text before
         it, and see the tokens of each pair as a picture.
         """
         config = self.model.config
-        if hasattr(config.vision_config, "tokens_per_second"):
+        per_second = getattr(config, "position_id_per_seconds", None)  # Qwen2.5-Omni's name
+        if per_second or hasattr(config.vision_config, "tokens_per_second"):
             seconds = _TEMPORAL_PATCH / video.fps
-            return frame * steps, config.vision_config.tokens_per_second * seconds
+            return frame * steps, (per_second or config.vision_config.tokens_per_second) * seconds
         if self._timed is None:
             return frame * steps, 1.0
         ids: list[int] = []

@@ -34,6 +34,8 @@ _FRAMES_PER_PATCH = 2  # convolutions halve the frames of a spectrum before atte
 class Sounds(EncoderFamily):
     """Encode recordings with a `ProcessorMixin` of transformers."""
 
+    sense = "audio"
+
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         super().__init__(model, processor, tokenizer)
         self._names = inspect.signature(self.model.forward).parameters.keys()

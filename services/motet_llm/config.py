@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
+from motet_llm.parallel.degrees import problems as group_problems
 from motet_models.capacity import SinkWindow
+from motet_models.omni import STAGES, Stage
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
@@ -29,6 +31,7 @@ class EngineSettings:
 
     model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
+    stage: Stage = setting("stage of an omni model that is served", default="thinker")
     target: str = setting("name of this target in the chain of its model", default="")
     rank: int = setting("place of the target in that chain, from 0", default=0, min=0)
     device: str = setting(
@@ -56,6 +59,22 @@ class EngineSettings:
         default="int8",
     )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    tensor_parallel: int = setting(
+        "processes (ranks) that share each matrix and the heads of attention", default=1, min=1
+    )
+    pipeline_parallel: int = setting(
+        "stages, one after the other, that share the layers", default=1, min=1
+    )
+    expert_parallel: int = setting(
+        "ranks that share the experts; 1, or as many as tensor_parallel, if that is above 1",
+        default=1,
+        min=1,
+    )
+    collective_timeout: float = setting(
+        "seconds after which ranks that wait for each other give up, and the worker ends",
+        default=30.0,
+        min=0.1,
+    )
     deterministic: bool = setting(
         "a request's tokens do not depend on the rest of the batch", default=False
     )
@@ -204,6 +223,7 @@ class EngineConfig(EngineSettings):
             *self._window_problems(),
             *self._budget_problems(),
             *self._offload_problems(),
+            *(self._problem(name, remedy) for name, remedy in group_problems(self)),
         ):
             raise problem
 
@@ -232,6 +252,7 @@ class EngineConfig(EngineSettings):
             ("weights", WEIGHTS),
             ("code_inputs", CODE_INPUTS),
             ("kv_dtype", KV_DTYPES),
+            ("stage", STAGES),
         ):
             if getattr(self, name) not in choices:
                 yield self._problem(name, f"choose one of {', '.join(choices)}")
@@ -316,6 +337,11 @@ class DecodeConfig(EngineSettings, ProcessConfig):
 
     image_memory: Bytes = setting(
         "memory for embeddings of images that requests hold", default=1 << 30, min=1 << 20
+    )
+    states_memory: Bytes = setting(
+        "memory of a thinker for states that the next stage has not read yet",
+        default=64 << 20,
+        min=1 << 20,
     )
     step_timeout: float = setting(
         "seconds after which a step counts as hanging and the process ends", default=120.0, min=1

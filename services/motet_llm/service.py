@@ -26,8 +26,11 @@ from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_llm.serving.engine_actor import EngineActor
 from motet_llm.serving.image_reader import ImageEmbeddingReader
 from motet_llm.serving.profile import Profiler
+from motet_llm.stages.states import GivenStates, SentStates
+from motet_llm.stages.transport import read_given, received_states, sends_states, store_states
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Generate, ListBlocks, Profile, Tokens
+from motet_shared.errors import MotetError, UnsupportedParameter
+from motet_shared.messages import Generate, ListBlocks, Profile, StatedTokens, Tokens
 from motet_shared.process.actor import operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -43,7 +46,9 @@ class Decode(EngineActor):
     role = "decode"
 
     def __init__(self, config: DecodeConfig, bus: Bus):
-        super().__init__(config, bus, BlobStore.of(config, bus.instance))
+        capacity = config.states_memory if sends_states(config) else 0
+        super().__init__(config, bus, BlobStore.of(config, bus.instance, capacity))
+        self._lost_states = 0
         self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
         self._profiler = Profiler()
         self._reporter: CacheReporter | None = None
@@ -96,6 +101,11 @@ class Decode(EngineActor):
     async def generate(self, call: Call, request: Generate) -> None:
         """Stream the tokens of one request, one item per engine step, until it ends."""
         asked = time.perf_counter()
+        if request.return_states and not self.store.capacity:
+            raise UnsupportedParameter(
+                f"return_states: {request.model!r} has no next stage; leave it out",
+                param="return_states",
+            )
         async with (
             self.adapter_of(request.model, call.expires) as adapter,
             self._image_reader.reading(request.image_embeddings) as images,
@@ -105,7 +115,8 @@ class Decode(EngineActor):
             grammar_state = await self._grammar_state(call, request)
             if grammar_state is not None:
                 timing["decode.grammar"] = time.perf_counter() - began
-            last = await self._generate(call, request, images, grammar_state, adapter)
+            given = None if request.input_states is None else await self._given_states(request)
+            last = await self._generate(call, request, images, grammar_state, adapter, given)
         timing |= {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish(last.finish or "stop", last.usage, timing)
 
@@ -124,6 +135,7 @@ class Decode(EngineActor):
         images: list[ImageEmbedding],
         grammar_state: GrammarState | None,
         adapter: ResidentAdapter | None,
+        given: GivenStates | None,
     ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
@@ -140,15 +152,38 @@ class Decode(EngineActor):
             images=images,
             grammar_state=grammar_state,
             adapter=adapter,
+            sends_states=request.return_states,
+            given_states=given,
         )
+        feeding = None if given is None else asyncio.create_task(self._feed(call, given, done))
         try:
             return await done
         finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
             del self._running[call.id]
             if self._remote is not None:
                 self._remote.stop(call.id)
             if not done.done() or done.cancelled():
                 self.thread.cancel(call.id)
+
+    async def _given_states(self, request: Generate) -> GivenStates:
+        """Return the states that a request came with. Raises BadRequest, BlobError."""
+        assert request.input_states is not None
+        return await read_given(self.store, request.input_states, request.replaced)
+
+    async def _feed(self, call: Call, given: GivenStates, done: asyncio.Future[StepOutput]) -> None:
+        """Pass the states that are fed on to the engine, until their end; a wrong one ends the call."""
+        try:
+            async for states_MX in received_states(call.received(), given.states_MX.shape[1]):
+                self.thread.feed_states(call.id, states_MX, ended=False)
+        except MotetError as error:
+            self.thread.cancel(call.id)
+            if not done.done():
+                done.set_exception(error)
+        else:
+            self.thread.feed_states(call.id, given.states_MX[:0], ended=True)
 
     @operation(Profile)
     async def profile(self, call: Call, request: Profile) -> None:
@@ -174,12 +209,23 @@ class Decode(EngineActor):
                 self._remote.on_handover(call, output.handover)
             if output.scores is not None:
                 call.push(output.scores)
-            if output.ids or output.logprobs:
+            if output.states is not None:
+                self._push_states(call, output, output.states)
+            elif output.ids or output.logprobs:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:
                 done.set_exception(output.error)
             elif output.finish is not None:
                 done.set_result(output)
+
+    def _push_states(self, call: Call, output: StepOutput, sent: SentStates) -> None:
+        """Send tokens with their states, or alone if the store has no room: text goes on then."""
+        ref = store_states(self.store, sent)
+        if ref is None:
+            self._lost_states += 1
+            call.push(Tokens(output.ids, output.logprobs))
+        else:
+            call.push(StatedTokens(output.ids, output.logprobs, states=ref))
 
     def load(self) -> dict[str, float]:
         return super().load() | {
@@ -191,6 +237,7 @@ class Decode(EngineActor):
             return {}
         own = {
             "image_bytes": self._image_reader.held,
+            "states_lost": self._lost_states,
             **(self._remote.stats() if self._remote is not None else {}),
             **self._grammars.stats(),
         }

@@ -27,6 +27,8 @@ from motet_shared.messages import (
     PromptPiece,
     PromptScores,
     Resume,
+    StatedTokens,
+    States,
     TargetText,
     Text,
     TextLogprob,
@@ -239,6 +241,7 @@ class Generation:
             deadline=self._call.remaining(),
             epoch=self._call.epoch,
         )
+        stream.sink = self._forward_plain
         async with stream:
             async for batch in stream.batches():
                 if text.status:  # the model continues beyond the end of the reply
@@ -271,10 +274,15 @@ class Generation:
             if not bodies:
                 return
         batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
+        for tokens in batch:
+            if isinstance(tokens, StatedTokens):
+                await self._call.send(States(tokens.states, self._prompt_tokens))
         ids, logprobs = batch[0].ids, batch[0].logprobs
         if len(batch) > 1:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
+        if not ids and isinstance(batch[-1], StatedTokens):
+            return
         piece = self._text.feed(ids)
         if isinstance(batch[-1], CountedTokens):
             self._prompt_tokens = batch[-1].prompt_tokens
@@ -293,6 +301,30 @@ class Generation:
             # Of a scored prompt, decode sends the stop token's, too, which is no part of the text.
             piece.logprobs += map(self._text_logprob, logprobs[len(ids) :])
         await self._call.send(self._named(piece) if self._served_by else piece)
+
+    def _forward_plain(self, bodies: list[Body]) -> bool:
+        """Forward tokens at once that bring nothing but text; return False for all others.
+
+        Waking the task costs more than the rest of such a token.
+        """
+        call, text = self._call, self._text
+        is_first = not self._request.output or self._served_by  # its piece says more
+        if is_first or text.status or call.credit_left < 1:
+            return False
+        for body in bodies:
+            if type(body) is not Tokens or body.logprobs is not None:
+                return False
+        batch = cast(list[Tokens], bodies)
+        ids = batch[0].ids
+        if len(batch) > 1:
+            ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
+        piece = text.feed_plain(ids)
+        if piece is None:
+            return False
+        self._request.output += ids
+        self._shared.counters.tokens += len(ids)
+        call.push(piece)
+        return True
 
     def _named(self, piece: Text) -> TargetText:
         """Return a piece with the target that generates from here on."""
@@ -324,14 +356,16 @@ class Generation:
 
     def _finish_call(self) -> None:
         self._shared.router.note_reply(self._text.tokens)
-        encoded = 0 if self.images is None else self.images.tokens(self._prompt_tokens)
-        hears = self._vocabulary.card.audio
+        encoded = {
+            sense: 0 if self.images is None else self.images.tokens(self._prompt_tokens, sense)
+            for sense in ("image", "audio")
+        }
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._text.tokens,
             reasoning_tokens=self._text.reasoning_tokens,
-            image_tokens=0 if hears else encoded,
-            audio_tokens=encoded if hears else 0,
+            image_tokens=encoded["image"],
+            audio_tokens=encoded["audio"],
         )
         if self._end is not None:
             self._stopwatch.merge(self._end.timing)

@@ -30,7 +30,8 @@ class PromptImages:
     """
 
     def __init__(self, chat: Chat, marked: list[int], vocabulary: Vocabulary, encode: EncodeImages):
-        vocabulary.template.placeholders(marked, len(chat.images))
+        self._senses = ["audio" if image.is_audio else "image" for image in chat.images]
+        vocabulary.template.placeholders(marked, self._senses)
         self._chat = chat
         self._marked = marked
         self._vocabulary = vocabulary
@@ -49,7 +50,9 @@ class PromptImages:
         if not self._expanded:
             seen = await self._encode()
             ids = [picture.ids for picture in seen]
-            expanded = self._vocabulary.template.expand_placeholders(self._marked, ids)
+            expanded = self._vocabulary.template.expand_placeholders(
+                self._marked, self._senses, ids
+            )
             self._embeddings = [picture.embedding for picture in seen]
             self._expanded = expanded
 
@@ -102,15 +105,18 @@ class PromptImages:
         vocabulary = self._vocabulary
         if self._expanded:
             pictures = [(one.name, one.embeddings.shape[1]) for one in self._embeddings]
-            token = vocabulary.placeholder
+            tokens = vocabulary.placeholders
         else:
             files = [(one.file.digest or one.file.key, one.max_pixels) for one in self._chat.images]
             pictures = [(f"{name}/{pixels}", 1) for name, pixels in files]
-            token = vocabulary.media_mark
-        return self.prompt if token is None else prompt_names(self.prompt, token, pictures)
+            tokens = set(vocabulary.media_marks.values())
+        return prompt_names(self.prompt, tokens, pictures)
 
-    def tokens(self, prompt_tokens: int) -> int:
-        """Return how many tokens of a prompt of `prompt_tokens` are those of the pictures."""
+    def tokens(self, prompt_tokens: int, sense: str) -> int:
+        """Return how many tokens of a prompt of `prompt_tokens` are those of "image" or "audio"."""
         if self._expanded:
-            return sum(one.embeddings.shape[1] for one in self._embeddings)
+            both = zip(self._senses, self._embeddings, strict=True)
+            return sum(one.embeddings.shape[1] for kind, one in both if kind == sense)
+        if set(self._senses) != {sense}:  # engines that read files tell no more than their sum
+            return 0
         return max(0, prompt_tokens - len(self._marked) + len(self._chat.images))

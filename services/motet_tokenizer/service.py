@@ -215,8 +215,8 @@ class Tokenizer(Actor):
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
-        mark = vocabulary.media_mark
-        if not request.images and (mark is None or mark not in prompt):
+        marks = vocabulary.media_marks.values()
+        if not request.images and not any(mark in prompt for mark in marks):
             return prompt, None
         self._image_encoding.check_count(request)
         encode_images = partial(self._image_encoding.encode_images, call, request)
@@ -404,6 +404,7 @@ def _generate_request(
         request_id=request.request_id,
         priority=request.priority,
         tenant=request.tenant,
+        return_states=isinstance(request, Chat) and request.return_states,
     )
 
 

@@ -103,6 +103,13 @@ class TextState:
 
     def feed(self, ids: list[int]) -> Text:
         """Return the text that `ids` complete; its `ids` end with the reply, so may be fewer."""
+        return self.feed_plain(ids) or self._feed_each(ids)
+
+    def feed_plain(self, ids: list[int]) -> Text | None:
+        """Return the text of `ids` if it is the detokenizer's alone and the reply goes on behind it.
+
+        Else return None: nothing was fed.
+        """
         if self.hidden:
             self.hidden = set()
         if (
@@ -114,7 +121,7 @@ class TextState:
             self.tokens += len(ids)
             self.length += len(text)
             return Text(text, ids)
-        return self._feed_each(ids)
+        return None
 
     def _feed_each(self, ids: list[int]) -> Text:
         parts: list[str] = []

@@ -15,10 +15,12 @@ import torch
 
 from motet_kernels.runtime.device import find_device, find_dtype
 from motet_models.checkpoints import check_checkpoint, check_weights
+from motet_models.omni import talker_name
 from motet_shared.errors import ConfigError
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .config import EngineConfig
+from .talker_prompt import TalkerPrompt
 
 
 class SpeechModel(Protocol):
@@ -68,6 +70,13 @@ class TokenFed(Protocol):
         """Give a sentence the tokens that its `StepOutput.generate` asked for."""
 
 
+@runtime_checkable
+class Answering(Protocol):
+    """Define the interface of a model that speaks replies from their states, not texts."""
+
+    talker: TalkerPrompt
+
+
 def load(config: EngineConfig) -> SpeechModel:
     """Load the model of a checkpoint folder.
 
@@ -79,7 +88,7 @@ def load(config: EngineConfig) -> SpeechModel:
     check_checkpoint(folder)
     check_weights(folder / "voices")
     kind = str(settings.get("model_type"))
-    loader = FAMILIES.get(kind)
+    loader = FAMILIES.get(kind) or ANSWERING.get(kind)
     if loader is None:
         cause = REFUSED.get(kind, "is no speech model that is known here")
         raise ConfigError(
@@ -152,6 +161,21 @@ def _orpheus(
     )
 
 
+def _qwen_omni(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.qwen_omni import QwenOmni
+
+    return QwenOmni(
+        folder,
+        device=device,
+        served_as=config.language_model or talker_name(config.model_name),
+        greedy=config.greedy,
+        first_chunk=config.first_chunk,
+        chunk=config.chunk,
+    )
+
+
 FAMILIES: dict[str, _Loader] = {
     "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
     "bark": _bark,
@@ -165,6 +189,8 @@ FAMILIES: dict[str, _Loader] = {
     "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
 }
+# Models that speak what they answer, from the states of their language model (docs/graphs.md).
+ANSWERING: dict[str, _Loader] = {"qwen2_5_omni": _qwen_omni}
 # Families of transformers that speak, and why they are not run; the sentence goes on after the name.
 _ANSWERS = "speaks what its own language model answers, not a text that is given"
 _SENTENCES = "computes a sentence as a whole in several models; none of them is run here"

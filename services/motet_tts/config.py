@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from motet_shared.errors import ConfigError
-from motet_shared.process.config import ProcessConfig, setting
+from motet_shared.process.config import Bytes, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -102,6 +102,11 @@ class TtsConfig(ProcessConfig):
         "seconds without a decode instance after which a sentence that needs one is given up",
         default=5.0,
         min=0,
+    )
+    states_memory: Bytes = setting(
+        "memory of an omni model for states that its talkers have not read yet",
+        default=64 << 20,
+        min=1 << 20,
     )
     longest_text: int = setting("most characters of one request", default=100_000, min=1)
 

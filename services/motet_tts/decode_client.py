@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import cast
@@ -12,6 +13,8 @@ from motet_shared.messages import Generate, Tokens
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_shared.wire.failover import Failover, StreamMoves
+
+from .reply_states import ReplyStates
 
 _ROLE = "decode"
 
@@ -25,8 +28,12 @@ class DecodeClient:
     def __init__(self, bus: Bus, patience: float):
         self._bus, self._patience = bus, patience
 
-    async def tokens(self, call: Call, request: Generate) -> AsyncGenerator[list[int], None]:
+    async def tokens(
+        self, call: Call, request: Generate, states: ReplyStates | None = None
+    ) -> AsyncGenerator[list[int], None]:
         """Yield the tokens of a request in batches of whatever has arrived, on behalf of a call.
+
+        states: of another model, which the request's one reads while they come.
 
         After a move the other instance continues behind the tokens that have arrived: its noise
         depends on seed and position alone. Leaving early cancels the stream. Raises what decode
@@ -45,7 +52,8 @@ class DecodeClient:
         )
         while True:
             async with moves as instance:
-                async with aclosing(self._follow(call, request, instance, moves.left())) as batches:
+                following = self._follow(call, request, instance, moves.left(), states)
+                async with aclosing(following) as batches:
                     async for ids in batches:
                         output += ids
                         yield ids
@@ -55,17 +63,33 @@ class DecodeClient:
                 return
 
     async def _follow(
-        self, call: Call, request: Generate, instance: str, deadline: float | None
+        self,
+        call: Call,
+        request: Generate,
+        instance: str,
+        deadline: float | None,
+        states: ReplyStates | None,
     ) -> AsyncGenerator[list[int], None]:
         room = self._room(instance, request)
         limit = min(request.sampling.max_tokens, room) if room > 0 else request.sampling.max_tokens
         asked = replace(request, sampling=replace(request.sampling, max_tokens=limit))
+        sent = 0
+        if states is not None:
+            asked, sent = await states.attached(asked)
         stream = self._bus.open(
             _ROLE, asked, instance=instance, deadline=deadline, epoch=call.epoch
         )
         async with stream:
-            async for batch in cast(AsyncIterator[list[Tokens]], stream.batches()):
-                yield [token for item in batch for token in item.ids]
+            feeding = None
+            if states is not None:
+                feeding = asyncio.create_task(states.follow(stream, sent))
+            try:
+                async for batch in cast(AsyncIterator[list[Tokens]], stream.batches()):
+                    yield [token for item in batch for token in item.ids]
+            finally:
+                if feeding is not None:
+                    feeding.cancel()
+                    await asyncio.gather(feeding, return_exceptions=True)
 
     def _room(self, instance: str, request: Generate) -> int:
         """Return the tokens that an instance has room for behind the prompt; 0: no limit is known."""

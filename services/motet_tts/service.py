@@ -13,20 +13,25 @@ import torch
 
 from motet_kernels.runtime.device import readings
 from motet_media.audio import SAMPLE_BYTES
+from motet_models.model_config import read_config
+from motet_models.omni import speaks
 from motet_shared import messages
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, PayloadTooLarge
-from motet_shared.messages import ModelCard, Speak
+from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
+from motet_shared.messages import ModelCard, Speak, SpeakStates
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tts.engine.engine import Engine
+from motet_tts.engine.reply_speech import ReplySpeech
 from motet_tts.engine.speech import Speech, SpeechSessions
 from motet_tts.engine.thread import EngineThread
 from motet_tts.engine.utterance import VoiceSample
 
+from .checkpoint import Answering
 from .config import TtsConfig
 from .decode_client import DecodeClient
+from .reply_states import ReplyStates
 from .shaper import WIRE_RATE
 
 log = logging.getLogger(__name__)
@@ -47,7 +52,7 @@ class Tts(Actor):
     def __init__(self, config: TtsConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
-        self._store = BlobStore.of(config, bus.instance)
+        self._store = BlobStore.of(config, bus.instance, _states_memory(config))
         self._sessions: SpeechSessions | None = None
         self._card: ModelCard | None = None
 
@@ -61,6 +66,7 @@ class Tts(Actor):
             voices=list(engine.voices),
             clones=engine.model.clones,
             instructions=engine.model.instructs,
+            answers=isinstance(engine.model, Answering),
         )
         await self._store.start()
         thread = EngineThread.on_loop(
@@ -82,6 +88,21 @@ class Tts(Actor):
         if self._sessions is None:
             raise RuntimeError("the engine is not loaded yet")
         return self._sessions
+
+    @operation(SpeakStates)
+    async def speak_states(self, call: Call, request: SpeakStates) -> None:
+        """Stream the speech of a reply while its states come."""
+        self.check_served(request.model)
+        model = self.sessions.thread.engine.model
+        if not isinstance(model, Answering):
+            raise UnsupportedParameter(
+                f"model: {request.model!r} speaks texts, not states; send it a text", param="model"
+            )
+        voice = _voice(request.voice, list(model.voices))
+        states = ReplyStates(self._store, model.talker, voice)
+        speech = ReplySpeech(self.sessions, call, request, voice, model.talker, states)
+        await speech.run()
+        call.finish("stop", speech.usage)
 
     @operation(Speak)
     async def speak(self, call: Call, request: Speak) -> None:
@@ -107,6 +128,12 @@ class Tts(Actor):
                 f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed"
             )
         engine = self.sessions.thread.engine
+        if isinstance(engine.model, Answering):
+            raise UnsupportedParameter(
+                f"model: {request.model!r} speaks what it answers in chats with modalities text and"
+                " audio, not a text that is given; choose another model",
+                param="model",
+            )
         if request.instructions and not engine.model.instructs:
             raise BadRequest(
                 f"instructions: {engine.config.model_name!r} follows none; choose another voice instead",
@@ -163,6 +190,14 @@ class Tts(Actor):
                 f"no call is active, but {len(self.sessions.queues)} sentences have queues"
             )
         self.sessions.thread.engine.check_integrity()
+
+
+def _states_memory(config: TtsConfig) -> int:
+    """Return the memory for states that talkers have not read yet; 0 for models without one."""
+    try:
+        return config.states_memory if speaks(read_config(Path(config.model))) else 0
+    except ConfigError:  # reported when the model is loaded
+        return 0
 
 
 def _voice(name: str, voices: list[str]) -> str:

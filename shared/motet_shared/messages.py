@@ -175,6 +175,19 @@ class ImageEmbeddingRef(Struct, omit_defaults=True, kw_only=True):
     interval: float = 1.0  # distance between consecutive frames, in positions
 
 
+class StateRef(Struct, omit_defaults=True, kw_only=True):
+    """Hidden states of consecutive tokens of a sequence, for the next stage of a model.
+
+    A state is the sum of a token's input embedding, which placeholders lack, and of its last hidden
+    state.
+    """
+
+    states: BlobRef  # float32 [tokens, hidden]
+    start: int = 0  # position of the first token
+    # int32 [3, tokens]: rotary positions, where they are not `start` and the next ones
+    positions: bytes = b""
+
+
 class Resume(Struct, omit_defaults=True):
     """State of a broken text stream at the client, to resume it at another instance.
 
@@ -212,6 +225,7 @@ class Chat(Request, tag="chat"):
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
     return_prompt: bool = False  # send the ids of the prompt, as the first item
+    return_states: bool = False  # send `States` for the next stage of an omni model
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -293,6 +307,12 @@ class Generate(Request, tag="generate"):
     output: list[int] = []
     grammar: Grammar | None = None  # `output` is a prefix of the reply that it constrains
     image_embeddings: list[ImageEmbeddingRef] = []
+    return_states: bool = False  # send the states of prompt and reply with the tokens
+    # states of another model for the prompt and, as far as they are known, for the reply; those that
+    # follow are fed as float32, and the last one serves for all further tokens
+    input_states: StateRef | None = None
+    # so many tokens of the prompt have their state in place of an embedding, to later ones it is added
+    replaced: int = 0
     # the chat that the prompt was made of, for instances whose card says `takes_chats`; one with
     # pictures also for those that say `takes_images`, whose prompt has one mark per picture
     chat: Chat | None = None
@@ -487,6 +507,23 @@ class Speak(Request, tag="speak"):
     priority: int = 0  # sentences of a lower one wait for those of a higher one
 
 
+class SpeakStates(Request, tag="speak_states"):
+    """Request the speech of a reply from the states of its model (anyone → tts); `Audio` items back.
+
+    The input is fed: a `States` item in MessagePack per feed, the reader releases its blob. The speech
+    begins with the states of the reply's first token, and ends after those of its last. With `skip`,
+    samples that the caller has are left out.
+    """
+
+    model: str
+    voice: str = ""  # empty: the model's first voice
+    seed: int = 0
+    skip: int = 0  # samples that the caller already has
+    request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
+
+
 class Embed(Request, tag="embed"):
     """Request embeddings of texts or of token ids, and of pictures (anyone → embedding).
 
@@ -627,6 +664,16 @@ class CountedTokens(Tokens, array_like=True, omit_defaults=True, gc=False, tag="
     prompt_tokens: int
 
 
+class StatedTokens(Tokens, array_like=True, omit_defaults=True, tag="S", kw_only=True):
+    """Tokens with the states of those that were computed for them (decode → tokenizer).
+
+    There are no tokens while a prompt is computed in parts. After a move, states come again from the
+    beginning.
+    """
+
+    states: StateRef
+
+
 class PromptScores(Struct, array_like=True, gc=False, tag="u"):
     """Log-probabilities of prompt tokens from position `start` on (decode → tokenizer).
 
@@ -671,6 +718,16 @@ class TargetText(Text, array_like=True, omit_defaults=True, gc=False, tag="X", k
     """
 
     target: str
+
+
+class States(Struct, array_like=True, omit_defaults=True, tag="H"):
+    """States of the next tokens of prompt and reply (tokenizer → gateway), if they are requested.
+
+    They may come again from an earlier token on, after a move.
+    """
+
+    ref: StateRef
+    prompt_tokens: int  # of the request: states from there on are of the reply
 
 
 class TokenIds(Struct, array_like=True, omit_defaults=True, gc=False, tag="T"):
@@ -866,6 +923,8 @@ class ScalingTarget(Struct, array_like=True, tag="j"):
 Body = (
     Tokens
     | CountedTokens
+    | StatedTokens
+    | States
     | PromptScores
     | PromptPiece
     | TargetText
@@ -994,6 +1053,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Transcribe
         | Listen
         | Speak
+        | SpeakStates
         | Embed
         | Rank
         | ListTargets
@@ -1080,6 +1140,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []
+    answers: bool = False  # it speaks the replies of the chat model of its name: `SpeakStates`
     clones: bool = False  # speech can have the voice of a recording: `Speak.sample`
     instructions: bool = False  # speech follows a description: `Speak.instructions`
     live: bool = False  # supports live transcription: `Listen`
@@ -1147,11 +1208,11 @@ class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
 
 # Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
-    Chat: (Text, TargetText, PromptPiece),
+    Chat: (Text, TargetText, PromptPiece, States),
     Complete: (Text, TargetText, PromptPiece),
     Tokenize: (TokenIds,),
     Detokenize: (Text,),
-    Generate: (Tokens, CountedTokens, PromptScores),
+    Generate: (Tokens, CountedTokens, StatedTokens, PromptScores),
     Prefill: (KvChunk,),
     ListBlocks: (CachedBlocks,),
     Encode: (EncodedImage,),
@@ -1163,6 +1224,7 @@ ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Transcribe: (Recording, Segment),
     Listen: (Partial, Segment),
     Speak: (Audio,),
+    SpeakStates: (Audio,),
     Embed: (Vectors,),
     Rank: (Scores,),
     Draw: (DenoisingProgress, Picture),

@@ -140,7 +140,7 @@ def sent_away(role: str, items: int) -> Strike:
 async def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SpokenStack]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (reply, item_transcription):
-            patch.setattr(module, "new_seed", lambda: 7)
+            patch.setattr(module, "new_seed", lambda name: 7)
         async with spoken_stack(tmp_path_factory.mktemp("spoken")) as stack:
             await stack.all_ready()
             yield stack

@@ -27,11 +27,14 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def scales(features: int, groups: int, kind: str, seed: int = 1) -> Scales:
-    """Of a type: "float32", "float16", "bfloat16", or "spans" of eight groups."""
-    if kind == "spans":
+    """Of a type: "float32", "float16", "bfloat16"; or "spans" of eight, which share a float32 or, as
+    "spans16", a float16.
+    """
+    if kind.startswith("spans"):
         drawn = torch.Generator().manual_seed(seed)
         fine = torch.randint(-32, 64, (features, groups), generator=drawn, dtype=torch.int8)
-        return SpanScales(fine, randn(features, -(-groups // 8), seed=seed) / 1000, 8)
+        shared = randn(features, -(-groups // 8), seed=seed) / 1000
+        return SpanScales(fine, shared.half() if kind == "spans16" else shared, 8)
     return (randn(features, groups, seed=seed) / 100).to(getattr(torch, kind)).float()
 
 
@@ -64,7 +67,7 @@ def weights(
     features=st.sampled_from([1, 5, 32, 70]),
     inputs=st.sampled_from([1, 31, 64, 200, 515]),
     group=st.sampled_from([16, 32, 48, 64, 128, 1024]),
-    kind=st.sampled_from(["float32", "float16", "bfloat16", "spans"]),
+    kind=st.sampled_from(["float32", "float16", "bfloat16", "spans", "spans16"]),
     shifted=st.booleans(),
     ordered=st.booleans(),
     precise=st.booleans(),
@@ -130,9 +133,18 @@ def test_every_level_is_what_its_table_says(backend: str, form: str) -> None:
         torch.testing.assert_close(out[0], given.dense()[:, 0], rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize(
+    ("group", "kind"), [(128, "float32"), (32, "spans16"), (32, "bfloat16"), (16, "spans")]
+)
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_row_s_bits_do_not_depend_on_its_company_nor_on_threads(isa: str, form: str) -> None:
-    linear = CodeLinear(weights(form, 140, 1100, 128, shifted=form == "int4"), randn(140))
+def test_a_row_s_bits_do_not_depend_on_its_company_nor_on_threads(
+    isa: str, form: str, group: int, kind: str
+) -> None:
+    if form not in ("int2", "int4", "int8", "fp4"):
+        group = max(32, group)
+    shifted = form in ("int2", "int4", "int8")
+    given = weights(form, 140, 1100, group, kind=kind, shifted=shifted)
+    linear = CodeLinear(given, randn(140))
     x = randn(21, 1100, seed=1)
     whole = linear(x)
     for rows in (1, 2, 3, 4, 5, 6, 7, 21):
@@ -180,6 +192,7 @@ def test_scales_take_the_narrowest_exact_type() -> None:
         (dense(scales(40, 2, "bfloat16")) * 2.0**-40, torch.bfloat16),
     ):
         assert CodeLinear(replace(given, scale_NG=scale), None).scale.fine.dtype == kind
-    spans = CodeLinear(weights("int4", 40, 512, 16, kind="spans"), None)
-    # 4 bits a weight, 8 a group of 16, 32 for each span of 128: in panels of 32 outputs.
-    assert spans.nbytes == 64 * 512 * (4 + 8 / 16 + 32 / 128) // 8
+    # 4 bits a weight, 8 a group of 16, 32 or 16 for each span of 128: in panels of 32 outputs.
+    for name, bits in (("spans", 32), ("spans16", 16)):
+        spans = CodeLinear(weights("int4", 40, 512, 16, kind=name), None)
+        assert spans.nbytes == 64 * 512 * (4 + 8 / 16 + bits / 128) // 8

@@ -16,6 +16,7 @@ from typing import Any
 from motet_cli.checkpoints.conversion import gguf_folder, gguf_name, is_gguf, with_tokenizer
 from motet_cli.hub.reference import parse_reference
 from motet_models.image_support import has_encoder
+from motet_models.omni import speaks
 from motet_shared.errors import ConfigError
 
 DEFAULT_LLM = "pocket-chat"
@@ -39,6 +40,11 @@ class ModelFolder:
     def has_encoder(self) -> bool:
         """Return True for a language model that also takes images or sound."""
         return has_encoder(_config(self.path))
+
+    @property
+    def speaks(self) -> bool:
+        """Return True for an omni model, which has a talker and code2wav besides its thinker."""
+        return speaks(_config(self.path))
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:

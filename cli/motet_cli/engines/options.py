@@ -8,6 +8,7 @@ from pathlib import Path
 
 from motet_shared.errors import ConfigError
 
+from .degrees import parse_degrees
 from .environment import check_environment, host_command, host_variables
 
 KINDS = ("motet", "vllm", "llama.cpp", "openai")
@@ -117,6 +118,12 @@ def _check_place(kind: str, given: dict[str, str], url: str, python: str) -> Non
 
 def _check_own_features(args: Namespace) -> None:
     """Raise ConfigError for flags that only Motet's own engine follows."""
+    for flag in parse_degrees(args):
+        raise ConfigError(
+            f"{flag}: only Motet's own engine follows it here; give engine {args.engine} its own flag"
+            " in --engine-args, or where its server is started",
+            param=flag,
+        )
     for name in ("prefill", "speculate", "adapter", "adapter_folder"):
         if getattr(args, name) and (name, args.engine) != ("adapter", "vllm"):
             flag = f"--{name.replace('_', '-')}"

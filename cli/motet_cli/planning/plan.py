@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from motet_cli.checkpoints.conversion import gguf_folder, is_gguf
 from motet_cli.checkpoints.model_folders import local_folder
+from motet_cli.engines.degrees import parse_ranks
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import this_cpu
@@ -34,6 +35,7 @@ from motet_models.gguf_tensors import codes_of_tensors, read_tensors
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
 from motet_models.quantization import codes_of
+from motet_models.ranks import Ranks, largest_share
 from motet_models.roofline import GPUS, Bound, Processor, decode_bound, prefill_bound
 from motet_models.weight_formats import WEIGHT_FORMATS, CheckpointCodes, WeightFormat
 from motet_shared.errors import ConfigError
@@ -68,16 +70,21 @@ def run(args: Namespace) -> int:
         raise ConfigError("MODEL: is not given; give one, or --stack", param="MODEL")
     folder = find_config(args.model)
     config = read_config(folder)
-    shape = model_shape(config, folder)
+    ranks = parse_ranks(args)
+    shape = largest_share(model_shape(config, folder), ranks)
     checkpoint = Checkpoint(config, next(folder.glob("*.gguf"), None))
     if args.traffic is not None:
         return _plan_for_traffic(args, shape, checkpoint)
     processor = _processor(args)
-    memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
+    memory = (
+        parse_bytes(args.memory, "--memory")
+        if args.memory
+        else _default_memory(processor, ranks.count)
+    )
     settings = _settings(args, checkpoint, on_gpu=args.gpu is not None)
     context = parse_tokens(args.context) if args.context else min(shape.context or 4096, 4096)
     model_report = ModelReport(
-        args.model, shape, settings, plan(shape, settings, memory, context), processor
+        args.model, shape, settings, plan(shape, settings, memory, context), processor, ranks
     )
     if args.json:
         json.dump(model_report.document(), sys.stdout, indent=1)
@@ -219,8 +226,9 @@ def _plan_stack(args: Namespace) -> int:
     return stack_plan.run(args, tokens_of)
 
 
-def _default_memory(processor: Processor | None) -> int:
-    return processor.memory if processor is not None else available_memory()
+def _default_memory(processor: Processor | None, ranks: int) -> int:
+    """Return the memory of a GPU, or a rank's share of this machine's that is available."""
+    return processor.memory if processor is not None else available_memory() // ranks
 
 
 def _settings(args: Namespace, checkpoint: Checkpoint, on_gpu: bool) -> Settings:
@@ -263,7 +271,8 @@ def _settings(args: Namespace, checkpoint: Checkpoint, on_gpu: bool) -> Settings
 class ModelReport:
     """Hold the figures of a model with these settings.
 
-    processor: hardware for upper bounds of speed; None: memory only.
+    processor: hardware for upper bounds of speed; None: memory only. ranks: the group that computes
+    the model; the other figures are those of the rank that holds the most.
     """
 
     model: str
@@ -271,6 +280,7 @@ class ModelReport:
     settings: Settings
     plan: Plan
     processor: Processor | None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def bounds(self) -> dict[str, Bound]:
         """Return upper bounds of speed by phase; empty without a processor."""
@@ -306,6 +316,7 @@ class ModelReport:
         return {
             "model": self.model,
             "model_type": self.shape.model_type,
+            "ranks": {**asdict(self.ranks), "count": self.ranks.count},
             "parameters": {**asdict(counts), "total": counts.total, "active": counts.active},
             "settings": asdict(self.settings),
             "plan": {**asdict(self.plan), "used": self.plan.used},
@@ -317,6 +328,8 @@ class ModelReport:
         """Print the report as tables."""
         console = Console(highlight=False)
         title = f"{self.model} ({self.shape.model_type}): parameters"
+        if self.ranks.count > 1:
+            title += f" of the largest of {self.ranks.count} ranks"
         console.print(title, _parameters_table(self.shape), sep="\n")
         console.print("memory", _memory_table(self.shape, self.settings, self.plan), sep="\n")
         console.print("limits", _capacity_table(self.plan, self.settings), sep="\n")

@@ -297,4 +297,6 @@ def _send(peer: socket.socket, request: Request, fd: int) -> None:
     peer.settimeout(_FORK_TIMEOUT)
     line = msgspec.json.encode(request) + b"\n"
     sent = socket.send_fds(peer, [line], [fd])
-    peer.sendall(line[sent:])
+    # Sending nothing would fail, too, once a spare has read its request and closed its end.
+    if sent < len(line):
+        peer.sendall(line[sent:])

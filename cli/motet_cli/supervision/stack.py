@@ -21,6 +21,7 @@ from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
+from motet_models.omni import talker_name
 from motet_shared.errors import ConfigError
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
@@ -99,6 +100,7 @@ class Stack:
     engine: the engine of `models`; None: Motet's own.
     decode, prefill: instances per model.
     speculate: decode's --speculate; None: its environment or default.
+    parallel: degrees of the group that computes each model, by their flags; empty: one process.
     adapters: LoRA adapters, NAME=FOLDER each.
     adapter_folder: watched by decode workers for adapters; None: adapters are fixed.
     turns: folder of the model that predicts the end of a turn; None: not used.
@@ -124,6 +126,7 @@ class Stack:
     decode: int = 1
     prefill: int = 0
     speculate: str | None = None
+    parallel: Mapping[str, int] = field(default_factory=dict)
     adapters: tuple[str, ...] = ()
     adapter_folder: Path | None = None
     memory: MemoryDivision | None = None
@@ -161,6 +164,7 @@ class Stack:
             *self._tokenizers(),
             *self._language_models(),
             *self._encoder(),
+            *self._omni(),
             *self._vads(),
             *self._asr(),
             *self._tts(),
@@ -346,6 +350,7 @@ class Stack:
         """
         here = [spec for spec in self.services() if not spec.gpus]
         own = {model.name: model.path for model in self.models} if self.engine is None else {}
+        own |= {talker_name(model.name): model.path for model in self._speaking}
         engines = [own[str(one.model)] for one in here if one.role in ENGINES and one.model in own]
         bounded = 0
         for model in self.at_start:
@@ -405,6 +410,7 @@ class Stack:
             argv = ["--role", role, "--model", str(model.path), "--name", model.name]
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
+            argv += [part for flag, n in self.parallel.items() for part in (flag, str(n))]
             argv += [*self._adapters(), *self._adapter_folder()]
             for name in itertools.islice(names, count):
                 every = [*argv, *self._main_memory(name, model.path)]
@@ -454,6 +460,26 @@ class Stack:
             yield self._spec(
                 name, "encoder", "motet_encoder", argv, threads=compute_cores(), model=model.name
             )
+
+    def _omni(self) -> Iterator[ChildSpec]:
+        """Yield talker and code2wav of each omni model; its thinker is a language model."""
+        speaking = self._speaking
+        numbered = [_numbered(name, len(speaking)) for name in ("talker", "code2wav")]
+        threads = max(1, compute_cores() // 2)
+        for model, talker, code2wav in zip(speaking, *numbered, strict=True):
+            argv = ["--model", str(model.path), "--name", name := talker_name(model.name)]
+            every = ["--role", "decode", "--stage", "talker", *argv]
+            every += self._main_memory(talker, model.path)
+            yield self._spec(talker, "decode", "motet_llm", every, threads=threads, model=name)
+            argv = ["--model", str(model.path), "--name", model.name]
+            argv += ["--language-model", name]
+            yield self._spec(code2wav, "tts", "motet_tts", argv, threads=threads, model=model.name)
+
+    @property
+    def _speaking(self) -> list[ModelFolder]:
+        """Return the omni models that run here in stages."""
+        own = self.models if self.engine is None else ()
+        return [model for model in own if model.speaks]
 
     @property
     def _with_encoder(self) -> list[ModelFolder]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from motet_cli.checkpoints import model_folders as models
+from motet_cli.engines.degrees import parse_degrees
 from motet_cli.engines.options import parse_engine
 from motet_cli.placement.gpus import GpuListing, list_gpus
 from motet_cli.placement.jobs import job_of
@@ -171,6 +172,7 @@ def stack_of(
         decode=args.decode,
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
+        parallel=parse_degrees(args),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
         adapter_folder=models.resolve_adapter_folder(args.adapter_folder),
         chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),

@@ -229,29 +229,33 @@ struct CodesProduct : Product {
 
     template <class Codes>
     void compute(int64_t start, int64_t end) const {
-        alignas(64) float out[2 * MAX_TILE * PANEL];
-        const int64_t wide = tiles.count == 1 && M == 1 ? 2 : 1, numbers = numbers_of_panel();
-        float* decoded = panel_numbers.get<float>(2 * (shifts.fine ? 2 : 1) * numbers);
-        for (int64_t panel = start, taken; panel < end; panel += taken) {
-            taken = wide <= end - panel ? wide : 1;
-            for (int64_t p = 0; p < taken; p++) {
-                decode(scales, panel + p, taken, decoded + p * numbers);
-                if (shifts.fine) decode(shifts, panel + p, taken, decoded + (2 + p) * numbers);
+        alignas(64) float out[MAX_TILE * PANEL];
+        if (M == 1) {
+            for (int64_t panel = start; panel < end; panel++) {
+                for (int part = 0; part < PARTS; part++)
+                    shifts.fine ? line<Codes, true>(panel, part, out) : line<Codes, false>(panel, part, out);
+                finish(out, 0, 1, panel * PANEL);
             }
+            return;
+        }
+        const int64_t numbers = numbers_of_panel();
+        float* decoded = panel_numbers.get<float>((shifts.fine ? 2 : 1) * numbers);
+        for (int64_t panel = start; panel < end; panel++) {
+            decode(scales, panel, decoded);
+            if (shifts.fine) decode(shifts, panel, decoded + numbers);
             for (int64_t t = 0; t < tiles.count; t++) {
                 const int rows = tiles.size(t);
                 const auto up_to = std::make_integer_sequence<int, Codes::ROWS>();
-                auto tile = shifts.fine ? tile_for<Codes, true>(rows, taken == 1, up_to)
-                                        : tile_for<Codes, false>(rows, taken == 1, up_to);
-                const bool next = t == 0 && panel + taken < end;
+                auto tile = shifts.fine ? tile_for<Codes, true>(rows, up_to) : tile_for<Codes, false>(rows, up_to);
+                const bool next = t == 0 && panel + 1 < end;
                 for (int part = 0; part < PARTS; part++) tile(*this, panel, part, tiles.start(t), next, decoded, out);
-                for (int64_t p = 0; p < taken; p++)
-                    finish(out + p * rows * PANEL, tiles.start(t), rows, (panel + p) * PANEL);
+                finish(out, tiles.start(t), rows, panel * PANEL);
             }
         }
     }
 
     static constexpr int MAX_TILE = W == 16 ? 8 : 6;
+    static constexpr int64_t FAR = 4096, NEAR = 1024;  // bytes ahead that one row fetches into the second and the first cache
     static thread_local Scratch packed_words, packed_scales, packed_begins, packed_sums, quantized_line, sorted_line,
         panel_numbers;
 
@@ -259,8 +263,8 @@ struct CodesProduct : Product {
     // Groups of 16 in pairs: the last may have none beside it, and then inputs of zero.
     int64_t numbers_of_panel() const { return (scales.groups + scales.groups % 2) * PANEL; }
 
-    void decode(const Numbers& from, int64_t panel, int64_t ahead, float* to) const {
-        from.decode(first_panel + panel, ahead, to);
+    void decode(const Numbers& from, int64_t panel, float* to) const {
+        from.decode(first_panel + panel, to);
         std::fill(to + scales.groups * PANEL, to + numbers_of_panel(), 0.0f);
     }
 
@@ -286,23 +290,84 @@ struct CodesProduct : Product {
     using Tile = void (*)(const CodesProduct&, int64_t, int, int64_t, bool, const float*, float*);
 
     template <class Codes, bool SHIFTED, int... I>
-    static Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
-        static constexpr Tile several[] = {tile<Codes, SHIFTED, I + 1, I == 0 ? 2 : 1>...};
-        static constexpr Tile one[] = {tile<Codes, SHIFTED, I + 1, 1>...};
-        return (single ? one : several)[rows - 1];
+    static Tile tile_for(int rows, std::integer_sequence<int, I...>) {
+        static constexpr Tile tiles[] = {tile<Codes, SHIFTED, I + 1>...};
+        return tiles[rows - 1];
     }
 
-    // MR rows times the columns of a part of NP panels: out [NP][MR][PANEL]. The first part fetches what it reads next, and the
-    // `next` panels while this one is read. Totals of few rows stay in registers, others in `out`, so that a tile's registers
+    // The only row times the columns of a part of a panel. Weights and numbers are read front to back, from the first
+    // panel to the last, and fetched in fixed distances. Where a panel has several parts, each fetches its own lines of the next
+    // panel, so that none of them waits for memory while another one has nothing to fetch.
+    template <class Codes, bool SHIFTED>
+    void line(int64_t panel, int part, float* out) const {
+        constexpr bool TWICE = Codes::HALVES || Codes::SPLIT;  // whether a group has two sums
+        const uint8_t* weights = this->weights + panel * groups * Codes::STEP + part * NV * W * 4;
+        const int32_t *input = packed, *begins = row_begins;
+        const float *row_scale = row_scales, *sums = row_sums;
+        const int64_t per = std::max<int64_t>(1, group / GROUP), column = part * NV * W;
+        Numbers::Reader scale_of = scales.reader(first_panel + panel, column), shift_of{};
+        if constexpr (SHIFTED) shift_of = shifts.reader(first_panel + panel, column);
+        const int64_t far = PARTS == 1 ? FAR : groups * Codes::STEP;
+        int64_t left = 1, numbers = scales.groups;
+        vec total[NV], scale[NV], shift[NV], second_scale[NV], second_shift[NV];
+        UNROLL for (int v = 0; v < NV; v++) total[v] = scale[v] = shift[v] = vset(0.0f);
+        for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
+            UNROLL for (int at = 0; at < Codes::STEP / 64; at += PARTS) {
+                __builtin_prefetch(weights + at * 64 + far, 0, 2);
+                __builtin_prefetch(weights + at * 64 + NEAR);
+            }
+            if (--left == 0) {
+                scale_of.next(scale);
+                if constexpr (SHIFTED) shift_of.next(shift);
+                left = per;
+            }
+            if constexpr (Codes::HALVES) {
+                if (2 * g + 1 < numbers) {
+                    scale_of.next(second_scale);
+                    if constexpr (SHIFTED) shift_of.next(second_shift);
+                } else {  // beside inputs of zero
+                    UNROLL for (int v = 0; v < NV; v++) second_scale[v] = second_shift[v] = vset(0.0f);
+                }
+            }
+            word sum[NV], taken[NV];
+            vec first[NV];
+            UNROLL for (int v = 0; v < NV; v++) sum[v] = wset(begins[0]);
+            half<Codes, 1, false>(weights, input, sum);
+            UNROLL for (int v = 0; v < NV; v++) {
+                if constexpr (Codes::HALVES) first[v] = to_float(Codes::done(sum[v])) * scale[v];
+                else if constexpr (Codes::SPLIT) taken[v] = Codes::done(sum[v]);
+                if constexpr (TWICE) sum[v] = wset(begins[1]);
+            }
+            half<Codes, 1, true>(weights, input + WORDS_OF_HALF * Codes::WORDS, sum);
+            const vec by = vset(*row_scale);
+            UNROLL for (int v = 0; v < NV; v++) {
+                word whole = Codes::done(sum[v]);
+                if constexpr (Codes::SPLIT && !Codes::HALVES) whole = wadd(whole, taken[v]);
+                if constexpr (Codes::HALVES) total[v] = fma(fma(to_float(whole), second_scale[v], first[v]), by, total[v]);
+                else total[v] = fma(to_float(whole), scale[v] * by, total[v]);
+                if constexpr (SHIFTED) total[v] = fma(shift[v], vset(sums[0]), total[v]);
+                if constexpr (SHIFTED && TWICE)
+                    total[v] = fma(Codes::HALVES ? second_shift[v] : shift[v], vset(sums[1]), total[v]);
+            }
+            input += WORDS * Codes::WORDS;
+            row_scale++;
+            begins += 2;
+            sums += 2;
+        }
+        UNROLL for (int v = 0; v < NV; v++) vstore(out + column + v * W, total[v]);
+    }
+
+    // MR rows times the columns of a part of a panel: out [MR][PANEL]. The first part fetches what it reads next, and the
+    // `next` panel while this one is read. Totals of few rows stay in registers, others in `out`, so that a tile's registers
     // hold one group's sums.
-    template <class Codes, bool SHIFTED, int MR, int NP>
+    template <class Codes, bool SHIFTED, int MR>
     static void tile(const CodesProduct& product, int64_t panel, int part, int64_t row, bool next, const float* decoded,
                      float* out) {
-        constexpr bool FEW = NP * MR * NV <= (W == 16 ? 12 : 6);
+        constexpr bool FEW = MR * NV <= (W == 16 ? 12 : 6);
         constexpr bool TWICE = Codes::HALVES || Codes::SPLIT;  // whether a group has two sums
         const int64_t groups = product.groups, panel_bytes = groups * Codes::STEP;
         const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
-        const int64_t ahead = next ? NP * panel_bytes : 0;
+        const int64_t ahead = next ? panel_bytes : 0;
         const int32_t* input = product.packed + row * groups * WORDS * Codes::WORDS;
         const float* row_scales = product.row_scales + row * groups;
         const int32_t* begins = product.row_begins + 2 * row * groups;
@@ -310,54 +375,50 @@ struct CodesProduct : Product {
         const int64_t per = std::max<int64_t>(1, product.group / GROUP), numbers = product.numbers_of_panel();
         int64_t left = per;
         const float* scale = decoded + part * NV * W;
-        const float* shift = scale + 2 * numbers;
+        const float* shift = scale + numbers;
         out += part * NV * W;
-        vec total[FEW ? NP * MR * NV : 1];
-        UNROLL for (int i = 0; i < NP * MR * NV; i++) {
+        vec total[FEW ? MR * NV : 1];
+        UNROLL for (int i = 0; i < MR * NV; i++) {
             if constexpr (FEW) total[i] = vset(0.0f);
             else vstore(out + i / NV * PANEL + i % NV * W, vset(0.0f));
         }
         for (int64_t g = 0; g < groups; g++, weights += Codes::STEP) {
-            UNROLL for (int p = 0; p < NP; p++) {
-                const uint8_t* at = weights + p * panel_bytes;
-                UNROLL for (int line = 0; line < Codes::STEP / 64; line += PARTS) {
-                    __builtin_prefetch(at + line * 64 + ahead, 0, 2);
-                    __builtin_prefetch(at + line * 64 + 1024);
-                }
-                word sum[MR * NV];
-                vec first[Codes::HALVES ? MR * NV : 1], scales[NV];
-                word taken[Codes::SPLIT && !Codes::HALVES ? MR * NV : 1];
-                UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + p * numbers + v * W);
-                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[i / NV]);
-                product.half<Codes, MR, false>(at, input, sum);
-                if constexpr (Codes::HALVES) {
-                    UNROLL for (int i = 0; i < MR * NV; i++) first[i] = to_float(Codes::done(sum[i])) * scales[i % NV];
-                    UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + p * numbers + PANEL + v * W);
-                } else if constexpr (Codes::SPLIT) {
-                    UNROLL for (int i = 0; i < MR * NV; i++) taken[i] = Codes::done(sum[i]);
-                }
-                if constexpr (TWICE)
-                    UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[MR + i / NV]);
-                product.half<Codes, MR, true>(at, input + WORDS_OF_HALF * Codes::WORDS * MR, sum);
-                const float* shifts = shift + p * numbers;
-                UNROLL for (int m = 0; m < MR; m++) {
-                    const vec by = vset(row_scales[m]);
-                    UNROLL for (int v = 0; v < NV; v++) {
-                        const int i = m * NV + v;
-                        float* to = out + (p * MR + m) * PANEL + v * W;
-                        vec value = FEW ? total[FEW ? p * MR * NV + i : 0] : vload(to);
-                        word whole = Codes::done(sum[i]);
-                        if constexpr (Codes::SPLIT && !Codes::HALVES) whole = wadd(whole, taken[i]);
-                        if constexpr (Codes::HALVES)
-                            value = fma(fma(to_float(whole), scales[v], first[i]), by, value);
-                        else
-                            value = fma(to_float(whole), scales[v] * by, value);
-                        if constexpr (SHIFTED) value = fma(vload(shifts + v * W), vset(row_sums[m]), value);
-                        if constexpr (SHIFTED && TWICE)
-                            value = fma(vload(shifts + (Codes::HALVES ? PANEL : 0) + v * W), vset(row_sums[MR + m]), value);
-                        if constexpr (FEW) total[p * MR * NV + i] = value;
-                        else vstore(to, value);
-                    }
+            UNROLL for (int line = 0; line < Codes::STEP / 64; line += PARTS) {
+                __builtin_prefetch(weights + line * 64 + ahead, 0, 2);
+                __builtin_prefetch(weights + line * 64 + 1024);
+            }
+            word sum[MR * NV];
+            vec first[Codes::HALVES ? MR * NV : 1], scales[NV];
+            word taken[Codes::SPLIT && !Codes::HALVES ? MR * NV : 1];
+            UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + v * W);
+            UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[i / NV]);
+            product.half<Codes, MR, false>(weights, input, sum);
+            if constexpr (Codes::HALVES) {
+                UNROLL for (int i = 0; i < MR * NV; i++) first[i] = to_float(Codes::done(sum[i])) * scales[i % NV];
+                UNROLL for (int v = 0; v < NV; v++) scales[v] = vload(scale + PANEL + v * W);
+            } else if constexpr (Codes::SPLIT) {
+                UNROLL for (int i = 0; i < MR * NV; i++) taken[i] = Codes::done(sum[i]);
+            }
+            if constexpr (TWICE)
+                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(begins[MR + i / NV]);
+            product.half<Codes, MR, true>(weights, input + WORDS_OF_HALF * Codes::WORDS * MR, sum);
+            UNROLL for (int m = 0; m < MR; m++) {
+                const vec by = vset(row_scales[m]);
+                UNROLL for (int v = 0; v < NV; v++) {
+                    const int i = m * NV + v;
+                    float* to = out + m * PANEL + v * W;
+                    vec value = FEW ? total[FEW ? i : 0] : vload(to);
+                    word whole = Codes::done(sum[i]);
+                    if constexpr (Codes::SPLIT && !Codes::HALVES) whole = wadd(whole, taken[i]);
+                    if constexpr (Codes::HALVES)
+                        value = fma(fma(to_float(whole), scales[v], first[i]), by, value);
+                    else
+                        value = fma(to_float(whole), scales[v] * by, value);
+                    if constexpr (SHIFTED) value = fma(vload(shift + v * W), vset(row_sums[m]), value);
+                    if constexpr (SHIFTED && TWICE)
+                        value = fma(vload(shift + (Codes::HALVES ? PANEL : 0) + v * W), vset(row_sums[MR + m]), value);
+                    if constexpr (FEW) total[i] = value;
+                    else vstore(to, value);
                 }
             }
             input += WORDS * Codes::WORDS * MR;
@@ -371,7 +432,7 @@ struct CodesProduct : Product {
             }
         }
         if constexpr (FEW)
-            UNROLL for (int i = 0; i < NP * MR * NV; i++) vstore(out + i / NV * PANEL + i % NV * W, total[i]);
+            UNROLL for (int i = 0; i < MR * NV; i++) vstore(out + i / NV * PANEL + i % NV * W, total[i]);
     }
 
     // Adds the products of half a group. A loop for many rows, not unrolled: unrolled, all inputs would be fetched ahead and
@@ -437,8 +498,8 @@ void run(CodesProduct one, const Experts& experts) {
 // starts[e + 1].
 EXPORT int64_t motet_linear_codes(const void* input, int64_t input_bf16, int64_t input_stride, const uint8_t* weights,
                                   int64_t kind, const int8_t* table, int64_t offset, float unit, int64_t scale_kind,
-                                  const void* scale_fine, const float* scale_coarse, int64_t shift_kind,
-                                  const void* shift_fine, const float* shift_coarse, int64_t span, const int32_t* order,
+                                  const void* scale_fine, const void* scale_coarse, int64_t shift_kind,
+                                  const void* shift_fine, const void* shift_coarse, int64_t span, const int32_t* order,
                                   int64_t group, const float* bias, const void* residual, int64_t residual_stride, void* out,
                                   int64_t out_bf16, int64_t out_stride, const int64_t* starts, int64_t experts, int64_t M,
                                   int64_t N, int64_t K) {

@@ -23,44 +23,75 @@ INLINE vec vload(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterp
 INLINE vec vload(const f16* p) { return vec{widen(p[0]), widen(p[1]), widen(p[2]), widen(p[3])}; }
 #endif
 
-// A number per output and group of inputs, [panels][groups][32]. Of kind LEVELS a number is a small integer times what
-// `span` groups share, [panels][spans][32] in float32.
+// A number per output and group of inputs, [panels][groups][32]. Of the kinds LEVELS a number is a small integer times what
+// `span` groups share, [panels][spans][32] in float32, or in float16 (LEVELS16).
 struct Numbers {
-    enum : int64_t { FLOAT32, FLOAT16, BFLOAT16, LEVELS };
+    enum : int64_t { FLOAT32, FLOAT16, BFLOAT16, LEVELS, LEVELS16 };
 
     int64_t kind;
     const void* fine;  // null: there are none
-    const float* coarse;
+    const void* coarse;
     int64_t groups, span;
+
+    bool leveled() const { return kind >= LEVELS; }
+    int64_t width() const { return kind == FLOAT32 ? 4 : leveled() ? 1 : 2; }  // bytes of a number
+    int64_t shared_width() const { return kind == LEVELS ? 4 : 2; }
 
     // Where a panel's own numbers lie, and how many bytes they take.
     const char* bytes(int64_t panel) const { return static_cast<const char*>(fine) + panel * panel_bytes(); }
-    int64_t panel_bytes() const { return groups * 32 * (kind == FLOAT32 ? 4 : kind == LEVELS ? 1 : 2); }
+    int64_t panel_bytes() const { return groups * 32 * width(); }
 
-    // All of a panel, [groups][32]. Fetches the numbers of the panel that lies `ahead` panels behind it.
-    void decode(int64_t panel, int64_t ahead, float* to) const {
-        const char* later = bytes(panel + ahead);
-        for (int64_t b = 0; b < panel_bytes(); b += 64) __builtin_prefetch(later + b, 0, 2);
-        const int64_t begin = panel * groups * 32, spans = (groups + span - 1) / span;
-        if (kind == FLOAT16)
-            copy(static_cast<const f16*>(fine) + begin, to);
-        else if (kind == BFLOAT16)
-            copy(static_cast<const bf16*>(fine) + begin, to);
-        else if (kind == FLOAT32)
-            copy(static_cast<const float*>(fine) + begin, to);
-        else
-            for (int64_t s = 0; s < spans; s++)
-                for (int64_t n = 0; n < 32; n += W) {
-                    const vec shared = vload(coarse + (panel * spans + s) * 32 + n);
-                    const int8_t* from = static_cast<const int8_t*>(fine) + begin + n;
-                    for (int64_t g = s * span; g < std::min((s + 1) * span, groups); g++)
-                        vstore(to + g * 32 + n, vload(from + g * 32) * shared);
-                }
+    // All of a panel, [groups][32].
+    void decode(int64_t panel, float* to) const {
+        for (int64_t n = 0; n < 32; n += W) {
+            Reader from = reader(panel, n);
+            vec number[1];
+            for (int64_t g = 0; g < groups; g++) {
+                from.next(number);
+                vstore(to + g * 32 + n, number[0]);
+            }
+        }
     }
 
-  private:
-    template <typename T>
-    void copy(const T* from, float* to) const {
-        for (int64_t i = 0; i < groups * 32; i += W) vstore(to + i, vload(from + i));
+    // Reads the numbers of a panel's columns, one group after the other.
+    struct Reader {
+        int64_t kind, shared_width, span, left;  // left: of the groups that share a number
+        const char *fine, *coarse;
+
+        // N vectors of the next group. Fetches those that lie a fixed distance behind.
+        template <int N>
+        inline __attribute__((always_inline)) void next(vec (&to)[N]) {
+            constexpr int64_t AHEAD = 2048;  // bytes
+            __builtin_prefetch(fine + AHEAD, 0, 2);
+            if (kind >= LEVELS) {
+                for (int v = 0; v < N; v++) {
+                    const vec shared = kind == LEVELS ? vload(reinterpret_cast<const float*>(coarse) + v * W)
+                                                      : vload(reinterpret_cast<const f16*>(coarse) + v * W);
+                    to[v] = vload(reinterpret_cast<const int8_t*>(fine) + v * W) * shared;
+                }
+                fine += 32;
+                if (--left == 0) coarse += 32 * shared_width, left = span;
+            } else if (kind == FLOAT16) {
+                take<f16>(to);
+            } else if (kind == BFLOAT16) {
+                take<bf16>(to);
+            } else {
+                take<float>(to);
+            }
+        }
+
+      private:
+        template <typename T, int N>
+        inline __attribute__((always_inline)) void take(vec (&to)[N]) {
+            for (int v = 0; v < N; v++) to[v] = vload(reinterpret_cast<const T*>(fine) + v * W);
+            fine += 32 * sizeof(T);
+        }
+    };
+
+    Reader reader(int64_t panel, int64_t column) const {
+        const int64_t spans = (groups + span - 1) / span;
+        const char* shared = static_cast<const char*>(coarse);
+        if (leveled()) shared += (panel * spans * 32 + column) * shared_width();
+        return {kind, shared_width(), span, span, bytes(panel) + column * width(), shared};
     }
 };

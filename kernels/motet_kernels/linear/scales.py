@@ -19,12 +19,13 @@ from motet_kernels.linear.panels import PANEL
 from motet_kernels.runtime.memory import huge_zeros
 
 # The native kernel's numbers for types (csrc/numbers.h).
-_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_SPAN_KINDS = {torch.float32: 3, torch.float16: 4}  # by the type of what spans share
 
 
 @dataclass(frozen=True, slots=True)
 class SpanScales:
-    """Numbers in two levels: `coarse_NS[:, g // span] · fine_NG[:, g]`; fine int8, coarse float32."""
+    """Numbers in two levels: `coarse_NS[:, g // span] · fine_NG[:, g]`; fine int8, coarse floats."""
 
     fine_NG: Tensor
     coarse_NS: Tensor
@@ -37,7 +38,7 @@ class SpanScales:
     def float(self) -> Tensor:
         """Return the scales of N rows and G groups, float32 `[N, G]`."""
         wide_NG = self.coarse_NS.repeat_interleave(self.span, 1)[:, : self.shape[1]]
-        return wide_NG * self.fine_NG.float()
+        return wide_NG.float() * self.fine_NG.float()
 
 
 Scales = Tensor | SpanScales
@@ -100,7 +101,10 @@ class PackedScales(nn.Module):
         super().__init__()
         if isinstance(scales, SpanScales):
             self.span, fine_NG = scales.span, scales.fine_NG
-            self.register_buffer("coarse", _panels(scales.coarse_NS))
+            coarse_NS = scales.coarse_NS.float()
+            if torch.equal(coarse_NS.half().float(), coarse_NS):  # as all GGUF blocks have them
+                coarse_NS = coarse_NS.half()
+            self.register_buffer("coarse", _panels(coarse_NS))
         else:
             self.span, fine_NG = 1, narrowed(scales)
             self.register_buffer("coarse", None)
@@ -118,8 +122,9 @@ class PackedScales(nn.Module):
 
     def arguments(self) -> tuple[int, int, int | None]:
         """Return the native kernel's arguments: type, fine and coarse numbers."""
-        coarse = None if self.coarse is None else self.coarse.data_ptr()
-        return _KINDS[self.fine.dtype], self.fine.data_ptr(), coarse
+        if self.coarse is None:
+            return _KINDS[self.fine.dtype], self.fine.data_ptr(), None
+        return _SPAN_KINDS[self.coarse.dtype], self.fine.data_ptr(), self.coarse.data_ptr()
 
     def numbers(self) -> Tensor:
         """Return the numbers in float32 `[32 P, G]`, padding included."""

@@ -29,7 +29,7 @@ from motet_kernels.runtime.errors import KernelError
 Fields = dict[str, Any]
 Tensors = dict[str, Tensor]
 
-_FINE = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
+_ONE_LEVEL = (torch.float32, torch.float16, torch.bfloat16)  # types of scales that no span shares
 
 
 def take_apart(linear: Linear) -> tuple[Fields, Tensors]:
@@ -172,11 +172,11 @@ def _scales(
     panels, groups, span = -(-features // PANEL), -(-inputs // group), fields[f"{name}_span"]
     if type(span) is not int or span < 1:
         raise KernelError(f"{name}_span: {span!r} must be positive")
-    fine = _check(tensors, name, (panels, groups, PANEL), *_FINE)
-    coarse = None
-    if f"{name}_coarse" in tensors:
-        shape = (panels, -(-groups // span), PANEL)
-        coarse = _check(tensors, f"{name}_coarse", shape, torch.float32)
+    fine_shape, shape = (panels, groups, PANEL), (panels, -(-groups // span), PANEL)
+    if f"{name}_coarse" not in tensors:
+        return PackedScales.of_panels(_check(tensors, name, fine_shape, *_ONE_LEVEL), None, span)
+    fine = _check(tensors, name, fine_shape, torch.int8)
+    coarse = _check(tensors, f"{name}_coarse", shape, torch.float32, torch.float16)
     return PackedScales.of_panels(fine, coarse, span)
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from motet_pipelines.answers import Answers
-from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, TargetText, Text
+from motet_shared.messages import Chat, Complete, End, PromptPiece, Resume, States, TargetText, Text
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 from motet_shared.wire.failover import Failover, StreamMoves
@@ -38,9 +38,8 @@ class Outcome(StreamMoves):
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
 
 
-_batches: msgspec.msgpack.Decoder[list[Text | TargetText | PromptPiece]] = msgspec.msgpack.Decoder(
-    list[Text | TargetText | PromptPiece]
-)
+_kinds: Any = list[Text | TargetText | PromptPiece | States]  # the last with `return_states`
+_batches: msgspec.msgpack.Decoder[list[Text | PromptPiece]] = msgspec.msgpack.Decoder(_kinds)
 _ends: msgspec.msgpack.Decoder[End | None] = msgspec.msgpack.Decoder(End | None)
 
 
@@ -139,7 +138,7 @@ class _PromptPosition:
         """Return `batch` without pieces of the prompt that have been received."""
         if not isinstance(batch[0], PromptPiece):  # they precede all text
             return batch
-        return [item for item in batch if isinstance(item, Text) or self._is_new(item)]
+        return [one for one in batch if not isinstance(one, PromptPiece) or self._is_new(one)]
 
     def _is_new(self, piece: PromptPiece) -> bool:
         if piece.logprobs is None:
@@ -154,7 +153,7 @@ def _note(batch: list[Text | PromptPiece], ids: list[int], targets: list[str]) -
     """Add what `batch` has to `ids` and `targets`; return the characters of its text."""
     length = 0
     for item in batch:
-        if isinstance(item, PromptPiece):
+        if isinstance(item, PromptPiece | States):
             continue
         ids += item.ids
         if isinstance(item, TargetText) and item.target not in targets[-1:]:

@@ -125,11 +125,12 @@ class AudioBuffer:
     def _forget_old(self) -> None:
         """Drop processed audio; between turns, keep LONGEST_PADDING ms, as they may begin one."""
         if len(self._sending) == self._sending.maxlen:
-            processed = self._ms(self._sending[0])
-            limit = (
-                max(self.done, processed - LONGEST_PADDING) if self._held is None else self._held
-            )
-            self.forget(min(limit, processed))
+            self.processed(self._ms(self._sending[0]))
+
+    def processed(self, until: float) -> None:
+        """Drop the audio before `until`, in ms, as far as no turn may need it."""
+        limit = max(self.done, until - LONGEST_PADDING) if self._held is None else self._held
+        self.forget(min(limit, until))
 
     async def _change(self) -> None:
         self._changed.clear()

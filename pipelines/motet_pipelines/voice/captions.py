@@ -18,6 +18,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
+from motet_pipelines.answers import Answers
 from motet_shared.errors import MotetError, as_motet_error
 from motet_shared.messages import Listen, Partial, Segment
 from motet_shared.wire.bus import Bus
@@ -28,6 +31,8 @@ from .retranscription import continued
 from .turn_audio import TurnAudio
 
 ROLE = "asr"
+_results: msgspec.msgpack.Decoder[Partial | Segment] = msgspec.msgpack.Decoder(Partial | Segment)
+_ends = msgspec.msgpack.Decoder(bool)
 LONG_MS = 20_000  # ms; longer audio transcribed up to a pause is not transcribed again
 
 
@@ -139,6 +144,17 @@ class Captions:
 
     async def _transcribe(self, resumes: int) -> None:
         """Transcribe all audio of the turn, and what follows until the next pause."""
+        answers = Answers((self._request, self._audio.start, resumes), _results, _ends)
+        while (body := await answers.recorded()) is not None:
+            self._add(body, self._audio.is_current(resumes))
+        if answers.end is not None:
+            return
+        async with answers.live():
+            await self._transcribe_live(resumes, answers)
+
+    async def _transcribe_live(
+        self, resumes: int, answers: Answers[Partial | Segment, bool]
+    ) -> None:
         self._outcome.instance = None  # any instance may be picked, the last one too
         moves = Failover(
             self._bus,
@@ -157,10 +173,12 @@ class Captions:
                 try:
                     async for body in stream:
                         if isinstance(body, Partial | Segment):
+                            await answers.record(body)
                             self._add(body, self._audio.is_current(resumes))
                 finally:
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
+                await answers.finish(True)
                 return
 
     def _add(self, body: Partial | Segment, current: bool) -> None:

@@ -20,6 +20,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Literal
 
+import msgspec
+
+from motet_pipelines.answers import Answers
 from motet_shared.messages import Detect, SpeechEdge
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.failover import EndlessFailover
@@ -27,6 +30,8 @@ from motet_shared.wire.failover import EndlessFailover
 from .audio_buffer import AudioBuffer
 
 ROLE, MODEL = "vad", "silero-vad"
+_edges = msgspec.msgpack.Decoder(SpeechEdge)
+_ends = msgspec.msgpack.Decoder(bool)
 # Frames of two instances begin at different samples. Edges up to this many ms before the last
 # reported position count as new, or a final end of speech might never be reported.
 FRAMES_MS = 64
@@ -41,23 +46,34 @@ async def listen(
     raised.
     """
     known = _ReportedEdges()
+    answers = Answers(request, _edges, _ends)
+    while (recorded := await answers.recorded()) is not None:
+        known.note(recorded)
+        yield recorded
+        audio.processed(recorded.heard_ms)
+    if answers.end is not None:
+        return
+    audio.processed(known.until)
     moves = EndlessFailover(bus, ROLE, request.model or MODEL, patience=patience)
-    while True:
-        async with moves as instance, bus.open(ROLE, request, instance=instance) as stream:
-            base = audio.begin
-            known.restart()
-            sending = asyncio.create_task(audio.send_to(stream), name="listen")
-            try:
-                async for edge in stream:
-                    if (
-                        isinstance(edge, SpeechEdge)
-                        and (reported := known.take(edge, base)) is not None
-                    ):
-                        yield reported
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-            return
+    async with answers.live():
+        while True:
+            async with moves as instance, bus.open(ROLE, request, instance=instance) as stream:
+                base = audio.begin
+                known.restart()
+                sending = asyncio.create_task(audio.send_to(stream), name="listen")
+                try:
+                    async for edge in stream:
+                        if (
+                            isinstance(edge, SpeechEdge)
+                            and (reported := known.take(edge, base)) is not None
+                        ):
+                            await answers.record(reported)
+                            yield reported
+                finally:
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+                await answers.finish(True)
+                return
 
 
 class _ReportedEdges:
@@ -67,9 +83,19 @@ class _ReportedEdges:
         self._until = 0  # ms up to which audio was processed
         self._state = self._seen = "silent"  # as reported, and as the current instance sees it
 
+    @property
+    def until(self) -> int:
+        """Return the ms up to which audio was processed."""
+        return self._until
+
     def restart(self) -> None:
         """Start with another instance."""
         self._seen = "silent"
+
+    def note(self, edge: SpeechEdge) -> None:
+        """Note an edge that was reported."""
+        self._until = edge.heard_ms
+        self._state = _STATES.get(edge.kind, self._state)
 
     def take(self, edge: SpeechEdge, base: float) -> SpeechEdge | None:
         """Return the edge to report, in times of the audio, or None if it is known.

@@ -23,6 +23,11 @@ class TurnAudio:
         self._changed = asyncio.Event()
 
     @property
+    def start(self) -> float:
+        """Return where it begins, in ms."""
+        return self._start
+
+    @property
     def ms(self) -> float:
         """Return its length in ms."""
         return self._until - self._start

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from motet_pipelines.answers import once
 from motet_shared.errors import MotetError
 from motet_shared.messages import Detect, SpeechEdge
 from motet_shared.wire.bus import Bus
@@ -228,16 +229,23 @@ class _TurnTracker:
             turn.captions.reach(edge.ms)
             turn.captions.pause()
         if self._policy.eagerness:
-            text = await _settled(turn)
-            probability = await end_probability(self._bus, text) if text else UNSURE
-            turn.end_pause = end_pause_ms(probability, self._policy.eagerness)
+            name = f"pause of {turn.start:.0f} at {edge.heard_ms}"
+            turn.end_pause = await once(name, lambda: self._end_pause(turn))
+
+    async def _end_pause(self, turn: Turn) -> int:
+        text = await _settled(turn)
+        probability = await end_probability(self._bus, text) if text else UNSURE
+        return end_pause_ms(probability, self._policy.eagerness)
 
     async def _finish(self, turn: Turn, ms: int) -> list[Started | Ended]:
         if turn.captions is not None:
             turn.captions.reach(ms)
             turn.captions.pause()
         events: list[Started | Ended] = []
-        if not turn.reported and not (self._is_watched() and await self._is_false_alarm(turn)):
+        name = f"false alarm of {turn.start:.0f} at {ms}"
+        if not turn.reported and not (
+            self._is_watched() and await once(name, lambda: self._is_false_alarm(turn))
+        ):
             turn.reported = True
             events.append(Started(turn))
         self._turn = None

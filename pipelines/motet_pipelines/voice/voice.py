@@ -16,13 +16,13 @@ requests in progress.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TypeVar
 
 from motet_media.audio import wav_header
-from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.chat.chat import Outcome
+from motet_pipelines.graphs.graph import Call, run
+from motet_pipelines.graphs.spoken import SENTENCES, SPEAK, THINK
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Audio, Chat, Speak, Text, Transcribe
 from motet_shared.wire.bus import Bus
@@ -31,7 +31,6 @@ from motet_shared.wire.epochs import NO_EPOCH, Epoch
 from . import speak
 from .transcribe import TranscriptionOutcome, transcribe
 
-T = TypeVar("T")
 TokenScores = list[tuple[str, float]]  # (text, log-probability) of tokens
 
 
@@ -63,7 +62,7 @@ async def transcribe_turn(
     return text.strip()
 
 
-async def reply(
+def reply(
     bus: Bus,
     chat_request: Chat,
     speak_request: Speak,
@@ -80,58 +79,12 @@ async def reply(
     `cloned`: a recording whose voice is used instead of that of `speak_request`. `deadline`: seconds
     for the whole text, and for each sentence that is spoken.
     """
-    sentences: asyncio.Queue[str | None] = asyncio.Queue()
-
-    async def write() -> AsyncGenerator[list[Text], None]:
-        texts = chat(
-            bus, chat_request, chat_outcome, deadline=deadline, patience=patience, epoch=epoch
-        )
-        async with aclosing(texts):
-            async for batch in texts:
-                sentences.put_nowait("".join(item.text for item in batch))
-                yield batch
-        sentences.put_nowait(None)
-
-    async def written() -> AsyncGenerator[str, None]:
-        while (piece := await sentences.get()) is not None:
-            yield piece
-
-    voice = speak.narrate(
-        bus,
-        speak_request,
-        written(),
-        speech_outcome,
+    call = Call(
+        bus=bus,
+        requests={THINK: chat_request, SPEAK: speak_request},
+        outcomes={THINK: chat_outcome, SPEAK: (speech_outcome, cloned)},
         deadline=deadline,
         patience=patience,
         epoch=epoch,
-        cloned=cloned,
     )
-    both: AsyncGenerator[list[Text] | list[Audio], None] = merged(write(), voice)
-    async with aclosing(both):
-        async for batch in both:
-            yield batch
-
-
-async def merged(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources as they come. The first error of any ends them all."""
-    waiting: dict[asyncio.Future[T], AsyncGenerator[T, None]] = {}
-    for source in sources:
-        waiting[asyncio.ensure_future(anext(source))] = source
-    done: set[asyncio.Future[T]] = set()
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                source = waiting.pop(task)
-                try:
-                    item = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(source))] = source
-                yield item
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, *done, return_exceptions=True)
-        for source in sources:
-            await source.aclose()
+    return run(SENTENCES, call)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from motet_gateway.kept.session import KEPT_SESSION, KeptSession
 from motet_gateway.tenancy.auth import Caller
 
 from .asgi import ClientGone, Receive, Scope, Send, request_id
@@ -34,6 +35,7 @@ class Socket:
         self.served = False  # True once an endpoint reports errors in its own messages
         self._send = send
         self._burst: Burst | None = scope.get("extensions", {}).get(BURST)
+        self._kept: KeptSession | None = scope.get("extensions", {}).get(KEPT_SESSION)
         self._turn = asyncio.Lock()  # serializes writers where a write takes more than one step
 
     async def open(self) -> None:
@@ -42,6 +44,12 @@ class Socket:
         chosen = _SUBPROTOCOL if _SUBPROTOCOL in self.scope.get("subprotocols", ()) else None
         headers = [(b"x-request-id", self.request_id.encode())]
         await self._put({"type": "websocket.accept", "subprotocol": chosen, "headers": headers})
+
+    def keep(self) -> KeptSession | None:
+        """Begin to keep what follows beyond the death of this gateway; None if nothing can keep it."""
+        if self._kept is not None:
+            self._kept.begin()
+        return self._kept
 
     async def fail(self, problem: Problem) -> None:
         """Report an error as an `error` event and close the connection."""
@@ -60,6 +68,8 @@ class Socket:
 
         binary: they are bytes, not text.
         """
+        if self._kept is not None and not self._kept.has_begun:
+            self._kept.forget()
         try:
             if self._burst is not None:
                 await self._burst.send(take, binary=binary)

@@ -20,6 +20,8 @@ from websockets.server import ServerProtocol
 
 from motet_gateway.http.connections.closing import ClosingTimer
 from motet_gateway.http.connections.counts import Lease
+from motet_gateway.kept.session import KEPT_SESSION, KeptSession
+from motet_gateway.kept.transport import KeptTransport
 
 from . import chunks
 from .readers import SlowReaders
@@ -40,6 +42,7 @@ class BurstProtocol(WebSocketsSansIOProtocol):
     def __init__(self, config: Config, server_state: ServerState, *more: Any, **options: Any):
         super().__init__(config, server_state, *more, **options)
         self._closing = ClosingTimer()
+        self._pong = b""  # that waits for the rest of what was received
         _accept_early_close(self.conn)
         self.readers = (
             server_state.readers if isinstance(server_state, chunks.State) else SlowReaders()
@@ -50,7 +53,23 @@ class BurstProtocol(WebSocketsSansIOProtocol):
         if self.response.status_code == 101:
             # The task that reads the scope has been created but has not run yet.
             self.burst = Burst(self)
-            cast(dict[str, Any], self.scope["extensions"])[BURST] = self.burst
+            extensions = cast(dict[str, Any], self.scope["extensions"])
+            extensions[BURST] = self.burst
+            if isinstance(self.transport, KeptTransport):
+                extensions[KEPT_SESSION] = KeptSession(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._pong:
+            self.transport.write(self._pong)
+            self._pong = b""
+
+    def handle_ping(self) -> None:
+        """Answer a ping; of those that an earlier gateway had received, the last one (RFC 6455, section 5.5.3)."""
+        if isinstance(self.transport, KeptTransport) and self.transport.is_adopting:
+            self._pong = b"".join(self.conn.data_to_send())
+        else:
+            super().handle_ping()
 
     def send_receive_event_to_app(self) -> None:
         """Give the application a message; close the connection of a text that is no UTF-8.

@@ -2,23 +2,39 @@
 
 Each record has an effect, such as a write to the client, only behind its commit; and the effect
 comes before the next record. So a handler that gets the same records renders the same writes.
+
+A session over a WebSocket is tasks beside each other. Its journal also has the order in which the
+client's messages were handled among the answers, and each record says how many events had been
+rendered: the next gateway gives it to the session once that has rendered as many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
 
+import msgspec
+
 from .memory import BadMemory, ConnectionMemory
 
 log = logging.getLogger(__name__)
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode_events = msgspec.msgpack.Decoder(tuple[int, list[tuple[str, bool]]]).decode
+
 Writable = Callable[[], Awaitable[None]]  # waits until the client reads
 _REPLAY = 30.0  # seconds in which what is recorded has to be read before something else comes
+_LATE = 3.0  # seconds that a session has for the events before a record; tasks may render fewer
+_EFFECTS = 16  # turns of the loop in which a session's tasks pass on what a record has
+# Behind a record of a session: the events that had been rendered, and those that are no deltas. How
+# many deltas a text is cut into may differ between two processes; the others do not.
+_TICK = struct.Struct("<II")
+_MOST_STREAMS = 2**16 - 1
 
 
 class Record(IntEnum):
@@ -29,6 +45,12 @@ class Record(IntEnum):
     END = 3  # of a stream
     ERROR = 4  # at the end of a stream
     STREAM = 5  # its number belongs to the request with this digest
+    MEMO = 6  # a name, a zero and a value
+    INPUT = 7  # a message of the client is handled
+    EVENTS = 8  # number of the first one; of each its sequence, and whether it is a delta
+
+
+_ORDERED = (Record.TIME, Record.BATCH, Record.END, Record.ERROR, Record.INPUT)
 
 
 class Journal:
@@ -49,14 +71,28 @@ class Journal:
         self._records: list[tuple[int, int, bytes]] = []
         self._numbers: dict[bytes, list[int]] = {}  # of recorded streams that nothing has asked for
         self._streams = 0  # the highest number
+        self._memos: dict[str, bytes] = {}
+        self.events: dict[int, tuple[str, bool]] = {}  # by number
         for kind, stream, data in memory.records():
             self._streams = max(self._streams, stream)
             if kind == Record.STREAM:
                 self._numbers.setdefault(data, []).append(stream)
+            elif kind == Record.MEMO:
+                name, _, value = data.partition(b"\0")
+                self._memos[name.decode()] = value
+            elif kind == Record.EVENTS:
+                first, events = _decode_events(data)
+                self.events |= enumerate(events, first)
             else:
                 self._records.append((kind, stream, data))
         self._left = Counter(stream for _, stream, _ in self._records)
         self._waiting: list[asyncio.Future[None]] = []
+        self.is_session = False  # False: these are requests
+        self._rendered = self._steps = 0  # events of the session, and those that are no deltas
+        self._sent = b""  # what an earlier process has sent, as behind a record
+        self._fewer = (0, 0)  # of both, that were rendered before, and not here
+        self._abandoned: set[int] = set()  # streams
+        self._settled = 0  # turns of the loop since the last record
         self.cursor = 0
         self.forgotten = False
 
@@ -70,6 +106,7 @@ class Journal:
         self._records = []
         self._numbers.clear()
         self._left.clear()
+        self._memos.clear()
         self.cursor = self._streams = 0
 
     def time(self) -> int:
@@ -86,6 +123,54 @@ class Journal:
         self._memory.set_journaled()
         return JournaledStream(self, digest, numbers.pop(0) if numbers else None, writable)
 
+    def memo(self, name: str) -> bytes | None:
+        """Return the value that was noted under a name, None without any."""
+        return self._memos.get(name)
+
+    def note(self, name: str, value: bytes) -> None:
+        """Note a value under a name, once."""
+        self._put(Record.MEMO, 0, b"%b\0%b" % (name.encode(), value))
+
+    # ---------------------------------------------------------------------------------------------- for a session
+    def begin_session(self, sent: int) -> None:
+        """Record a session from now on, or give back what was recorded of it.
+
+        sent: events that an earlier process has sent.
+        """
+        self.is_session = True
+        told = [is_delta for number, (_, is_delta) in self.events.items() if number <= sent]
+        self._sent = _TICK.pack(len(told), told.count(False))
+
+    def render(self, first: int, events: list[tuple[str, bool]]) -> None:
+        """Record events that are about to be sent: their sequences, and whether they are deltas.
+
+        first: number of the first one.
+        """
+        self._put(Record.EVENTS, 0, _encode((first, events)))
+
+    def tick(self, count: int, steps: int) -> None:
+        """Count events that were rendered, in this process or in an earlier one; `steps` are no deltas."""
+        self._rendered += count
+        self._steps += steps
+        if self._waiting:
+            self._wake()
+
+    async def input(self) -> None:
+        """Wait for the turn of the client's next message, and record that it is handled."""
+        if self.is_replaying and self._left[0]:
+            await self.next(0)
+        else:
+            await self.append(Record.INPUT, 0, b"")
+
+    async def replayed(self) -> None:
+        """Wait until all records were consumed, and all that was sent is rendered again."""
+        while self.is_replaying:
+            await self._moved()
+        if self._sent:
+            self._settled = 0
+            await self._due(Record.INPUT, self._sent)
+            self._sent = b""
+
     # -------------------------------------------------------------------------------------------- for its streams
     @property
     def generation(self) -> int:
@@ -95,17 +180,55 @@ class Journal:
     def next_number(self, digest: bytes) -> int:
         """Return the number of a stream that is not recorded yet."""
         self._streams += 1
+        if self._streams > _MOST_STREAMS:
+            self._full()
         self._put(Record.STREAM, self._streams, digest)
         return self._streams
 
     async def next(self, stream: int) -> tuple[int, bytes] | None:
         """Return the kind and data of a stream's next record, None if there is none."""
         while self._left[stream]:
-            kind, number, _ = self._records[self.cursor]
-            if number == stream:
+            kind, number, data = self._records[self.cursor]
+            if number != stream:
+                await self._moved()
+            elif not self.is_session:
                 return kind, self._advance()
-            await self._moved()
+            else:
+                await self._due(kind, data)
+                return kind, self._advance()[: -_TICK.size]
+        if self.is_session:  # what was cancelled is cancelled again before it goes on
+            await self.replayed()
         return None
+
+    async def _due(self, kind: int, data: bytes) -> None:
+        """Wait until a record of a session may have its effect: all that came before it have had theirs."""
+        while self._settled < _EFFECTS:
+            self._settled += 1
+            await asyncio.sleep(0)
+        self._settled = _EFFECTS if kind == Record.INPUT else 0
+        rendered, steps = _TICK.unpack_from(data, len(data) - _TICK.size)
+        try:
+            async with asyncio.timeout(_LATE):
+                while (
+                    self._rendered + self._fewer[0] < rendered
+                    or self._steps + self._fewer[1] < steps
+                ):
+                    await self._moved()
+        except TimeoutError:
+            self._fewer = max(rendered - self._rendered, 0), max(steps - self._steps, 0)
+            log.info("a session has rendered %d events fewer than before", self._fewer[0])
+
+    def abandon(self, stream: int) -> None:
+        """Pass over what is recorded of a stream: what asked for it was cancelled."""
+        if self.is_replaying:
+            self._abandoned.add(stream)
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        while self.is_replaying and self._records[self.cursor][1] in self._abandoned:
+            self._left[self._records[self.cursor][1]] -= 1
+            self.cursor += 1
+            self._wake()
 
     async def append(self, kind: Record, stream: int, data: bytes) -> None:
         """Record something new, behind everything that was recorded."""
@@ -117,6 +240,8 @@ class Journal:
             except TimeoutError:
                 log.warning("a reply cannot go on: its request asks the services something else")
                 self._strayed()
+        if self._sent:
+            await self.replayed()
         self._append(kind, stream, data)
 
     def _append(self, kind: Record, stream: int, data: bytes) -> None:
@@ -127,6 +252,8 @@ class Journal:
     def _put(self, kind: Record, stream: int, data: bytes) -> None:
         if self.forgotten:
             return
+        if self.is_session and kind in _ORDERED:
+            data += _TICK.pack(self._rendered, self._steps)
         try:
             self._memory.append(kind, stream, data)
         except BadMemory:
@@ -137,14 +264,18 @@ class Journal:
         _, stream, data = self._records[self.cursor]
         self.cursor += 1
         self._left[stream] -= 1
+        self._wake()
+        self._pass_over()
+        return data
+
+    def _wake(self) -> None:
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
         self._waiting.clear()
-        return data
 
     async def _moved(self) -> None:
-        """Wait until another handler has consumed a record."""
+        """Wait until a record is consumed, or an event of a session rendered."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
@@ -160,9 +291,15 @@ class JournaledStream:
         self.end: bytes | None = None
         self.error: bytes | None = None
 
+    def __del__(self) -> None:
+        if self._number is not None and self._journal.is_session:
+            self._journal.abandon(self._number)
+
     async def next(self) -> bytes | None:
         """Return the next recorded batch, None behind the last."""
         if self._number is None:
+            if self._journal.is_session:
+                await self._journal.replayed()
             return None
         found = await self._journal.next(self._number)
         if found is None:

@@ -15,7 +15,7 @@ import secrets
 import struct
 from dataclasses import dataclass
 
-MAGIC = int.from_bytes(b"MtFront\x01", "little")  # the last byte is the version of the layout
+MAGIC = int.from_bytes(b"MtFront\x02", "little")  # the last byte is the version of the layout
 _MIB = 2**20
 _IN_SIZE = _OUT_SIZE = _JOURNAL_SIZE = 64 * _MIB
 _IN_AT = 4096
@@ -30,7 +30,7 @@ _SLOTS_AT = (128, 256)
 _SLOT = struct.Struct("<8Q")
 _RECORD = struct.Struct("<IHH")  # bytes, kind, stream
 
-_OPEN, _ANSWERED, _JOURNALED = 1, 2, 4  # flags
+_OPEN, _ANSWERED, _JOURNALED, _SOCKET = 1, 2, 4, 8  # flags
 _COMPACT = 256 * 1024  # bytes of a half from which on its unsent rest is moved to the other
 _RETURNED = 256 * 1024  # bytes of a request from which on its pages are given back
 READ = 64 * 1024  # bytes to read at a time
@@ -46,7 +46,8 @@ class State:
     """The state of a connection that is put in use as a whole.
 
     A write is known by the journal records consumed before it (`cursor`) and its number since the
-    last of them (`writes`). `generation` counts the times that all requests were answered.
+    last of them (`writes`); behind a WebSocket, `writes` is the number of events that were rendered.
+    `generation` counts the times that all requests were answered.
     """
 
     generation: int = 1
@@ -224,6 +225,15 @@ class ConnectionMemory:
     @property
     def is_journaled(self) -> bool:
         return bool(self.state.flags & _JOURNALED)
+
+    def set_socket(self) -> None:
+        """Note that the connection is a WebSocket; `render` puts it in use."""
+        self.state.flags |= _SOCKET
+
+    @property
+    def is_socket(self) -> bool:
+        """Return True if the connection was upgraded to a WebSocket."""
+        return bool(self.state.flags & _SOCKET)
 
     # -------------------------------------------------------------------------------------------------------- journal
     def append(self, kind: int, stream: int, data: bytes) -> None:

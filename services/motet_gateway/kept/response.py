@@ -43,6 +43,14 @@ class KeptResponse:
             return None
         return journal.open(digest, self._writable)
 
+    def memo(self, name: str) -> bytes | None:
+        """Return the value that another gateway has noted under a name, None without any."""
+        return self._transport.journal.memo(name)
+
+    def note(self, name: str, value: bytes) -> None:
+        """Note a value under a name."""
+        self._transport.journal.note(name, value)
+
     @property
     def was_answered(self) -> bool:
         """Return True if another gateway has rendered all of the response."""

@@ -17,6 +17,8 @@ from .memory import READ, BadMemory, ConnectionMemory
 
 log = logging.getLogger(__name__)
 
+_HEAD_END = b"\r\n\r\n"
+
 
 class KeptConnection(asyncio.BufferedProtocol):
     """A connection that the descriptor store gave to this gateway.
@@ -40,6 +42,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         self.journal = Journal(memory, self.forget, self.abort)
         self.protocol: asyncio.Protocol | None = None
         self._outer: KeptTransport | None = None
+        self._head: int | None = None  # bytes of the upgrade that is being repeated
         self._private: bytearray | None = None  # received bytes of a connection that is not kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -58,10 +61,24 @@ class KeptConnection(asyncio.BufferedProtocol):
                 return
             if rest := self.memory.unsent():
                 outer.resend(rest)
+            if self.memory.is_socket:
+                data = self.memory.received()
+                self._head = data.index(_HEAD_END) + len(_HEAD_END)
+                protocol.data_received(data[: self._head])
+                return
         if (data := self.memory.received()) and not outer.is_closing():
             outer.is_adopting = self.adopted
             protocol.data_received(data)
             outer.is_adopting = False
+
+    def upgraded(self) -> None:
+        """Give the messages of a WebSocket to its protocol, once that has repeated the upgrade."""
+        head, self._head = self._head, None
+        if head is None or self._outer is None or self.protocol is None:
+            return
+        self._outer.is_adopting = True
+        self.protocol.data_received(self.memory.received()[head:])
+        self._outer.is_adopting = False
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self.is_kept:
@@ -77,7 +94,8 @@ class KeptConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._private is None:
             data = self.memory.took(nbytes)
-            if self.protocol is not None:  # else it gets what is in memory when it begins
+            # Else it gets what is in memory when it begins, or behind the upgrade.
+            if self.protocol is not None and self._head is None:
                 self.protocol.data_received(data)
         elif self.protocol is not None:
             self.protocol.data_received(bytes(self._private[:nbytes]))
@@ -128,6 +146,9 @@ class KeptTransport(asyncio.Transport):
         self._is_rendering = connection.adopted and state.writes > 0
         self.was_answered = connection.adopted and self._memory.is_answered
         self._at = (0, 0)
+        self._is_socket = False
+        self._is_greeted = connection.adopted and self._memory.is_socket
+        self.events = state.writes if self._is_greeted else 0  # of a session, that were rendered
         self.is_adopting = False  # True: the protocol gets what another gateway has received
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -152,8 +173,31 @@ class KeptTransport(asyncio.Transport):
         self._connection.forget()
 
     def write(self, data: Any) -> None:
-        """Write a whole response."""
-        self.render(data)
+        """Write a whole response, or messages of a WebSocket."""
+        if self._is_socket:
+            self._write_messages(data)
+        else:
+            self.render(data)
+
+    def _write_messages(self, data: bytes) -> None:
+        """Write messages; the answer to the upgrade is written once, by the first gateway."""
+        if self._is_greeted:
+            self._is_greeted = False
+            asyncio.get_running_loop().call_soon(self._connection.upgraded)
+            return
+        if self._connection.is_kept and not self._inner.is_closing():
+            self._memory.set_socket()
+            self._memory.state.writes = self.events
+            self._put(data)
+        self._inner.write(data)
+
+    def _put(self, data: bytes) -> None:
+        """Put bytes into the memory, and the state in use."""
+        try:
+            self._memory.render(data, self._inner.get_write_buffer_size())
+        except BadMemory as error:
+            log.warning("a connection is kept no longer: %s", error)
+            self._connection.forget()
 
     def render(self, data: Any, *, begins: bool = False, goes_on: bool | None = False) -> None:
         """Write bytes of a response, unless the gateway before has rendered them.
@@ -181,11 +225,7 @@ class KeptTransport(asyncio.Transport):
             state.cursor, state.writes = cursor, writes
             if goes_on is not None:
                 self._memory.set_open(goes_on)
-            try:
-                self._memory.render(data, self._inner.get_write_buffer_size())
-            except BadMemory as error:
-                log.warning("a connection is kept no longer: %s", error)
-                self._connection.forget()
+            self._put(data)
         self._inner.write(data)
 
     def resend(self, data: bytes) -> None:
@@ -197,9 +237,9 @@ class KeptTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Have another protocol take over; what it exchanges is not kept."""
+        """Have the protocol of a WebSocket take over."""
         self._connection.protocol = protocol  # type: ignore[assignment]
-        self._connection.forget()
+        self._is_socket = True
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         if self._connection.protocol is None:

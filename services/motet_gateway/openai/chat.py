@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from motet_gateway.audio.spoken_chat import AudioChatChunks, ChatAudio, CollectedSpeech
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import MAX_ENTRIES
@@ -27,15 +28,16 @@ from motet_pipelines.chat.chat import Outcome, chat_with_prompt
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import UnsupportedParameter
-from motet_shared.messages import Chat, Complete, PromptPiece, Text
+from motet_shared.messages import Chat, Complete, PromptPiece, Text, Usage
 
 from .chat_images import leased_images, read_images
 from .generate import ChoiceStreams, Source
 from .prompt_scores import bounded_scores
 from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
+from .reply_details import ReplyDetails
 from .requests import chat_requests, completion_requests, reply_details, wire_tools
-from .results import chat_result, completion_result
+from .results import Collected, chat_result, completion_result
 from .schema import ChatBody, SamplingFields, parse_chat, parse_completion
 
 Head = tuple[str, int, str]
@@ -53,6 +55,10 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     size.check_tools(wire_tools(body.tools or []))
     is_seeing = accepts_images(service.bus.directory, body.model)
     generation = ChatImageGeneration.of(service, body, http.request_id)
+    audio = await ChatAudio.of(service, http, body)
+    if audio is not None and generation is not None:
+        message = "`modalities`: a chat that generates images is not spoken; leave out `audio`"
+        raise UnsupportedParameter(message, param="modalities")
     requests = chat_requests(body, http.request_id, http.tenant.rights, accepts_images=is_seeing)
     size.check_chat(requests[0])
     requests = pinned(http, service.bus.directory, requests)
@@ -64,7 +70,7 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
         pictures = await read_images(service, body, accepts_images=is_seeing)
         if generation is None:
-            await _plain(service, http, body, requests, pictures, head, ticket)
+            await _plain(service, http, body, requests, pictures, head, ticket, audio)
             return
         store = await service.uploads()
         source = _reasoning(
@@ -92,17 +98,38 @@ async def _plain(
     pictures: list[InputMedia],
     head: Head,
     ticket: Ticket,
+    audio: ChatAudio | None,
 ) -> None:
     """Answer a chat request without image generation; its choices share the input images."""
     async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
         details = reply_details(body)
-        source = bounded_scores(_reasoning(body, _pipeline(service)), details)
+        pipeline = _pipeline(service) if audio is None else partial(audio.reply, service)
+        source = bounded_scores(_reasoning(body, pipeline), details)
         choices = ChoiceStreams(service, http, requests, source, ticket)
-        if body.stream:
+        if audio is not None:
+            await _spoken(body, choices, head, details, audio)
+        elif body.stream:
             await choices.stream(ChatChunks(*head, **_usage(body), details=details))
         else:
             await choices.collect(partial(chat_result, *head, details=details))
+
+
+async def _spoken(
+    body: ChatBody, choices: ChoiceStreams, head: Head, details: ReplyDetails, audio: ChatAudio
+) -> None:
+    """Answer a spoken chat, streamed or whole."""
+    if body.stream:
+        await choices.stream(AudioChatChunks(*head, **_usage(body), details=details))
+        return
+
+    def render(spoken: list[Collected], usage: Usage) -> bytes:
+        for choice in spoken:
+            if isinstance(choice, CollectedSpeech):
+                choice.audio = choice.message(audio.options)
+        return chat_result(*head, spoken, usage, details=details)
+
+    await choices.collect(render, CollectedSpeech)
 
 
 async def completions(service: GatewayContext, http: Exchange) -> None:

@@ -191,7 +191,10 @@ class ChatChoice(Choice):
         )
 
     def _as_dict(self, text: str) -> dict[str, Any]:
-        return self._delta({"content": text})
+        return self._delta(self._text_delta(text))
+
+    def _text_delta(self, text: str) -> dict[str, Any]:
+        return {"content": text}
 
     def _rich(self, item: Text) -> bytes:
         deltas = []
@@ -199,7 +202,7 @@ class ChatChoice(Choice):
             deltas.append(self._delta({"reasoning_content": item.reasoning}))
         if item.text or item.logprobs:
             logprobs = None if item.logprobs is None else chat_logprobs(item.logprobs)
-            deltas.append(self._delta({"content": item.text}, logprobs))
+            deltas.append(self._delta(self._text_delta(item.text), logprobs))
         if item.tools:
             self._called_tools = True
             deltas.append(self._delta({"tool_calls": [tool_delta(tool) for tool in item.tools]}))

@@ -23,6 +23,7 @@ class Collected:
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TextLogprob] | None = None
     images: list[dict[str, Any]] = field(default_factory=list)
+    audio: dict[str, Any] | None = None  # of a spoken choice, whose text is its transcript
     ids: list[int] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     scored_ids: list[int] = field(default_factory=list)  # tokens of `prompt`
@@ -142,6 +143,8 @@ def _chat_choice(index: int, choice: Collected, details: ReplyDetails) -> dict[s
         message["tool_calls"] = calls
     if choice.images:
         message["images"] = choice.images
+    if choice.audio is not None:
+        message["content"], message["audio"] = None, choice.audio
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
     finish = chat_finish(choice.status, bool(calls))
     return {

@@ -207,6 +207,13 @@ class SamplingFields(Strict):
     return_token_ids: bool | None = None
 
 
+class AudioOptions(Strict):
+    """How replies are spoken, with `modalities` ["text", "audio"]; `pcm16` is the format of streams."""
+
+    format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
+    voice: str | None = None
+
+
 class ChatBody(SamplingFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -226,12 +233,13 @@ class ChatBody(SamplingFields, kw_only=True):
     # last message instead.
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    # How replies are spoken, with `modalities` ["text", "audio"].
+    audio: AudioOptions | None = None
     # They cannot change the answer, so any value of the right type is accepted.
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     # See NO_EFFECT.
-    audio: Any = None
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
@@ -263,14 +271,16 @@ class CompletionBody(SamplingFields, kw_only=True):
 # Values of `modalities` that enable the tool `image_generation` with its defaults.
 DRAWING = (["text", "image"], ["image", "text"])
 
+# Values of `modalities` with which replies are spoken, as `audio` says.
+SPEAKING = (["text", "audio"], ["audio", "text"])
+
 # Values, besides null, at which a parameter requests nothing. Any other value is refused with an
 # error that names the parameter.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
-    "audio": (),
     "best_of": (1,),
     "function_call": (),
     "functions": (),
-    "modalities": (["text"], *DRAWING),
+    "modalities": (["text"], *DRAWING, *SPEAKING),
     "moderation": (),
     "prediction": (),
     "prompt_cache_options": (),

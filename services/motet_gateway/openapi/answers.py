@@ -90,6 +90,16 @@ class GeneratedImage(Struct):
     revised_prompt: str | None = None
 
 
+class SpokenReply(Struct):
+    """The sound of a reply; `error`, an extension, says why it ends early."""
+
+    id: str
+    data: Annotated[str, Meta(description="base64")]
+    expires_at: Unix
+    transcript: str
+    error: dict[str, str | bool | None] | None = None
+
+
 class ChatMessage(Struct):
     """A reply; `reasoning_content`, an extension, is what the model wrote before it answered."""
 
@@ -99,6 +109,7 @@ class ChatMessage(Struct):
     reasoning_content: str = ""
     tool_calls: list[CalledTool] = []
     images: list[GeneratedImage] = []
+    audio: SpokenReply | None = None
 
 
 class ChatChoice(Struct):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
 
 from motet_gateway.context import GatewayContext
+from motet_gateway.kept.session import KeptSession
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.chat_images import leased_images
 from motet_gateway.openai.prompt_size import PromptSize
@@ -25,6 +26,7 @@ from motet_gateway.tenancy.usage import (
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.voice.conversation.settings import ReplySettings
 from motet_pipelines.voice.speak import Outcome as SpeechOutcome
+from motet_shared.errors import MotetError
 from motet_shared.messages import Audio, Chat, Text
 
 from .pictures import shown, with_placeholders
@@ -33,13 +35,40 @@ from .pictures import shown, with_placeholders
 class TenantAdmission:
     """Admit the work of one session by the limits of its tenant."""
 
-    def __init__(self, service: GatewayContext, tenant: Tenant):
-        self._service, self._tenant = service, tenant
+    def __init__(self, service: GatewayContext, tenant: Tenant, kept: KeptSession | None = None):
+        """`kept`: what another gateway has admitted of the session is not refused here."""
+        self._service, self._tenant, self._kept = service, tenant, kept
+        self._asked = 0  # times that something was to be admitted
 
     def receive_audio(self, pcm_bytes: int, rate: int) -> None:
         """Charge audio of the client. Raises RateLimited if it has sent too much."""
-        if pcm_bytes:
-            self._tenant.spend(self._tenant.audio, sound_length(pcm_bytes, rate))
+        if not pcm_bytes:
+            return
+        with self._decided() as is_admitted:
+            if not is_admitted:
+                self._tenant.spend(self._tenant.audio, sound_length(pcm_bytes, rate))
+
+    @contextmanager
+    def _decided(self) -> Iterator[bool]:
+        """Decide as the gateway before did, whose refusals are noted; True: it has admitted this."""
+        self._asked += 1
+        name = f"refusal {self._asked}"
+        if self._kept is None:
+            yield False
+            return
+        if self._kept.is_replaying:
+            if (refusal := self._kept.memo(name)) is not None:
+                code, message = msgspec.msgpack.decode(refusal, type=tuple[str, str])
+                error = MotetError(message)
+                error.code = code
+                raise error
+            yield True
+            return
+        try:
+            yield False
+        except MotetError as error:
+            self._kept.note(name, msgspec.msgpack.encode((error.code, error.message)))
+            raise
 
     def recognizer(self, name: str) -> str:
         """Return the model that transcribes. Raises UnknownModel or Unavailable."""
@@ -52,16 +81,23 @@ class TenantAdmission:
 
         Raises RateLimited, Overloaded or Draining, ContextTooLong for text that cannot fit.
         """
+        with self._decided() as is_admitted:
+            if not is_admitted:
+                self._check_reply(settings, messages)
+            limit = REPLY_TOKENS if settings.max_tokens is None else settings.max_tokens
+            ticket = self._tenant.take(
+                tokens=messages_tokens(messages) + limit,
+                audio=SECOND if settings.speaks else 0,
+                is_admitted=is_admitted,
+            )
+        return TenantReplyAccount(self._service, self._tenant, ticket)
+
+    def _check_reply(self, settings: ReplySettings, messages: list[dict[str, Any]]) -> None:
         self._service.admit(settings.model)
         self._tenant.count_request()
         size = PromptSize.of(self._service.bus.directory, "tokenizer", settings.model, self._tenant)
         size.check_tools(list(settings.tools))
         size.check_text(with_placeholders(messages), "response")
-        limit = REPLY_TOKENS if settings.max_tokens is None else settings.max_tokens
-        ticket = self._tenant.take(
-            tokens=messages_tokens(messages) + limit, audio=SECOND if settings.speaks else 0
-        )
-        return TenantReplyAccount(self._service, self._tenant, ticket)
 
 
 class TenantReplyAccount:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
 
 from motet_gateway.http.asgi import ClientGone, Scope
 from motet_gateway.http.problems import Problem
+from motet_gateway.kept import draws
+from motet_gateway.kept.session import KeptSession
 
 from .event_log import EventLog
 
 _encode = msgspec.json.Encoder().encode
+_DELTA, _TYPE = b'.delta"', 96  # the end of a type; bytes of an event that contain its type
 
 
 class Connection(Protocol):
@@ -45,20 +48,43 @@ class Channel:
     Raises ClientGone once the channel is closed.
     """
 
-    def __init__(self, socket: Connection, memory: int):
-        """Start with `socket`; keep `memory` bytes of events for a client that reconnects."""
-        self._prefix = b"event_" + secrets.token_hex(6).encode() + b"_"
-        self._count = 0
+    def __init__(self, socket: Connection, memory: int, kept: KeptSession | None = None):
+        """Start with `socket`; keep `memory` bytes of events for a client that reconnects.
+
+        kept: what has the events that an earlier gateway sent, if another can go on.
+        """
+        self._prefix = b"event_" + draws.token_hex(6).encode() + b"_"
+        self._kept = kept
+        self._count = 0 if kept is None else kept.sent
+        self._sequence = ""  # of the events that are rendered now
+        self._rendered: list[tuple[int, str]] = []  # number and sequence of those not added yet
         self.closed = False
-        self._log = EventLog(memory)
+        self._log = EventLog(memory, self._count)
         self._socket: Connection | None = None
         self._changed = asyncio.Event()  # set while there is a socket, and once it is closed
         self._away_since, self._away = time.monotonic(), 0.0  # seconds
         self.attach(socket)
 
+    @contextmanager
+    def rendering(self, sequence: str) -> Iterator[None]:
+        """Number the events that are rendered in the block as a part of this sequence.
+
+        The events of a sequence come in one order in each process; those of others, in between.
+        """
+        self._sequence, self._rendered = sequence, []
+        try:
+            yield
+        finally:
+            self._sequence = ""
+
     def next_id(self) -> bytes:
-        self._count += 1
-        return b"%s%d" % (self._prefix, self._count)
+        number = None if self._kept is None else self._kept.known(self._sequence)
+        if number is None:
+            self._count += 1
+            number = self._count
+        if self._kept is not None:
+            self._rendered.append((number, self._sequence))
+        return b"%s%d" % (self._prefix, number)
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return a rendered event."""
@@ -74,9 +100,38 @@ class Channel:
 
     def add(self, events: Iterable[bytes]) -> None:
         """Queue events for the next flush. Raises ClientGone if the channel is closed."""
+        rendered, self._rendered = self._rendered, []
         if self.closed:
             raise ClientGone
-        self._log.add(events)
+        if self._kept is None:
+            self._log.add(events)
+        else:
+            self._log.add(self._unsent(self._kept, list(events), rendered))
+
+    def _unsent(
+        self, kept: KeptSession, events: list[bytes], rendered: list[tuple[int, str]]
+    ) -> list[bytes]:
+        """Return the events that no earlier gateway has sent."""
+        unsent, new, first, steps = [], [], 0, 0
+        for event, (number, sequence) in zip(events, rendered, strict=True):
+            is_delta = _DELTA in event[:_TYPE]
+            steps += not is_delta
+            if number > kept.sent:
+                first = first or number
+                unsent.append(event)
+                new.append((sequence, is_delta))
+            elif number:
+                self._log.restore(number, event)
+        if new:
+            kept.render(first, new)
+        kept.tick(len(events), steps)
+        return unsent
+
+    def _take(self) -> list[bytes]:
+        taken = self._log.take()
+        if self._kept is not None:
+            self._kept.send(self._log.count)
+        return taken
 
     async def flush(self) -> None:
         """Send what is queued, each event as a message of its own, in one write if they are few.
@@ -96,7 +151,7 @@ class Channel:
 
     async def _write(self, socket: Connection) -> None:
         try:
-            await socket.write(self._log.take)
+            await socket.write(self._take)
         except ClientGone:
             self.detach(socket)
             return

@@ -94,7 +94,8 @@ async def _open(
     if caller.secret is not None:
         session = _prepared(service, caller, caller.secret, query, socket)
     else:
-        session = Session(service, socket, caller, *_admit(service, query))
+        model, kind = _admit(service, query)
+        session = Session(service, socket, caller, model, kind, kept=socket.keep())
         service.sessions.add(session)
     return session, session.attachment
 

@@ -20,14 +20,19 @@ class EventNotFound(BadRequest):
 class EventLog:
     """Log the events of one session in sending order; counts are of all events since the first."""
 
-    def __init__(self, limit: int):
-        """Keep up to `limit` bytes; a client with more in flight cannot get all of it again."""
+    def __init__(self, limit: int, count: int = 0):
+        """Keep up to `limit` bytes; a client with more in flight cannot get all of it again.
+
+        count: events that an earlier process has sent.
+        """
         self._limit = limit
         self._waiting: deque[bytes] = deque()
         self._sent: deque[bytes] = deque()  # the most recent events that were sent
         self._waiting_size = self._sent_size = self._unasked = 0  # bytes
-        self.count = 0  # events that were sent
-        self._arrived = 0  # of these, events that the client surely has
+        self.count = count  # events that were sent
+        self._arrived = count  # of these, events that the client surely has
+        self._earlier: dict[int, bytes] = {}  # events of the earlier process, by number
+        self._earlier_size = 0  # bytes
 
     @property
     def waiting(self) -> bool:
@@ -50,6 +55,13 @@ class EventLog:
         for event in events:
             self._waiting.append(event)
             self._waiting_size += len(event)
+
+    def restore(self, number: int, event: bytes) -> None:
+        """Keep an event that an earlier process has sent."""
+        self._earlier[number] = event
+        self._earlier_size += len(event)
+        while self._earlier_size > self._limit:
+            self._earlier_size -= len(self._earlier.pop(next(iter(self._earlier))))
 
     def take(self) -> list[bytes]:
         """Return the next events to send, about `_BATCH` bytes at most, and count them as sent."""
@@ -95,6 +107,7 @@ class EventLog:
 
     def _place(self, after: str | None) -> int:
         """Return the number of events before those to send next."""
+        self._join()
         begin = self.count - len(self._sent)
         if after is None:
             if self._arrived < begin:
@@ -109,6 +122,16 @@ class EventLog:
                 return begin + index + 1
         message = f"event {after[:60]!r} is not among those that are kept; leave `after` out, or open another session"
         raise EventNotFound(message, param="after")
+
+    def _join(self) -> None:
+        """Put the events of an earlier process before those of this one."""
+        number = self.count - len(self._sent)
+        while (event := self._earlier.pop(number, None)) is not None:
+            self._sent.appendleft(event)
+            self._sent_size += len(event)
+            number -= 1
+        self._earlier.clear()
+        self._earlier_size = 0
 
     def _forget(self) -> None:
         while self._sent_size > self._limit or (

@@ -21,13 +21,32 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
+from motet_gateway.kept.session import END, KeptSession
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
 from motet_pipelines.voice.conversation.converse import run_conversation
-from motet_pipelines.voice.conversation.events import Drained, Event, Failed, SpeechStarted
+from motet_pipelines.voice.conversation.events import (
+    ArgumentsDelta,
+    AudioCommitted,
+    Drained,
+    Event,
+    Failed,
+    IdleTimeout,
+    OutputClosed,
+    OutputOpened,
+    ReplyEnded,
+    ReplyStarted,
+    SpeechDelta,
+    SpeechStarted,
+    SpeechStopped,
+    TextDelta,
+    TranscriptCompleted,
+    TranscriptDelta,
+    TranscriptFailed,
+)
 from motet_pipelines.voice.conversation.history import new_id
 from motet_pipelines.voice.conversation.settings import ConversationLimits
 from motet_pipelines.voice.services import SpeechServices
@@ -86,14 +105,18 @@ class Session:
         kind: Kind = "realtime",
         prepared: PreparedSession | None = None,
         player: Player | None = None,
+        kept: KeptSession | None = None,
     ):
         """Begin a session; with a `player`, it is a call's, and ends with its connection.
+
+        kept: what keeps it beyond the death of this gateway.
 
         Raises BadRequest for a target that its model does not have.
         """
         self.service = service
         self.caller = caller
-        self.channel = Channel(socket, service.config.session_memory)
+        self._kept = kept
+        self.channel = Channel(socket, service.config.session_memory, kept)
         self.attachment = Attachment(socket, first=True)
         self.player = player
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
@@ -138,6 +161,8 @@ class Session:
                 message = await receive()
                 if message["type"] == "websocket.disconnect":
                     return int(message.get("code") or 1006)
+                if self._kept is not None:
+                    await self._kept.input()
                 await self._handle(message.get("text"))
                 self._received += 1
         finally:
@@ -173,6 +198,8 @@ class Session:
 
         Raises EventNotFound if what followed is not kept any more.
         """
+        if self._kept is not None:
+            self._kept.forget()  # what the new socket brings is not in the memory of the first one
         self.channel.attach(socket, after)
         self.attachment = Attachment(socket)
         return self.attachment
@@ -215,7 +242,7 @@ class Session:
                 self._next_inputs(),
                 self.settings.as_conversation(),
                 self,
-                admission=TenantAdmission(self.service, self.caller.tenant),
+                admission=TenantAdmission(self.service, self.caller.tenant, self._kept),
                 limits=ConversationLimits(
                     max_bytes=config.max_message,
                     request_timeout=config.request_timeout,
@@ -244,7 +271,8 @@ class Session:
             if self.player is not None:
                 events = [self._played(self.player, event) for event in events]
             for event in events:
-                self.channel.add(self._rendering.render(event))
+                with self.channel.rendering(_sequence(event)):
+                    self.channel.add(self._rendering.render(event))
                 if isinstance(event, Failed):
                     self._refused |= event.tag is not None
                 elif isinstance(event, Drained):
@@ -461,6 +489,31 @@ def _decoded(text: str, ignored: Ignored | None) -> events.ClientEvent:
         return events.decode(text, ignored)
     except BadRequest as error:
         raise as_refusal(error, text) from None
+
+
+def _sequence(event: Event) -> str:
+    """Return the sequence of an event: of a response, of an item or its words, or of the client's inputs."""
+    match event:
+        case ReplyEnded():
+            return event.reply_id + END
+        case (
+            ReplyStarted()
+            | OutputOpened()
+            | TextDelta()
+            | SpeechDelta()
+            | ArgumentsDelta()
+            | OutputClosed()
+        ):
+            return event.reply_id
+        case TranscriptDelta() | TranscriptCompleted() | TranscriptFailed():
+            return f"{event.item_id} {event.part}"
+        case SpeechStarted() | SpeechStopped() | IdleTimeout():
+            return event.item_id
+        case AudioCommitted():
+            return str(event.item["id"])
+        case Failed(tag=None):
+            return "failures"
+    return ""
 
 
 def _tag(event: events.ClientEvent) -> str:

@@ -40,14 +40,14 @@ class ConcurrencyLimits:
         self.idle = asyncio.Event()  # set while no reply is being generated
         self.idle.set()
 
-    def take(self, count: int = 1) -> Slot:
-        """Reserve room for `count` replies.
+    def take(self, count: int = 1, *, is_admitted: bool = False) -> Slot:
+        """Reserve room for `count` replies; for those that were admitted before, in any case.
 
         Raises Overloaded if there is none, Draining if the server is about to stop.
         """
-        if self.draining:
+        if self.draining and not is_admitted:
             raise Draining("this server is stopping; try again in a moment")
-        if self.active + count > self.max_streams:
+        if not is_admitted and self.active + count > self.max_streams:
             self.refused += 1
             raise Overloaded(
                 f"{self.active} replies are being generated and {count} more would exceed the limit of "

@@ -145,22 +145,33 @@ class Tenant:
             self._refusals.charge(1)
         return due / NANOSECONDS
 
-    def take(self, count: int = 1, *, tokens: int = 0, images: int = 0, audio: int = 0) -> Ticket:
+    def take(
+        self,
+        count: int = 1,
+        *,
+        tokens: int = 0,
+        images: int = 0,
+        audio: int = 0,
+        is_admitted: bool = False,
+    ) -> Ticket:
         """Reserve room for `count` replies and their probable use; `audio` in microseconds.
+
+        is_admitted: another gateway has admitted them, and this one refuses none.
 
         Raises RateLimited for what is not available now, BadRequest for what never will be;
         Overloaded and Draining as `ConcurrencyLimits`.
         """
-        self._check_streams(count)
-        self._check_images(images)
-        for allowance, amount in (
-            (self.tokens, tokens),
-            (self.images, images),
-            (self.audio, audio),
-        ):
-            if amount:
-                self._check(allowance, amount)
-        slot = self._concurrency.take(count)
+        if not is_admitted:
+            self._check_streams(count)
+            self._check_images(images)
+            for allowance, amount in (
+                (self.tokens, tokens),
+                (self.images, images),
+                (self.audio, audio),
+            ):
+                if amount:
+                    self._check(allowance, amount)
+        slot = self._concurrency.take(count, is_admitted=is_admitted)
         self.streams += count
         return Ticket(
             self,

@@ -12,7 +12,7 @@ from motet_media.audio import SAMPLE_BYTES
 from motet_pipelines.images.chat_drawing import Drawing
 from motet_pipelines.voice.speak import RATE
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Complete, DenoisingProgress, PromptPiece, Text, Usage
+from motet_shared.messages import Audio, Chat, Complete, DenoisingProgress, Text, Usage
 
 from .buckets import Hold
 from .tenant import SECOND, Ticket
@@ -101,6 +101,7 @@ class ReplyMeter:
         self._ticket, self._prompt = ticket, prompt
         self._counted = 0
         self._drawing = False
+        self._speech = SpeechMeter(ticket.audio)
 
     @property
     def is_background(self) -> bool:
@@ -116,7 +117,9 @@ class ReplyMeter:
         for item in batch:
             if isinstance(item, Text):
                 tokens += len(item.ids)
-            elif not isinstance(item, PromptPiece):  # a prompt is charged at the start
+            elif isinstance(item, Audio):
+                self._speech.got(len(item.data))
+            elif isinstance(item, DenoisingProgress | Drawing):
                 self._count_image(item)
         self._counted += tokens
         self._ticket.tokens.use(tokens)

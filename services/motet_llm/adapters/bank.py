@@ -153,7 +153,7 @@ class AdapterBank:
         self._dtype, self._device = dtype, device
         self._segments: Segments | None = None
         self._matrices = matrices
-        self._shapes = {name: matrix.shape for name, matrix in matrices.items()}
+        self._shapes = self._shapes_in_files()
         self._folders: dict[str, AdapterFolder] = {}
         self._factors: dict[str, LoraFactors] = {}
         self._parts: dict[Linear, dict[str, LoraFactors]] = {}
@@ -168,6 +168,14 @@ class AdapterBank:
             return AdapterFolder.read(name, path, self._shapes, self._max_rank)
         except BadRequest as error:
             return error
+
+    def _shapes_in_files(self) -> dict[str, tuple[int, int]]:
+        """Return the (outputs, inputs) for which adapters of this model were trained, by matrix."""
+        return {name: matrix.shape for name, matrix in self._matrices.items()}
+
+    def _own(self, matrix: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the factors of a matrix that is here, from those of a file."""
+        return down, up
 
     def add(self, name: str, found: AdapterFolder | BadRequest) -> bool:
         """Add an adapter that was read, between two steps; True if factors have moved in memory.
@@ -197,7 +205,8 @@ class AdapterBank:
         ranks: dict[str, int] = {}
         for folder in self._folders.values():
             for matrix, pair in folder.pairs.items():
-                ranks[matrix] = max(ranks.get(matrix, 0), pair.rank)
+                if matrix in self._matrices:
+                    ranks[matrix] = max(ranks.get(matrix, 0), pair.rank)
         moved = [name for name, rank in ranks.items() if not self._has_room(name, rank)]
         with self._filling:
             for name in moved:
@@ -214,7 +223,7 @@ class AdapterBank:
         factors = self._factors.get(matrix)
         if factors is not None:
             return factors.grown(self.slots, rank)
-        outputs, inputs = self._shapes[matrix]
+        outputs, inputs = self._matrices[matrix].shape
         return LoraFactors(self.slots, rank, inputs, outputs, self._dtype, self._device)
 
     def _put_factors(self, name: str, factors: LoraFactors) -> None:
@@ -293,7 +302,8 @@ class AdapterBank:
         with self._filling:
             for matrix, factors in self._factors.items():
                 if matrix in loaded:
-                    factors.put(slot, *loaded.pop(matrix), folder.pairs[matrix].scale)
+                    own = self._own(matrix, *loaded.pop(matrix))
+                    factors.put(slot, *own, folder.pairs[matrix].scale)
                 else:
                     factors.clear(slot)
         return self.adapter(name, slot)

@@ -93,21 +93,34 @@ class KvCache:
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
+        self.device = device
         self.layout = layout_of(shapes, block_size, dtype, sink_window)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
-        sizes = slot_sizes(
-            {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups
-        )
-        self._storage = [zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        held = {
+            layer: shape.nbytes(dtype) if self.holds(layer) else 0
+            for layer, shape in shapes.items()
+        }
+        sizes = slot_sizes(held, self.groups)
+        storage = {
+            j: zeros(num_blocks + 1, size * block_size, device)
+            for j, size in enumerate(sizes)
+            if size
+        }
+        self._storage = list(storage.values())
         self._blocks = Blocks(self._storage)
         self._shapes = shapes
         self._storage_of: dict[int, Tensor] = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for group in self.groups:
             for j, layer in enumerate(group.layers):
-                self._storage_of[layer] = self._storage[j]
-                self._layers[layer] = self.views(layer, self._storage[j])
+                if self.holds(layer):
+                    self._storage_of[layer] = storage[j]
+                    self._layers[layer] = self.views(layer, storage[j])
+
+    def holds(self, layer: int) -> bool:
+        """Return True for a layer whose keys and values are in this process: every one."""
+        return True
 
     def views(self, layer: int, storage: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values as `layer` does, for storage `[P, X]` of P blocks of X bytes."""
@@ -151,6 +164,22 @@ class KvCache:
         key, value = self._layers[layer]
         store_kv(key_NKD, value_NKD, key, None if value_NKD is None else value, slots_N)
 
+    def widths(self, layer: int) -> list[tuple[int, int]]:
+        """Return heads and dimension of a layer's keys and of its values, as transfers have them.
+
+        A latent layer has keys alone.
+        """
+        shape = self._shapes[layer]
+        return [(shape.heads, dim) for dim in (shape.key_dim, shape.value_dim) if dim]
+
+    def collect(self, layer: int, slots_N: Tensor) -> list[Tensor]:
+        """Return rows of keys and of values for another engine, as `pick` does."""
+        return self.pick(layer, slots_N)
+
+    def store(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
+        """Store keys and values that another engine has computed, as `write` does."""
+        self.write(layer, key_NKD, value_NKD, slots_N)
+
     def put(self, layer: int, rows: Sequence[Tensor], slots_N: Tensor) -> None:
         """Store rows of keys and of values `[N, K, …]` as they are, in the cache's type.
 
@@ -169,7 +198,7 @@ class KvCache:
             blocks[places_N // self.block_size - begin] * self.block_size
             + places_N % self.block_size
         )
-        return slots_N.to(self._storage[0].device)
+        return slots_N.to(self.device)
 
     def tensors(self, layer: int) -> tuple[Tensor, ...]:
         """Return keys and values as `layer` does; of a latent layer its one tensor."""

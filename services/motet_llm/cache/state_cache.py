@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,13 +97,17 @@ class StateCache:
             dropped, place = self._snapshots.popitem(last=False)
             self._free_snapshots.append(place)
         self._snapshots[key] = target = self._free_snapshots.pop()
-        self._slots.copy([slot], [target])
+        self.copy([slot], [target])
         return dropped
 
     def restore(self, key: Hashable, slot: int) -> None:
         """Copy the snapshot under `key` into a sequence's slot."""
         self._snapshots.move_to_end(key)
-        self._slots.copy([self._snapshots[key]], [slot])
+        self.copy([self._snapshots[key]], [slot])
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy states from slot to slot. No slot may be both source and target."""
+        self._slots.copy(sources, targets)
 
     def check_integrity(self, held: list[int]) -> None:
         """Raise InternalError unless each slot is either free or held by exactly one sequence."""

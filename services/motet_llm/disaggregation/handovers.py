@@ -86,7 +86,7 @@ class Handovers:
             or request.times.transfer_seconds is not None
             or request.constraints.prefill_only
             or request.images is not None
-            or request.constraints.scores_prompt
+            or request.constraints.match_end == 0
         ):
             return
         instance = self._placement.choose(

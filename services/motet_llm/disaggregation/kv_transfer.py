@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from motet_kernels.attention.kv_format import CODED, decode, dim_of, row_size
+from motet_kernels.attention.kv_format import CODED, decode, row_size
 from motet_llm.cache.kv_cache import KvCache
 from motet_shared.errors import BadRequest
 
@@ -61,7 +61,8 @@ class PackedPart:
 
 def token_bytes(kv: KvCache, layer: int) -> int:
     """Return the bytes of one token of a layer, in the cache's dtype."""
-    return sum(t.shape[1] * t.shape[3] for t in kv.tensors(layer)) * kv.dtype.itemsize
+    rows = (heads * row_size(dim, kv.dtype) for heads, dim in kv.widths(layer))
+    return sum(rows) * kv.dtype.itemsize
 
 
 def first_seen(kv: KvCache, layer: int, start: int, stop: int) -> int:
@@ -112,22 +113,21 @@ def _cut(
 
 def part_bytes(kv: KvCache, part: KvPart, dtype: torch.dtype) -> int:
     """Return the bytes of a part that a cache of `dtype` sends."""
-    tensors = [tensor for layer in part.layers for tensor in kv.tensors(layer)]
-    per_token = sum(t.shape[1] * row_size(dim_of(t), dtype) for t in tensors) * dtype.itemsize
+    widths = [width for layer in part.layers for width in kv.widths(layer)]
+    per_token = sum(heads * row_size(dim, dtype) for heads, dim in widths) * dtype.itemsize
     return per_token * (part.end - part.first)
 
 
 def pack(kv: KvCache, tables: Tables, part: KvPart) -> Tensor:
     """Return the bytes of a part, `uint8` on the CPU."""
-    device = kv.layer(part.layers[0])[0].device
-    out = torch.empty(part_bytes(kv, part, kv.dtype), dtype=torch.uint8, device=device)
+    out = torch.empty(part_bytes(kv, part, kv.dtype), dtype=torch.uint8, device=kv.device)
     slots = {
         g: kv.slots(tables[g], part.first, part.end)
         for g in {kv.group_of[layer] for layer in part.layers}
     }
     at = 0
     for layer in part.layers:
-        for rows_NKD in kv.pick(layer, slots[kv.group_of[layer]]):
+        for rows_NKD in kv.collect(layer, slots[kv.group_of[layer]]):
             out[at : at + rows_NKD.nbytes] = rows_NKD.view(torch.uint8).flatten()
             at += rows_NKD.nbytes
     return out.cpu()
@@ -138,8 +138,7 @@ def unpack(kv: KvCache, tables: Tables, part: KvPart, content: Tensor, dtype: to
 
     `content` is `uint8`, as `pack` gives it for a cache of `dtype`.
     """
-    device = kv.layer(part.layers[0])[0].device
-    elements = content.to(device).view(dtype)
+    elements = content.to(kv.device).view(dtype)
     slots = {
         g: kv.slots(tables[g], part.first, part.end)
         for g in {kv.group_of[layer] for layer in part.layers}
@@ -147,15 +146,15 @@ def unpack(kv: KvCache, tables: Tables, part: KvPart, content: Tensor, dtype: to
     at, count = 0, part.end - part.first
     for layer in part.layers:
         rows: list[Tensor] = []
-        for cache_PKSD in kv.tensors(layer):
-            shape = (count, cache_PKSD.shape[1], row_size(dim_of(cache_PKSD), dtype))
+        for heads, dim in kv.widths(layer):
+            shape = (count, heads, row_size(dim, dtype))
             rows.append(elements[at : at + math.prod(shape)].view(shape))
             at += math.prod(shape)
         if kv.dtype == dtype and dtype in CODED:  # rounding them again would change them
             kv.put(layer, rows, slots[kv.group_of[layer]])
             continue
         rows = [_converted(row, kv.dtype) for row in rows]
-        kv.write(layer, rows[0], rows[1] if len(rows) > 1 else None, slots[kv.group_of[layer]])
+        kv.store(layer, rows[0], rows[1] if len(rows) > 1 else None, slots[kv.group_of[layer]])
 
 
 def _converted(rows_NKD: Tensor, dtype: torch.dtype) -> Tensor:
@@ -214,8 +213,7 @@ def fingerprint(runner: Fingerprinted, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)]
-        + [kv.groups[g].window, kv.groups[g].chunk]
+        layer: [[*width] for width in kv.widths(layer)] + [kv.groups[g].window, kv.groups[g].chunk]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = (

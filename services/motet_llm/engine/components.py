@@ -26,6 +26,8 @@ from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.scheduler import AdmissionPolicy, Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.speculation.speculator import Speculation
+from motet_llm.stages.state_feeding import StateFeeding
+from motet_llm.stages.state_sending import StateSending
 
 from .feature import Feature
 from .model_runner import ModelRunner
@@ -52,6 +54,8 @@ class Components:
     compression: PromptCompression | None
     speculation: Speculation | None
     scoring: PromptScoring
+    sending: StateSending
+    feeding: StateFeeding
     features: tuple[Feature, ...]
 
 
@@ -78,10 +82,14 @@ def build(
     """Return the parts of an engine around `runner`. Raises ConfigError."""
     pace = StepTimeEstimate()
     blocks = _build_blocks(config, runner, pace, owner)
-    # Other engines do not know by which frequencies keys were rotated.
-    handovers = Handovers(runner.kv, placement if runner.rope is None else None)
+    handovers = Handovers(runner.kv, placement if runner.hands_over else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
-    policies: list[AdmissionPolicy] = [handovers, *([] if watches is None else [watches])]
+    feeding = StateFeeding(runner.input_width, runner.is_talker)
+    policies: list[AdmissionPolicy] = [
+        handovers,
+        feeding,
+        *([] if watches is None else [watches]),
+    ]
     limits = SchedulerLimits(
         **{field.name: getattr(config, field.name) for field in fields(SchedulerLimits)}
     )
@@ -97,7 +105,7 @@ def build(
         None if blocks.spill is None else LongSequences(runner.kv, blocks.tables, blocks.spill)
     )
     rope = None if runner.rope is None else RopeSwitch(runner.rope.rule, scheduler)
-    scoring = PromptScoring(runner)
+    scoring, sending = PromptScoring(runner), StateSending(runner)
     optional = (compression, speculation, long_sequences, rope)
     return Components(
         pool=blocks.pool,
@@ -111,7 +119,16 @@ def build(
         compression=compression,
         speculation=speculation,
         scoring=scoring,
-        features=(receiver, sender, *(one for one in optional if one is not None), scoring),
+        sending=sending,
+        feeding=feeding,
+        features=(
+            receiver,
+            sender,
+            *(one for one in optional if one is not None),
+            scoring,
+            sending,
+            feeding,
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.scheduling.work import Work
+from motet_llm.stages.states import SentStates
 from motet_shared.messages import PromptScores
 
 from .request import Request
@@ -21,6 +22,7 @@ class StepResult:
 
     num_finite: for each work, how many of its first tokens are free of NaN and infinity.
     scores: log-probabilities of prompt tokens, by request.
+    states: of tokens whose states are sent, by request.
     waited: seconds that the model was idle before the step although there was work.
     model_seconds: seconds of the forward pass.
     seconds: seconds of the forward pass and sampling together.
@@ -29,6 +31,7 @@ class StepResult:
     num_finite: list[int]
     sampled: Sampled
     scores: dict[Request, PromptScores]
+    states: dict[Request, SentStates]
     waited: float
     model_seconds: float
     seconds: float

@@ -17,6 +17,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.disaggregation.handovers import Placement
 from motet_llm.disaggregation.kv_transfer import fingerprint
 from motet_llm.models import batch_invariance as invariance
+from motet_llm.parallel.leader import make_runner
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation import speculator
 from motet_llm.speculation.speculator import Speculation
@@ -66,7 +67,8 @@ class Engine:
         self.config = config
         self.owner = ThreadOwner()
         self._model_thread = ModelThread(overlap=config.overlap, owner=self.owner)
-        self.runner = runner or self.in_model_thread(ModelRunner, config)
+        self._made_runner = runner is None
+        self.runner = runner or self.in_model_thread(make_runner, config)
         self.in_model_thread(self.runner.capture_graphs)
         if config.deterministic:
             self.in_model_thread(
@@ -93,7 +95,14 @@ class Engine:
             config, self.runner, parts.tables, self.scheduler, self.prefix_cache, parts.spill
         )
         self.context = self._admission.context
-        self._forward = ForwardPass(self.runner, self.speculation, parts.compression, parts.scoring)
+        self._forward = ForwardPass(
+            self.runner,
+            self.speculation,
+            parts.compression,
+            parts.scoring,
+            parts.sending,
+            parts.feeding,
+        )
         self._isolation = StepIsolation(
             self.runner, parts.tables, self._forward, self._model_thread
         )
@@ -111,6 +120,8 @@ class Engine:
 
     def close(self) -> None:
         """Release threads and files. The engine must not be used afterwards."""
+        if self._made_runner:
+            self.runner.close()
         self._model_thread.close()
         if self.parts.offload is not None:
             self.parts.offload.close()
@@ -237,6 +248,7 @@ class Engine:
         self._accounts.record(works, batch.mask, computed)
         failed = self._failed([work.request for work in works])
         self.parts.scoring.take(computed.scores)  # a scored prompt may end with its first token
+        self.parts.sending.take(computed.states)
         outputs, accepted = self._token_update.apply(works, computed, failed)
         if self.speculation is not None:
             self.speculation.count(works, accepted)
@@ -299,7 +311,7 @@ class Engine:
         and do not depend on its length.
         """
         config, runner = self.config, self.runner
-        keeps_all = not (runner.states or runner.rope or config.sink_window or config.heavy_hitters)
+        keeps_all = runner.hands_over and not (config.sink_window or config.heavy_hitters)
         return ModelCard(
             name=config.model_name,
             context=self.context,

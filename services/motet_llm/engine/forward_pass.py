@@ -12,6 +12,9 @@ from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation.speculative_row import Row
 from motet_llm.speculation.speculator import Speculation
+from motet_llm.stages.state_feeding import StateFeeding
+from motet_llm.stages.state_sending import SentRows, StateSending
+from motet_llm.stages.states import StepStates
 
 from .counts import StepResult
 from .model_runner import ModelRunner
@@ -28,6 +31,8 @@ class Batch:
     mask: tokens that the rows may draw; it is computed while the model runs.
     watched: watches that record queries, each with its slice of the step's tokens.
     scored: rows that give log-probabilities of prompt tokens.
+    sent: rows whose states are sent to the next stage.
+    given: states of the stage before; None: no request has any.
     """
 
     works: Sequence[Work]
@@ -36,6 +41,8 @@ class Batch:
     mask: TokenMask
     watched: Sequence[tuple[Watch, slice]]
     scored: Sequence[ScoredRows]
+    sent: Sequence[SentRows]
+    given: StepStates | None
 
 
 class ForwardPass:
@@ -47,11 +54,14 @@ class ForwardPass:
         speculation: Speculation | None,
         compression: PromptCompression | None,
         scoring: PromptScoring,
+        sending: StateSending,
+        feeding: StateFeeding,
     ):
         self._runner = runner
         self._speculation = speculation
         self._compression = compression
         self._scoring = scoring
+        self._sending, self._feeding = sending, feeding
         self._idle_since: float | None = None  # when the last step ended, if work was left
 
     def prepare(self, works: Sequence[Work]) -> Batch:
@@ -64,14 +74,17 @@ class ForwardPass:
             TokenMask(rows, self._runner.vocab, self._runner.device),
             () if self._compression is None else self._compression.observations(works),
             self._scoring.rows(works),
+            self._sending.rows(works),
+            self._feeding.of_step(works),
         )
 
     def compute(self, batch: Batch) -> StepResult:
         """Run the model and sample; waits for the mask before it draws."""
         started = time.perf_counter()
         waited = 0.0 if self._idle_since is None else started - self._idle_since
-        forward = self._runner.forward(batch.works, batch.watched)
+        forward = self._runner.forward(batch.works, batch.watched, batch.given)
         scores = self._scoring.compute(batch.scored)
+        states = self._sending.compute(batch.sent, forward)
         model_seconds = time.perf_counter() - started
         sampled = sample(forward.logits_RV, batch.rows, batch.mask, batch.drafts)
         if self._speculation is not None:
@@ -81,7 +94,7 @@ class ForwardPass:
         seconds = self._idle_since - started
         if self._runner.on_gpu:  # reading the tokens is what waits for the GPU
             model_seconds = seconds
-        return StepResult(num_finite, sampled, scores, waited, model_seconds, seconds)
+        return StepResult(num_finite, sampled, scores, states, waited, model_seconds, seconds)
 
     def exclude(self, seconds: float) -> None:
         """Do not count `seconds` since the last step as idle: the model's thread was in use."""

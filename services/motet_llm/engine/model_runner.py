@@ -47,6 +47,7 @@ from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
+from motet_llm.stages.states import StepStates
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
 from motet_llm.weights.packing import Packing
@@ -117,8 +118,9 @@ class ModelRunner:
             torch.set_num_threads(config.threads)
         self.device = find_device(config.device, ConfigError)
         self.on_gpu = gpu.is_gpu(self.device)
-        model_config = checkpoint.load_config(folder)
-        self.image_shape = checkpoint.image_embedding_shape(folder)
+        model_config = checkpoint.load_config(folder, config.stage)
+        self.is_talker = config.stage == "talker"
+        self.image_shape = None if self.is_talker else checkpoint.image_embedding_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
         self.dtype = find_dtype(config.dtype, model_config.dtype, self.device, ConfigError)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
@@ -211,7 +213,7 @@ class ModelRunner:
         if not folders and not config.adapter_folder:
             return None
         narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
-        return AdapterBank(
+        return self._bank_class(
             folders,
             matrices,
             slots=config.max_adapters,
@@ -219,6 +221,11 @@ class ModelRunner:
             dtype=self.dtype if self.on_gpu else narrow,
             device=self.device,
         )
+
+    @property
+    def _bank_class(self) -> Callable[..., AdapterBank]:
+        """Return what makes an adapter bank, with the arguments of `AdapterBank`."""
+        return AdapterBank
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
         self._hidden_1ND, self._backbone_output = output[0], output
@@ -292,6 +299,21 @@ class ModelRunner:
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
         self._memories, self.graphs = {}, self._make_graphs()
 
+    @property
+    def hands_over(self) -> bool:
+        """Return True if keys and values are the whole state of a sequence, for any engine.
+
+        Recurrent states are not transferred, and other engines do not know by which frequencies
+        keys were rotated where those depend on lengths.
+        """
+        return self.states is None and self.rope is None
+
+    def close(self) -> None:
+        """Release what computes the model outside of this process: nothing."""
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Have `on_failure` called, from any thread, if what is outside ends by itself."""
+
     def forget_recordings(self) -> None:
         """Forget the recordings of steps, after tensors that they read have moved."""
         self._memories = {}
@@ -308,6 +330,11 @@ class ModelRunner:
             yield
         finally:
             self.kv, self.states, self._memories, self.graphs = own
+
+    @property
+    def input_width(self) -> int:
+        """Return the width of the states that a talker is given; 0 for another model."""
+        return int(self.model.config.embedding_size) if self.is_talker else 0
 
     @property
     def model_type(self) -> str:
@@ -416,11 +443,15 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()
     def forward(
-        self, works: Sequence[Work], watched: Sequence[tuple[Watch, slice]] = ()
+        self,
+        works: Sequence[Work],
+        watched: Sequence[tuple[Watch, slice]] = (),
+        given: StepStates | None = None,
     ) -> Forward:
         """Compute `works`, ordered as the scheduler gives them: those of a single token first.
 
-        watched: watches that record queries, each with its slice of the packed tokens.
+        watched: watches that record queries, each with its slice of the packed tokens. given: the
+        states that another model has computed of the tokens.
         """
         positions_N = np.concatenate([np.arange(*work.span) for work in works])
         ids_N = np.fromiter(
@@ -439,11 +470,13 @@ class ModelRunner:
             spans = [self.rope.rule.lengths(work.request, *work.span) for work in works]
             self.rope.lengths_N = np.concatenate(spans)
         positions = self._rotary_positions(positions_N, works)
+        if given is not None and given.positions_3N is not None:
+            positions = given.positions_3N
         step = self._packed(works, positions_N, watched)
         arrays = ids_N, positions, draws_R
-        found = self._replayed(works, arrays, step)
+        found = None if given is not None else self._replayed(works, arrays, step)
         if found is None:
-            found = self._launched(works, arrays, step, ends, watched)
+            found = self._launched(works, arrays, step, ends, watched, given)
         logits_RV, draws_at = found
         hidden_ND = self._hidden_1ND[0]
         finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
@@ -476,6 +509,7 @@ class ModelRunner:
         step: _PackedStep,
         ends: np.ndarray,
         watched: Sequence[tuple[Watch, slice]],
+        given: StepStates | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of a step whose kernels are launched, and the places that draw."""
         ids, positions, draws_at = upload_all(arrays, self.device)
@@ -483,7 +517,7 @@ class ModelRunner:
         layout.positions_N = positions if positions.ndim == 1 else None
         layout.spans = _picture_spans(works)
         with self._adapted(works, layout):
-            inputs = self._inputs_of(ids, works)
+            inputs = self._inputs_of(ids, works) if given is None else self._summed(ids, given)
             return self._call(inputs, positions, layout, draws_at), draws_at
 
     def _compute(
@@ -561,6 +595,15 @@ class ModelRunner:
                 "deepstack_visual_embeds": list(shown_LTX[1:]),
             }
         return inputs
+
+    def _summed(self, ids_N: Tensor, given: StepStates) -> dict[str, Any]:
+        """Return the model's inputs: given states, with the embeddings of the tokens that have one."""
+        embeddings_NX = self.model.get_input_embeddings()(ids_N)
+        states_NX, keeps_N = (
+            upload(part, self.device) for part in (given.states_NX, given.keeps_N)
+        )
+        embeddings_NX = embeddings_NX * keeps_N.unsqueeze(1) + states_NX.to(embeddings_NX.dtype)
+        return {"inputs_embeds": embeddings_NX.unsqueeze(0)}
 
     def _rotary_positions(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from motet_llm.disaggregation.handovers import Handover
 from motet_llm.disaggregation.kv_transfer import PackedPart
+from motet_llm.stages.states import SentStates
 from motet_shared.errors import MotetError
 from motet_shared.messages import PromptScores, TokenLogprob, Usage
 
@@ -27,6 +28,7 @@ class StepOutput:
         share of the forward passes.
     handover: a prefill worker is to compute the prompt, or is to stop doing so.
     packed: keys and values that were computed for another engine.
+    states: of the tokens that were computed, for the next stage of a model.
     """
 
     key: Key
@@ -39,6 +41,7 @@ class StepOutput:
     timing: dict[str, float] | None = None
     handover: Handover | None = None
     packed: list[PackedPart] | None = None
+    states: SentStates | None = None
 
     @property
     def ends(self) -> bool:

@@ -21,6 +21,7 @@ from motet_shared.text.prefixes import ROOT, chained
 if TYPE_CHECKING:
     from motet_llm.adapters.bank import ResidentAdapter
     from motet_llm.grammar.grammar import GrammarState
+    from motet_llm.stages.states import GivenStates
 
 Key = Hashable
 
@@ -46,6 +47,8 @@ class RequestOptions(TypedDict, total=False):
     adapter: LoRA adapter of this request; it stays in its slot until the request has left.
     send_from: the prompt is computed for another engine, which has its tokens up to here; no token
         is drawn.
+    sends_states: outputs have the states of all tokens, for the next stage of a model.
+    given_states: the states of the stage before, as far as they are known.
     """
 
     output: Sequence[int]
@@ -57,6 +60,8 @@ class RequestOptions(TypedDict, total=False):
     grammar_state: GrammarState | None
     adapter: ResidentAdapter | None
     send_from: int
+    sends_states: bool
+    given_states: GivenStates | None
 
 
 @dataclass(slots=True)
@@ -64,6 +69,7 @@ class Constraints:
     """Constrain the scheduling of a request on behalf of features.
 
     on_hold: nothing is computed, because its keys and values are on their way here.
+    awaits_input: nothing is computed, because the input of its next token is not here.
     prefill_only: no token is drawn.
     chunk_end: a chunk may not reach beyond this token; None: no limit.
     match_end: the prefix cache may not provide this token or later ones; None: no limit.
@@ -73,6 +79,7 @@ class Constraints:
     """
 
     on_hold: bool = False
+    awaits_input: bool = False
     prefill_only: bool = False
     chunk_end: int | None = None
     match_end: int | None = None
@@ -261,8 +268,9 @@ class Request:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if nothing is to compute: out of credit, or on hold."""
-        return self.constraints.on_hold or self.out_of_credit
+        """Return True if nothing is to compute: out of credit, on hold, or without input."""
+        constraints = self.constraints
+        return constraints.on_hold or constraints.awaits_input or self.out_of_credit
 
     @property
     def is_full(self) -> bool:

@@ -11,6 +11,7 @@ from motet_llm.grammar.grammar import GrammarState
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation.verification import AcceptedTokens, accept_tokens
+from motet_llm.stages.states import SentStates
 from motet_shared.errors import InternalError, MotetError
 from motet_shared.messages import PromptScores
 
@@ -54,8 +55,10 @@ class TokenUpdate:
                 outputs.append(failure)
             elif (one := accepted[-1]) is not None:
                 scores = computed.scores.get(work.request)
-                if draw.ids or scores is not None or _is_scored_whole(work):
-                    outputs.append(_output(work, one, scores))
+                states = computed.states.get(work.request)
+                news = (scores, states)
+                if draw.ids or any(new is not None for new in news) or _is_scored_whole(work):
+                    outputs.append(_output(work, one, *news))
         return outputs, accepted
 
     def _accept(self, work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:
@@ -103,10 +106,15 @@ def _is_scored_whole(work: Work) -> bool:
     return work.request.sampling.max_tokens == 0 and not work.request.num_uncomputed
 
 
-def _output(work: Work, accepted: AcceptedTokens, scores: PromptScores | None) -> StepOutput:
+def _output(
+    work: Work, accepted: AcceptedTokens, scores: PromptScores | None, states: SentStates | None
+) -> StepOutput:
     request = work.request
     if accepted.ids or _is_scored_whole(work):
         request.times.first_token_at = request.times.first_token_at or time.monotonic()
-    request.emitted += bool(accepted.ids or accepted.logprobs) + (scores is not None)
+    has_tokens = bool(accepted.ids or accepted.logprobs or states is not None)
+    request.emitted += has_tokens + (scores is not None)
     finish = accepted.finish or ("length" if _is_scored_whole(work) else None)
-    return StepOutput(request.key, accepted.ids, accepted.logprobs, scores, finish=finish)
+    return StepOutput(
+        request.key, accepted.ids, accepted.logprobs, scores, finish=finish, states=states
+    )

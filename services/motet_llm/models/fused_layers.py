@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -188,7 +188,7 @@ def _mlp_like(module: nn.Module) -> Mlp | None:
         isinstance(gate, JoinedPart)
         and isinstance(up, JoinedPart)
         and gate.joined is up.joined
-        and isinstance(down, Linear)
+        and _is_product(down)
     ):
         return None
     if (
@@ -354,4 +354,9 @@ def _has_the_parts(module: Any) -> bool:
     q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     plain = q_norm is None and k_norm is None
     alike = isinstance(q_norm, Norm) and isinstance(k_norm, Norm) and q_norm.like(k_norm)
-    return isinstance(getattr(attention, "o_proj", None), Linear) and (plain or alike)
+    return _is_product(getattr(attention, "o_proj", None)) and (plain or alike)
+
+
+def _is_product(module: Any) -> TypeGuard[Linear]:
+    """Return True for a packed matrix that adds a residual, or one that is summed over ranks."""
+    return isinstance(module, Linear) or isinstance(getattr(module, "summed", None), Linear)

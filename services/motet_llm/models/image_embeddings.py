@@ -52,15 +52,16 @@ class ImageEmbeddings:
         shape: ImageEmbeddingShape,
     ):
         """Raise BadRequest for images that do not fit the placeholders in `prompt` or the model."""
-        self._placeholder = shape.placeholder
+        self._shape = shape
         tokens_P = np.asarray(prompt, dtype=np.int64)
-        self.places_T = np.flatnonzero(tokens_P == shape.placeholder)
+        self.places_T = np.flatnonzero(np.isin(tokens_P, shape.placeholders))
         for number, embedding in enumerate(image_embeddings):
             _check(embedding, number, shape)
         sizes = [embedding.embeddings_LTX.shape[1] for embedding in image_embeddings]
         if sum(sizes) != len(self.places_T):
             raise BadRequest(
-                f"prompt: has {len(self.places_T)} placeholders for images (token {shape.placeholder}), "
+                f"prompt: has {len(self.places_T)} placeholders for images (token"
+                f" {' or '.join(map(str, shape.placeholders))}), "
                 f"but the {len(image_embeddings)} images have {sum(sizes)} tokens; give as many",
                 param="prompt",
             )
@@ -70,6 +71,8 @@ class ImageEmbeddings:
         self._parts = list(
             zip(image_embeddings, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True)
         )
+        for number, (embedding, places) in enumerate(self._parts):
+            _check_sense(embedding, number, tokens_P[places], shape)
         self.names = self._names(prompt)
         self._wholes = _runs(self.places_T) if shape.looks_ahead else []
         _check_reach(self._wholes, shape)
@@ -80,24 +83,26 @@ class ImageEmbeddings:
 
     def _names(self, prompt: Sequence[int]) -> list[int]:
         pictures = [(embedding.name, len(places)) for embedding, places in self._parts]
-        return prompt_names(prompt, self._placeholder, pictures)
+        return prompt_names(prompt, self._shape.placeholders, pictures)
 
     def _positions(self, length: int) -> tuple[np.ndarray, int]:
         """Return positions `[3, P]` of frames, rows and columns, and the next one after the prompt.
 
         As in transformers' `get_rope_index`: text advances on all axes, an image by its longer
-        side, and a frame of a video likewise if text stands between the frames.
+        side, and a frame of a video likewise if text stands between the frames. Sound advances as
+        text does.
         """
         positions_3P = np.empty((3, length), dtype=np.int64)
         position = done = 0
         for embedding, places in self._parts:
-            for start, stop, grid in _grids(embedding, places):
+            for start, stop, grid in _grids(embedding, places) if embedding.grid else ():
                 positions_3P[:, done:start] = np.arange(position, position + start - done)
                 position += start - done
                 axes_3T = np.indices(grid).reshape(3, -1)
                 axes_3T[0] = (axes_3T[0] * embedding.interval).astype(np.int64)
                 positions_3P[:, start:stop] = position + axes_3T
-                position += max(grid[1:])
+                last_frame = int(axes_3T[0].max()) if self._shape.counts_frames else 0
+                position += max(*grid[1:], last_frame + 1)
                 done = stop
         positions_3P[:, done:] = np.arange(position, position + length - done)
         return positions_3P, position + length - done
@@ -188,12 +193,32 @@ def _check(embedding: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -
         raise BadRequest(
             f"{where}.interval: is {embedding.interval}; give more than 0", param=where
         )
-    if shape.axes > 1 and (
-        len(embedding.grid) != 3 or min(embedding.grid) < 1 or np.prod(embedding.grid) != size[1]
+    if (
+        shape.axes > 1
+        and (embedding.grid or not shape.flat)
+        and (
+            len(embedding.grid) != 3
+            or min(embedding.grid) < 1
+            or np.prod(embedding.grid) != size[1]
+        )
     ):
         raise BadRequest(
             f"{where}.grid: is {list(embedding.grid)}; give frames, rows and columns of {size[1]} tokens",
             param=where,
+        )
+
+
+def _check_sense(
+    embedding: ImageEmbedding, number: int, tokens_T: np.ndarray, shape: ImageEmbeddingShape
+) -> None:
+    """Raise BadRequest for a picture at placeholders of sound, or the reverse."""
+    if len(set(tokens_T.tolist())) > 1 or (
+        shape.axes > 1 and bool(embedding.grid) == (tokens_T[0] in shape.flat)
+    ):
+        raise BadRequest(
+            f"image_embeddings[{number}]: {embedding.name!r} does not fit the placeholders that are"
+            " next in the prompt; give pictures and sound in their order there",
+            param=f"image_embeddings[{number}]",
         )
 
 
@@ -210,6 +235,6 @@ def place(
                 param="image_embeddings",
             )
         return None
-    if not image_embeddings and shape.placeholder not in prompt:
+    if not image_embeddings and not any(token in prompt for token in shape.placeholders):
         return None
     return ImageEmbeddings(prompt, image_embeddings, shape)

@@ -11,24 +11,29 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, placeholder
+from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, placeholders
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEmbeddingShape:
-    """Describe image embeddings: at tokens `placeholder`, `layers` tensors of width `hidden`.
+    """Describe image embeddings: at tokens `placeholders`, `layers` tensors of width `hidden`.
 
     The first one is the input embedding; that of index n is added to the output of decoder layer
     n - 1.
+    flat: those of `placeholders` whose tokens have positions like text: sound.
     axes: axes of positions, 3 if they count frames, rows and columns.
+    counts_frames: what follows a video has greater positions than its last frame; else, than its
+    longer side.
     looks_ahead: the tokens of a picture see each other in both directions.
     window: tokens that the layers with the shortest view see; None: all.
     """
 
-    placeholder: int
+    placeholders: tuple[int, ...]
     hidden: int
     layers: int = 1
+    flat: tuple[int, ...] = ()
     axes: int = 1
+    counts_frames: bool = False
     looks_ahead: bool = False
     window: int | None = None
 
@@ -40,19 +45,20 @@ def reads_embeddings(config: PreTrainedConfig) -> bool:
 
 def image_embedding_shape(config: PreTrainedConfig) -> ImageEmbeddingShape | None:
     """Return the shape from a whole checkpoint's config; None if it reads no images."""
-    token = placeholder(config.to_dict()) if reads_embeddings(config) else None
-    if token is None:
+    tokens = placeholders(config.to_dict())
+    if not tokens:
         return None
     text = config.get_text_config()
     tower = getattr(config, "vision_config", None)
     deeper = getattr(tower, "deepstack_visual_indexes", None) or ()
-    hears = config.model_type in HEARING_TYPES
     model_class: Any = MODEL_MAPPING[type(config)]
     return ImageEmbeddingShape(
-        placeholder=token,
+        placeholders=tuple(tokens.values()),
         hidden=text.hidden_size,
         layers=1 + len(deeper),
-        axes=3 if not hears and hasattr(model_class, "get_rope_index") else 1,
+        flat=(tokens["audio"],) if "audio" in tokens else (),
+        axes=3 if "image" in tokens and hasattr(model_class, "get_rope_index") else 1,
+        counts_frames=hasattr(model_class, "get_llm_pos_ids_for_vision"),
         looks_ahead="token_type_ids" in inspect.signature(model_class.forward).parameters,
         window=getattr(text, "sliding_window", None),
     )

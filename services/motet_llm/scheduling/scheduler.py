@@ -92,7 +92,8 @@ class Scheduler:
         if any(not r.is_idle for r in self.running):
             return True
         request = self._next_arrival()
-        if request is None or not any(r.constraints.on_hold for r in self.running):
+        held = (r.constraints.on_hold or r.constraints.awaits_input for r in self.running)
+        if request is None or not any(held):
             return request is not None
         return self._preemption.victims_for(request) is not None
 

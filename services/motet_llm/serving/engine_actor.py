@@ -69,6 +69,8 @@ class EngineActor(Actor):
         self._card = engine.card()
         await self.store.start()
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
+        loop = asyncio.get_running_loop()
+        engine.runner.watch(lambda error: _call_on(loop, lambda: self.crash(error)))
         self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         about = {"model": self._card.name, "context": self._card.context}

@@ -27,8 +27,10 @@ from motet_kernels.runtime.device import NARROW, check_float16, dtype_name
 from motet_llm.attention import paged as attention
 from motet_llm.models import language_model as language_part
 from motet_llm.models import mixers, support
+from motet_llm.stages import talker
 from motet_models.checkpoints import check_numbers, check_weights
 from motet_models.context import trained_context
+from motet_models.omni import Stage
 from motet_shared.errors import ConfigError
 
 from . import composite
@@ -63,12 +65,15 @@ KV_NAMES = {"float8": "float8_e4m3fn"}  # its name in torch and on the wire
 UNLIMITED = 1 << 20  # most tokens up to which masks are examined
 
 
-def load_config(folder: Path) -> PreTrainedConfig:
+def load_config(folder: Path, stage: Stage = "thinker") -> PreTrainedConfig:
     """Return the config of a folder, of a composite model that of its language model.
 
-    Raises ConfigError for a model that the engine cannot run.
+    stage: of an omni model. Raises ConfigError for a model that the engine cannot run.
     """
-    config = _read_config(folder)
+    config = _read_config(folder, stage)
+    if stage == "talker":
+        talker.talker_class(config)
+        return config
     check_config(config)
     return composite.text_config(config) if composite.is_composite(config) else config
 
@@ -78,14 +83,19 @@ def image_embedding_shape(folder: Path) -> language_part.ImageEmbeddingShape | N
     return language_part.image_embedding_shape(_read_config(folder))
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def _read_config(folder: Path, stage: Stage = "thinker") -> PreTrainedConfig:
+    """Return the config of a folder; of an omni model that of a stage."""
     check_numbers(folder)
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except UNUSABLE as error:
         raise ConfigError(
             f"{folder}/config.json is not of a model that transformers knows: {error}"
         ) from error
+    config: PreTrainedConfig = getattr(whole, f"{stage}_config", None) or whole
+    if config.dtype is None:
+        config.dtype = whole.dtype
+    return config
 
 
 def check_config(config: PreTrainedConfig) -> None:
@@ -234,7 +244,11 @@ def _indexed(folder: Path) -> set[str]:
 
 
 def load_model(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, *, verified: bool = False
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    *,
+    verified: bool = False,
 ) -> PreTrainedModel:
     """Return the model of a config from `load_config`, with paged attention.
 
@@ -244,6 +258,10 @@ def load_model(
     """
     if not verified:
         check_weights(folder)
+    if talker.is_talker(config):
+        found = talker.talker_class(config)
+        whole = _load(folder, found, config, dtype, key_mapping={r"^talker\.": ""})
+        return prepare(talker.talker_of(whole, config), verified=verified)
     outer = _read_config(folder)
     if composite.is_composite(outer):
         if quantized.is_quantized(folder, outer) or quantized.is_quantized(folder, config):
@@ -252,7 +270,7 @@ def load_model(
             )
         whole = _load(folder, composite.without_towers(composite.whole_class(outer)), outer, dtype)
         return prepare(composite.language_part(whole, config), verified=verified)
-    found: Any = find_class(config)
+    found = find_class(config)
     if quantized.is_quantized(folder, config):
         loaded = quantized.load(folder, config, found, dtype, verified=verified)
         return prepare(loaded, verified=verified)
@@ -260,7 +278,11 @@ def load_model(
 
 
 def _load(
-    folder: Path, found: Any, config: PreTrainedConfig, dtype: torch.dtype
+    folder: Path,
+    found: Any,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    key_mapping: dict[str, str] | None = None,
 ) -> PreTrainedModel:
     """Return a model of the class `found`. Raises ConfigError that names what does not fit."""
     _check_readable(folder)
@@ -275,6 +297,7 @@ def _load(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, with the rest
             output_loading_info=True,
+            key_mapping=key_mapping,
         )
     except UNUSABLE as error:
         raise ConfigError(
@@ -336,6 +359,8 @@ def _untied(model: PreTrainedModel) -> list[str]:
 
 def eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     """Return the stop tokens of generation_config.json, or of config.json if it has none."""
+    if talker.is_talker(config):
+        return talker.end_codes(config)
     eos = getattr(config, "eos_token_id", None)
     if os.path.isfile(folder / "generation_config.json"):
         try:

@@ -29,6 +29,7 @@ from motet_llm.models.support import COARSE_TOLERANCE, TOLERANCE
 from motet_shared.errors import ConfigError
 
 TOKENS = 6  # of text, for which the logits of both models are compared
+_STAGES = ("talker", "token2wav")  # of omni models, behind the thinker
 _FLAT_TOWERS = {"vision_config", "audio_config"}
 _CLASSES = (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -80,7 +81,7 @@ def without_towers(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
         with optional_towers():
             found.__init__(self, config, *args, **options)
         self._keys_to_ignore_on_load_unexpected |= {
-            rf"^{re.escape(name)}\." for name in _remove_towers(self)
+            rf"^{re.escape(name)}\." for name in [*_remove_towers(self), *_STAGES]
         }
 
     members = {"__init__": init, "__module__": found.__module__}

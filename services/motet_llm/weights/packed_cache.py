@@ -197,7 +197,10 @@ def code_digest() -> str:
     """Return a hash of the code that reads, packs and stores weights, and that replaces modules."""
     roots = [
         Path(motet_kernels.__file__).parent,
-        *(Path(motet_llm.__file__).parent / part for part in ("attention", "models", "weights")),
+        *(
+            Path(motet_llm.__file__).parent / part
+            for part in ("attention", "models", "stages", "weights")
+        ),
     ]
     digest = hashlib.sha256()
     for root in roots:

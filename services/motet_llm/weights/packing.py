@@ -98,6 +98,7 @@ def _key(config: EngineConfig, weights: str, loaded: torch.dtype) -> str | None:
             weights=weights,
             loaded=dtype_name(loaded),
             code_inputs=config.code_inputs,
+            stage=config.stage,
         )
     except OSError as error:
         log.warning("packed weights are not kept", extra={"reason": str(error)})

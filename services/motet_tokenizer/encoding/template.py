@@ -8,7 +8,8 @@ key) are encoded as plain text: no message can forge a turn, or a picture (`cont
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -30,29 +31,25 @@ class ChatTemplate:
         self,
         tokenizer: PreTrainedTokenizerBase,
         model: str,
-        media_mark: int | None = None,
+        media_marks: Mapping[str, int] = MappingProxyType({}),
         reasoning: ReasoningFormat | None = None,
         id_length: int = 0,
-        medium: str = "image",
     ):
         """Set up the template.
 
-        media_mark: token that stands for a picture or recording, if the model accepts any. reasoning:
-        format of the model's reasoning, if it has any. id_length: characters of the ids of calls
-        that it takes; 0: any. medium: type of the parts that it accepts besides text.
+        media_marks: tokens that stand for a picture or a recording, by the type of the parts that
+        the model accepts besides text. reasoning: format of the model's reasoning, if it has any.
+        id_length: characters of the ids of calls that it takes; 0: any.
         """
         self._tokenizer = tokenizer
         self._model = model
-        self._media_mark = media_mark
-        self._medium = medium if media_mark is not None else ""
+        self._media_marks = media_marks
         self._reasoning = reasoning
         self._id_length = id_length
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
-        self._wants_parts = (
-            media_mark is not None and bool(self.source) and not self._renders_strings()
-        )
+        self._wants_parts = bool(media_marks) and bool(self.source) and not self._renders_strings()
 
     def encode(
         self,
@@ -78,7 +75,7 @@ class ChatTemplate:
                 f"tools: the chat template of model {self._model!r} takes none; leave them out",
                 param="tools",
             )
-        plain = normalize(messages, medium=self._medium)
+        plain = normalize(messages, media=[*self._media_marks])
         if self._reasoning is not None:
             plain = [self._reasoning.history(message, self.source) for message in plain]
         if self._id_length:
@@ -111,15 +108,15 @@ class ChatTemplate:
         return self._apply(messages, tools, options, cut) if ids is None else ids
 
     def expand_placeholders(
-        self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
+        self, ids: Sequence[int], senses: Sequence[str], pictures: Sequence[Sequence[int]]
     ) -> list[int]:
         """Return the prompt with each mark replaced by its picture's tokens.
 
         Line breaks on both sides of a border are encoded together, as processors encode one text:
         Gemma 3's pictures begin and end with some, and its tokens may have several.
-        Raises BadRequest if the numbers of marks and pictures differ.
+        senses: as in `placeholders`, which raises what this raises.
         """
-        places = self.placeholders(ids, len(pictures))
+        places = self.placeholders(ids, senses)
         prompt: list[int] = []
         done = 0
         for place, picture in zip(places, pictures, strict=True):
@@ -127,13 +124,19 @@ class ChatTemplate:
             done = place + 1
         return self._joined(prompt, ids[done:])
 
-    def placeholders(self, ids: Sequence[int], pictures: int) -> list[int]:
-        """Return the positions of the marks. Raises BadRequest unless there are `pictures` of them."""
-        places = [index for index, token in enumerate(ids) if token == self._media_mark]
-        if len(places) != pictures:
+    def placeholders(self, ids: Sequence[int], senses: Sequence[str]) -> list[int]:
+        """Return the positions of the marks.
+
+        senses: "image" or "audio" for each picture or recording, in order. Raises BadRequest unless
+        the marks are as many, and of the same order.
+        """
+        sense_of = {token: sense for sense, token in self._media_marks.items()}
+        places = [index for index, token in enumerate(ids) if token in sense_of]
+        if [sense_of[ids[place]] for place in places] != list(senses):
+            order = ", in another order" if len(places) == len(senses) else ""
             raise BadRequest(
-                f"messages: the chat template of model {self._model!r} shows {len(places)} of {pictures} images; "
-                "put them where its conversations have them",
+                f"messages: the chat template of model {self._model!r} shows {len(places)} of {len(senses)} images"
+                f"{order}; put them where its conversations have them",
                 param="messages",
             )
         return places
@@ -183,19 +186,19 @@ class ChatTemplate:
         return list(backend.encode(cut(text), add_special_tokens=False).ids)
 
 
-def normalize(messages: list[Message], *, medium: str = "") -> list[Message]:
+def normalize(messages: list[Message], *, media: Sequence[str] = ()) -> list[Message]:
     """Return OpenAI's messages in the format of templates.
 
     Raises BadRequest that names the message.
 
-    A content is a string; one with parts of the type `medium` stays a list of parts.
+    A content is a string; one with parts of the types `media` stays a list of parts.
     """
     if not messages:
         raise BadRequest("messages: the list is empty; give at least one message", param="messages")
-    return [_message(message, f"messages[{n}]", medium) for n, message in enumerate(messages)]
+    return [_message(message, f"messages[{n}]", media) for n, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, medium: str) -> Message:
+def _message(message: Message, where: str, media: Sequence[str]) -> Message:
     if (
         not isinstance(message, dict)
         or not isinstance(role := message.get("role"), str)
@@ -207,13 +210,13 @@ def _message(message: Message, where: str, medium: str) -> Message:
     plain = {key: value for key, value in message.items() if value is not None}
     if role == "developer":  # OpenAI's newer name; templates use the older one
         plain["role"] = "system"
-    plain["content"] = _content(message.get("content"), f"{where}.content", medium)
+    plain["content"] = _content(message.get("content"), f"{where}.content", media)
     if "tool_calls" in plain:
         plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
     return plain
 
 
-def _content(content: Any, where: str, medium: str) -> str | list[dict[str, str]]:
+def _content(content: Any, where: str, media: Sequence[str]) -> str | list[dict[str, str]]:
     """Return a string, content parts joined to one, or the parts if media are among them."""
     if content is None:
         return ""
@@ -223,18 +226,18 @@ def _content(content: Any, where: str, medium: str) -> str | list[dict[str, str]
         raise BadRequest(
             f"{where}: is a {type(content).__name__}; give a string or content parts", param=where
         )
-    parts = [_part(part, f"{where}[{n}]", medium) for n, part in enumerate(content)]
-    if any(part["type"] == medium for part in parts):
+    parts = [_part(part, f"{where}[{n}]", media) for n, part in enumerate(content)]
+    if any(part["type"] in media for part in parts):
         return parts
     return "".join([part["text"] for part in parts])
 
 
-def _part(part: Any, where: str, medium: str) -> dict[str, str]:
+def _part(part: Any, where: str, media: Sequence[str]) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if medium and kind == medium:
-        return {"type": medium}
+    if isinstance(kind, str) and kind in media:
+        return {"type": kind}
     if kind not in ("text", "refusal"):
-        known = f"text and {medium} parts" if medium else "text parts"
+        known = " and ".join(["text", *media]) + " parts"
         raise UnsupportedParameter(
             f"{where}.type: {kind!r} is not served by this model; only {known} are",
             param=f"{where}.type",

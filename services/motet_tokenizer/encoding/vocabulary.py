@@ -16,7 +16,14 @@ from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
 from motet_models.context import trained_context
-from motet_models.image_support import accepts_audio, accepts_images, mark, placeholder
+from motet_models.image_support import (
+    Sense,
+    accepts_audio,
+    accepts_images,
+    marks,
+    placeholders,
+)
+from motet_models.omni import stage_config
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
@@ -65,6 +72,7 @@ class Vocabulary:
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
+        config = dict(stage_config(config))
         text_config = config.get("text_config") or config
         added = self.backend.get_added_tokens_decoder()
         known = max(self.backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
@@ -72,8 +80,11 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         sees, hears = accepts_images(config), accepts_audio(config)
-        self.placeholder = placeholder(config) if sees or hears else None
-        self.media_mark = mark(config) if sees or hears else None
+        senses: dict[Sense, bool] = {"image": sees, "audio": hears}
+        self.placeholders = {placeholders(config)[sense] for sense, has in senses.items() if has}
+        self.media_marks: dict[str, int] = {
+            sense: token for sense, token in marks(config).items() if senses[sense]
+        }
         self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
@@ -87,10 +98,9 @@ class Vocabulary:
         self.template = ChatTemplate(
             tokenizer,
             name,
-            self.media_mark,
+            self.media_marks,
             reasoning,
             id_length=self.dialect.id_length,
-            medium="audio" if hears else "image",
         )
         self.options = TemplateOptions(
             self.template.source,

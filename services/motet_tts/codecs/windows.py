@@ -34,7 +34,8 @@ class Window:
 class WindowCodec(Codec):
     """Decode with `network`, which maps frames `[B, N, …]` to samples `[B, N * frame_samples]`.
 
-    reach: frames on each side that a sample depends on, at most.
+    reach: frames on each side that a sample depends on, at most. before: so many before it, if these
+    are others. align: windows begin at multiples of so many frames.
     """
 
     def __init__(
@@ -44,10 +45,14 @@ class WindowCodec(Codec):
         sample_rate: int,
         frame_samples: int,
         reach: int,
+        before: int | None = None,
+        align: int = 1,
     ):
         self.sample_rate, self.frame_samples = sample_rate, frame_samples
         self._network = network
         self._reach = reach
+        self._before = reach if before is None else before
+        self._align = align
 
     def begin(self) -> Window:
         return Window()
@@ -85,7 +90,7 @@ class WindowCodec(Codec):
     def _advance(self, window: Window, due: int) -> None:
         """Drop the frames that no further sample depends on."""
         assert window.frames is not None
-        first = max(0, due - self._reach)
+        first = max(0, due - self._before) // self._align * self._align
         window.frames, window.due = window.frames[first:], due - first
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 from torch import Tensor
 
+from motet_media.audio import SAMPLE_BYTES
 from motet_shared.errors import InternalError, MotetError
 from motet_shared.messages import Audio, Generate, Speak, Usage
 from motet_shared.text.sentences import Chunk, cut
@@ -29,7 +30,6 @@ from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 from .thread import EngineThread
 from .utterance import Key, StepOutput, Utterance, VoiceSample
 
-_BYTES = 2  # per sample
 _MS = WIRE_RATE / 1000  # samples per millisecond
 
 
@@ -139,7 +139,7 @@ class _Sentence:
                     raise output.error
                 if output.generate is not None:
                     generation = asyncio.create_task(self._generate(key, output.generate))
-                    generation.add_done_callback(partial(_note_failure, key, queue))
+                    generation.add_done_callback(partial(note_failure, key, queue))
                     continue
                 done = output.done
                 await self._handle(output)
@@ -163,7 +163,7 @@ class _Sentence:
     async def _handle(self, output: StepOutput) -> None:
         if output.starts is not None and len(output.starts) > len(self._starts):
             self._starts, self._unreported_words = output.starts, True
-        data = await self._shaped(lambda: self._shaper.push(_numpy(output.samples)))
+        data = await self._shaped(lambda: self._shaper.push(as_samples(output.samples)))
         if output.done:
             data += await self._shaped(self._shaper.finish)
         data = self._without_received(data)
@@ -180,9 +180,9 @@ class _Sentence:
     def _without_received(self, data: bytes) -> bytes:
         """Remove what the client already received of this sentence from another instance."""
         speech = self._speech
-        cut_off = min(speech._skip, len(data) // _BYTES)
+        cut_off = min(speech._skip, len(data) // SAMPLE_BYTES)
         speech._skip -= cut_off
-        return data[cut_off * _BYTES :]
+        return data[cut_off * SAMPLE_BYTES :]
 
     async def _end(self, data: bytes, output: StepOutput) -> None:
         """Send the last item of the sentence, with the final times of its words."""
@@ -207,14 +207,15 @@ class _Sentence:
         return words_from_starts(self._words, starts, self._begin, letter_ms=pace, length=length)
 
 
-def _note_failure(key: Key, queue: asyncio.Queue[StepOutput], task: asyncio.Task[None]) -> None:
+def note_failure(key: Key, queue: asyncio.Queue[StepOutput], task: asyncio.Task[None]) -> None:
     """Queue the error of a generation that failed."""
     if task.cancelled() or (error := task.exception()) is None:
         return
     if not isinstance(error, MotetError):
-        error = InternalError(f"a sentence's tokens could not be generated: {error!r}")
+        error = InternalError(f"its tokens could not be generated: {error!r}")
     queue.put_nowait(StepOutput(key, error=error))
 
 
-def _numpy(samples: Tensor | None) -> Samples:
+def as_samples(samples: Tensor | None) -> Samples:
+    """Return samples as an array; none for None."""
     return np.zeros(0, np.float32) if samples is None else samples.numpy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 ROOT = 0  # initial value of a chain, unless an adapter has its own root
 _PICTURE_BITS = 32  # bits for the position within a picture
@@ -49,12 +49,12 @@ def picture_names(picture: str, count: int) -> list[int]:
 
 
 def prompt_names(
-    prompt: Sequence[int], placeholder: int, pictures: Sequence[tuple[str, int]]
+    prompt: Sequence[int], placeholders: Collection[int], pictures: Sequence[tuple[str, int]]
 ) -> list[int]:
     """Return the names of a prompt's tokens: their ids, or picture names for placeholders.
 
-    pictures: name and token count of each, in order; the counts must sum to the number of
-    placeholders.
+    placeholders: the tokens that stand for pictures or sound. pictures: name and token count of
+    each, in order; the counts must sum to the number of placeholders in the prompt.
     """
     shown = iter([name for picture, count in pictures for name in picture_names(picture, count)])
-    return [next(shown) if token == placeholder else token for token in prompt]
+    return [next(shown) if token in placeholders else token for token in prompt]

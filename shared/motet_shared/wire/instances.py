@@ -15,11 +15,11 @@ def served(directory: Directory, role: str) -> dict[str, ModelCard]:
 
     Instances reported lost still count until they have been silent for long: they return or are
     replaced, and a request for one of their models waits for that in `pick`. A session that begins
-    meanwhile keeps its full choice of models.
+    meanwhile keeps its full choice of models. A model that is a stage of another (`answers`) is none
+    that a request can name.
     """
-    cards = {
-        card.name: card for beat in directory.ready(role, suspects=True) for card in beat.models
-    }
+    beats = directory.ready(role, suspects=True)
+    cards = {card.name: card for beat in beats for card in beat.models if not card.answers}
     return dict(sorted(cards.items()))
 
 

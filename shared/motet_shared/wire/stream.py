@@ -8,6 +8,8 @@
 
 While a stream runs, `send` feeds it and `end_input` ends its input: see `uplink`.
 
+A consumer that needs no task of its own for most items sets `sink`: see `Stream.sink`.
+
 A stream that breaks raises a retryable `StreamBroken`; items that were delivered before are in
 order and complete. `peers.Monitor` drives time: resends of unanswered opens, deadlines, missed
 keepalives.
@@ -86,6 +88,9 @@ class Stream:
         self.expires = expires  # by the caller's clock
         self.instance: str | None = None
         self.end: End | None = None
+        # Offered what has arrived while the task that reads `batches` waits. Returns True if it has
+        # handled all of it; False, having done nothing, if the task is to do so.
+        self.sink: Callable[[list[Body]], bool] | None = None
         self.done = False  # the stream has ended or failed
         self.received = 0  # items that have arrived
         self._taken = 0  # items handed to the consumer
@@ -121,11 +126,7 @@ class Stream:
         loop = asyncio.get_running_loop()  # looked up once: the call costs a system call
         while True:
             if self._items:
-                batch, self._items = self._items, []
-                self._taken += len(batch)
-                if self._taken >= self._regrant:
-                    self._grant()
-                yield batch
+                yield self._take()
             elif not self.done:
                 self._waiter = loop.create_future()
                 await self._waiter
@@ -133,6 +134,13 @@ class Stream:
                 raise self._error
             else:
                 return
+
+    def _take(self) -> list[Body]:
+        batch, self._items = self._items, []
+        self._taken += len(batch)
+        if self._taken >= self._regrant:
+            self._grant()
+        return batch
 
     async def __aiter__(self) -> AsyncIterator[Body]:
         async for batch in self.batches():
@@ -220,7 +228,10 @@ class Stream:
                 self.received += 1
                 self._items.append(frame.body)
                 if self._waiter is not None:
-                    self._wake()
+                    if self.sink is None:
+                        self._wake()
+                    elif len(self._items) == 1:
+                        self._caller.offer_later(self)
             elif frame.seq > self.received:
                 self._gap(frame.seq)
         elif isinstance(frame, Keepalive):
@@ -241,6 +252,20 @@ class Stream:
                 self._uplink.grant(frame.total)
         elif isinstance(frame, Error):
             self.fail(from_wire(frame.code, frame.message, frame.retryable, frame.param))
+
+    def offer(self) -> None:
+        """Offer what has arrived to the sink; wake the task if that leaves it."""
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not self._items:
+            return  # the task takes it, or is gone
+        try:
+            handled = self.sink is not None and self.sink(self._items)
+        except Exception:  # which the task meets again, and reports
+            handled = False
+        if handled:
+            self._take()
+        else:
+            self._wake()
 
     def _gap(self, seq: int) -> None:
         self.fail(
@@ -288,6 +313,7 @@ class Caller:
         self._control = control
         self._clock = clock
         self._next = 0
+        self._offered: list[Stream] = []  # whose sinks are called in the next iteration
         self._refused: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._controls = Outbox(control, lambda parts: encode(Controls(PROTOCOL, instance, parts)))
         self._feeds = Outbox(frames, lambda parts: encode(Feeds(PROTOCOL, instance, parts)))
@@ -428,6 +454,20 @@ class Caller:
             self._drop("malformed_frames")
             return
         stream.fail(from_wire(error.code, error.message, error.retryable, error.param))
+
+    def offer_later(self, stream: Stream) -> None:
+        """Offer a stream's items to its sink in the next iteration of the loop.
+
+        All that is received until then is handled at once, as by a task, in one call for all streams.
+        """
+        if not self._offered:
+            asyncio.get_running_loop().call_soon(self._offer)
+        self._offered.append(stream)
+
+    def _offer(self) -> None:
+        offered, self._offered = self._offered, []
+        for stream in offered:
+            stream.offer()
 
     def _refuse(self, sender: str, frame: Frame) -> None:
         """Cancel at the sender of an unexpected frame.

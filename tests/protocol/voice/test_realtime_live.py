@@ -13,11 +13,8 @@ import pytest
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
 from motet_pipelines.voice.end_of_turn import LONGEST_MS
-from motet_shared.messages import Listen, ModelCard, Partial, Segment
-from motet_shared.process.actor import operation
 from motet_shared.testing import running
 from motet_shared.wire.bus import Bus
-from motet_shared.wire.call import Call
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from support.checkpoints.asr_checkpoints import tiny_whisper
@@ -25,33 +22,12 @@ from support.clients.realtime_client import TRANSCRIPTION, Client, kinds, one
 from support.media.spoken import say, silence
 from support.running.service_process import service_process
 from support.services.fake_services import words
-from support.services.voice_services import ASR_MODEL, ScriptedAsr
+from support.services.voice_services import LiveAsr
 from support.stages.voice_stage import Stage, stage
 
 TURNS = Path(__file__).parents[3] / "models" / "pocket-turns"
 HELLO = say("Two red circles and a blue square.")
 SPOKEN_TURN = ["speech_started", "speech_stopped", "committed"]
-
-
-class LiveAsr(ScriptedAsr):
-    """Understands the first of `script` whenever it hears live, a word more with every piece of sound."""
-
-    def models(self) -> list[ModelCard]:
-        return [ModelCard(name=ASR_MODEL, context=0, live=True)]
-
-    @operation(Listen)
-    async def listen(self, call: Call, request: Listen) -> None:
-        line, heard = self.script[0].split(), 0
-        async for data in call.received():
-            heard += len(data)
-            known = line[: heard // 9600]
-            await call.send(
-                Partial(
-                    "".join(f" {word}" for word in known[:-1]), "".join(f" {w}" for w in known[-1:])
-                )
-            )
-        await call.send(Segment(0, 0, 0.0, 1.0, "".join(f" {word}" for word in line)))
-        call.finish("stop")
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from support.families.processed_vlms import Family
 RATE = 16_000
 VOXTRAL_TOKEN = VOCAB  # the first mark
 VOXTRAL_TOKENS = 75  # of a stretch of 30 seconds
-_WHISPER = ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 2, "n_fft": 400})
+WHISPER = ("WhisperFeatureExtractor", {"feature_size": 16, "chunk_length": 2, "n_fft": 400})
 _TOWER = {
     "d_model": 32,
     "num_mel_bins": 16,
@@ -30,7 +30,7 @@ _SECTIONS = {
 
 FAMILIES: dict[str, Family] = {
     "qwen2_audio": Family(
-        {"feature_extractor": _WHISPER},
+        {"feature_extractor": WHISPER},
         {
             "audio_token": "<|AUDIO|>",
             "audio_bos_token": "<|audio_bos|>",
@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2_5_omni_thinker": Family(
         {
-            "feature_extractor": _WHISPER,
+            "feature_extractor": WHISPER,
             "image_processor": ("Qwen2VLImageProcessorPil", {"patch_size": 14}),
         },
         {

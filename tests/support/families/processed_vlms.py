@@ -207,11 +207,11 @@ def write_family(name: str, family: Family, path: Path, *, seed: int = 0) -> Pre
     path.mkdir(parents=True, exist_ok=True)
     spelled = list(dict.fromkeys(family.marks.values()))
     ids = {mark: VOCAB + number for number, mark in enumerate(spelled)}
-    config = _config(name, family, ids)
+    config = config_of(name, family, ids)
     model = composites.random_weights(config, seed=seed)
     model.save_pretrained(path)
     write_tokenizer(path)
-    _add_marks(path, ids, family.marks)
+    add_marks(path, ids, family.marks)
     found = _processor_class(config)
     parts = {
         "tokenizer": AutoTokenizer.from_pretrained(path),
@@ -222,7 +222,7 @@ def write_family(name: str, family: Family, path: Path, *, seed: int = 0) -> Pre
     }
     missing = {part: None for part in found.get_attributes() if part not in parts}
     processor = found(**parts, **missing, **family.processor)
-    _save(processor, path)
+    save_processor(processor, path)
     return model
 
 
@@ -244,7 +244,8 @@ def _processor_class(config: PreTrainedConfig) -> Any:
     return without_videos(whole, MODALITY_TO_AUTOPROCESSOR_MAPPING)
 
 
-def _save(processor: Any, path: Path) -> None:
+def save_processor(processor: Any, path: Path) -> None:
+    """Write a processor's settings, without those of its tokenizer."""
     settings: dict[str, Any] = {}
     for part in ("image_processor", "feature_extractor", "audio_processor"):
         if hasattr(processor, part):
@@ -258,7 +259,8 @@ def _save(processor: Any, path: Path) -> None:
     (path / "processor_config.json").write_text(json.dumps(fields))
 
 
-def _config(name: str, family: Family, ids: dict[str, int]) -> Any:
+def config_of(name: str, family: Family, ids: dict[str, int]) -> Any:
+    """Return the tiny config of a family, with the ids of its marks."""
     config_class, model_class = composites.composite_classes()[name]
     text = composites.TEXT.get(name, {}) | {"vocab_size": VOCAB + len(ids)} | family.text
     numbers = {field: ids[family.marks[role]] for field, role in family.ids.items()}
@@ -273,7 +275,13 @@ def _config(name: str, family: Family, ids: dict[str, int]) -> Any:
     return config
 
 
-def _add_marks(path: Path, ids: dict[str, int], marks: dict[str, str]) -> None:
+def add_marks(
+    path: Path, ids: dict[str, int], marks: dict[str, str], media: dict[str, str] | None = None
+) -> None:
+    """Add special tokens to a tokenizer, and a template that writes those of media.
+
+    media: what it writes for a picture and for a recording; by default the marks alone.
+    """
     file, settings = path / "tokenizer.json", path / "tokenizer_config.json"
     tokenizer, config = json.loads(file.read_text()), json.loads(settings.read_text())
     like = tokenizer["added_tokens"][0]
@@ -281,7 +289,7 @@ def _add_marks(path: Path, ids: dict[str, int], marks: dict[str, str]) -> None:
         {**like, "id": number, "content": mark} for mark, number in ids.items()
     ]
     file.write_text(json.dumps(tokenizer))
-    media = {
+    media = media or {
         "image": marks.get("boi_token", marks.get("image_token", "")),
         "audio": marks.get("audio_token", ""),
     }

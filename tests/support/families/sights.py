@@ -14,6 +14,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from motet_encoder.processors import processor_class
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES
+from motet_models.omni import OMNI_TYPES
 from support.families import composites
 
 # What a comparison with `generate` found, where the rules below find nothing.
@@ -42,14 +43,22 @@ def rows() -> Iterator[tuple[str, str, str]]:
     }
     for name in sorted(found):
         config, model = found[name]
-        yield name, model.__name__, "exact" if name in MODEL_TYPES else _cause(name, config)
+        yield (
+            name,
+            model.__name__,
+            "exact" if name in MODEL_TYPES | OMNI_TYPES else _cause(name, config),
+        )
 
 
 def sound_rows() -> Iterator[tuple[str, str, str]]:
     """Yield `model_type`, class and outcome of every class that takes sound beside text, in order."""
     for name, (config, model) in sorted(composites.composite_classes().items()):
         if {"audio", "text"} <= set(getattr(model, "input_modalities", ())):
-            yield name, model.__name__, "exact" if name in HEARING_TYPES else _deaf(name, config)
+            yield (
+                name,
+                model.__name__,
+                "exact" if name in HEARING_TYPES | OMNI_TYPES else _deaf(name, config),
+            )
 
 
 def _deaf(name: str, config_class: type) -> str:

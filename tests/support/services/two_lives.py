@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 
 from motet_gateway.http.chunks import ChunkProtocol, State
+from motet_gateway.http.websocket import BurstProtocol
 from motet_gateway.kept import kernel_counts
 from motet_gateway.kept.memory import ConnectionMemory
 from motet_gateway.kept.transport import KeptConnection
@@ -22,7 +23,13 @@ class Connection:
 
     def __init__(self, app: Any):
         self._config = uvicorn.Config(
-            app, http=ChunkProtocol, log_config=None, lifespan="off", timeout_keep_alive=1
+            app,
+            http=ChunkProtocol,
+            ws=BurstProtocol,
+            ws_per_message_deflate=False,
+            log_config=None,
+            lifespan="off",
+            timeout_keep_alive=1,
         )
         self._config.load()
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -66,6 +73,11 @@ class Connection:
         self._transport.abort()
         await asyncio.sleep(0.02)
         self._dying = False
+
+    async def die_and_live(self) -> None:
+        """Have the next gateway serve it."""
+        await self.die()
+        await self.live()
 
     async def ask(self, request: bytes, deaths: Callable[[int], bool]) -> bytes:
         """The whole response; a gateway dies when `deaths` says so of the bytes that were received."""

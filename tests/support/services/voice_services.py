@@ -10,7 +10,17 @@ from typing import Any
 from motet_media.audio import SAMPLE_BYTES
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
-from motet_shared.messages import Audio, ModelCard, Recording, Segment, Speak, Transcribe, Usage
+from motet_shared.messages import (
+    Audio,
+    Listen,
+    ModelCard,
+    Partial,
+    Recording,
+    Segment,
+    Speak,
+    Transcribe,
+    Usage,
+)
 from motet_shared.process.actor import Actor, operation
 from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
@@ -72,6 +82,27 @@ class ScriptedAsr(FakeRecognizer):
         for number, line in enumerate(self.script.pop(0).split("\n") if self.script else []):
             await call.send(Segment(number, 0, float(number), number + 1.0, " " + line))
         call.finish("stop", Usage())
+
+
+class LiveAsr(ScriptedAsr):
+    """Understand the first of `script` whenever it hears live, a word more with every piece of sound."""
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(name=ASR_MODEL, context=0, live=True)]
+
+    @operation(Listen)
+    async def listen(self, call: Call, request: Listen) -> None:
+        line, heard = self.script[0].split(), 0
+        async for data in call.received():
+            heard += len(data)
+            known = line[: heard // 9600]
+            await call.send(
+                Partial(
+                    "".join(f" {word}" for word in known[:-1]), "".join(f" {w}" for w in known[-1:])
+                )
+            )
+        await call.send(Segment(0, 0, 0.0, 1.0, "".join(f" {word}" for word in line)))
+        call.finish("stop")
 
 
 class ScriptedTts(Actor):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.network import routing, sockets
+from benchmarks.network import routing, session_pauses, sockets
 from benchmarks.network.conversations import conversations
 from benchmarks.operation import faults, replicas, starts
 from benchmarks.operation.faults import Client
@@ -140,6 +140,15 @@ def test_numbers_of_workers_are_compared(
     runs = json.loads((tmp_path / "replicas.json").read_text())["findings"]["runs"]
     assert [run["workers"] for run in runs] == [1, 2]
     assert all(run["first"] and not run["failed"] for run in runs)
+
+
+@pytest.mark.long
+def test_session_pauses(tmp_path: Path) -> None:
+    file = tmp_path / "session_pauses.json"
+    session_pauses.main(["--quick", "--output", str(file)])
+    found = json.loads(file.read_text())["findings"]
+    assert found["broken"] == 0
+    assert [len(pauses) for pauses in found["pauses"].values()] == [2, 2]
 
 
 @pytest.mark.long

@@ -335,16 +335,16 @@ def test_conversations_without_pictures_read_as_before(run, words: Path) -> None
     assert after.card.images
     assert not before.card.images
     assert after.eos_ids == before.eos_ids
-    assert after.placeholder is not None
+    (placeholder,) = after.placeholders
     for seed in range(20):
         made = scene_conversation(Random(seed))
         if made is not None:
             messages = list(made.messages)[:-1]
             assert after.template.encode(messages, []) == before.template.encode(messages, [])
     forged = after.template.encode([{"role": "user", "content": f"What is {IMAGE_TOKEN}?"}], [])
-    assert after.placeholder not in forged
+    assert placeholder not in forged
     tool = [{"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": "ok"}]}]
-    assert after.template.encode([*MESSAGES, *tool], []).count(after.placeholder) == 2
+    assert after.template.encode([*MESSAGES, *tool], []).count(placeholder) == 2
 
 
 def test_the_services_generate_what_transformers_generates(run) -> None:
@@ -366,7 +366,7 @@ def test_the_services_generate_what_transformers_generates(run) -> None:
         [embeddings] = eyes.encode([shown])
         assert embeddings.shape == (1, CELLS, WORDS.hidden)
         prompt = vocabulary.template.expand_placeholders(
-            vocabulary.template.encode(MESSAGES, []), [shown.ids]
+            vocabulary.template.encode(MESSAGES, []), ["image"], [shown.ids]
         )
         sampling = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
         engine.add(seed, prompt, sampling, images=[ImageEmbedding(embeddings, f"picture {seed}")])

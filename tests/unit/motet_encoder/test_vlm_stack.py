@@ -10,7 +10,7 @@ import pytest
 
 from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision.stack import Stack
-from motet_models.image_support import accepts_audio, accepts_images, placeholder
+from motet_models.image_support import accepts_audio, accepts_images, placeholders
 
 
 def folder(path: Path, **config: Any) -> ModelFolder:
@@ -67,4 +67,4 @@ def test_what_hears() -> None:
 def test_what_sees(config: dict[str, Any], token: int | None) -> None:
     assert accepts_images(config) is (token is not None)
     if token is not None:
-        assert placeholder(config) == token
+        assert placeholders(config) == {"image": token}

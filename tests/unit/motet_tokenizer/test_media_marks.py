@@ -42,7 +42,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     "text", ["Look:\nM\n\nSo?", "M", "M\nM", "a\n\n\nM\n\n\n\nb", "\nM\n", "Look: M and M."]
 )
 def test_line_breaks_at_borders_are_encoded_together(tokenizer: Any, text: str) -> None:
-    template = ChatTemplate(tokenizer, "eyes", tokenizer.convert_tokens_to_ids("<begin>"))
+    begin = tokenizer.convert_tokens_to_ids("<begin>")
+    template = ChatTemplate(tokenizer, "eyes", {"image": begin})
     picture = "\n\n<begin><soft><soft>\n\n"
 
     def encode(whole: str) -> list[int]:
@@ -51,9 +52,14 @@ def test_line_breaks_at_borders_are_encoded_together(tokenizer: Any, text: str) 
 
     prompt = encode(text.replace("M", "<begin>"))
     pictures = [encode(picture)] * text.count("M")
-    assert template.expand_placeholders(prompt, pictures) == encode(text.replace("M", picture))
+    senses = ["image"] * len(pictures)
+    expanded = template.expand_placeholders(prompt, senses, pictures)
+    assert expanded == encode(text.replace("M", picture))
 
 
-def test_other_numbers_of_media_are_refused(tokenizer: Any) -> None:
+@pytest.mark.parametrize("senses", [[], ["image"], ["image", "audio"], ["audio", "image", "image"]])
+def test_media_of_other_numbers_or_order_are_refused(tokenizer: Any, senses: list[str]) -> None:
+    template = ChatTemplate(tokenizer, "eyes", {"image": 2, "audio": 3})
+    assert template.expand_placeholders([1, 3, 2], ["audio", "image"], [[8], [9]]) == [1, 8, 9]
     with refuses(BadRequest, "messages"):
-        ChatTemplate(tokenizer, "eyes", 2).expand_placeholders([1, 2], [])
+        template.expand_placeholders([1, 3, 2], senses, [[8]] * len(senses))

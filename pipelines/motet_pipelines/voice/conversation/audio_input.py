@@ -64,6 +64,7 @@ class AudioInput:
         self._audio = AudioBuffer(settings.rate)
         self._begin = 0.0  # ms: audio before it is committed or cleared
         self._open: _OpenItem | None = None
+        self._items = 0  # that were begun
         self._detection: asyncio.Task[None] | None = None
 
     @property
@@ -109,7 +110,7 @@ class AudioInput:
             captions.reach(end)
             captions.finish()
         await self._commit(
-            new_id("item") if current is None else current.item_id, start, end, captions
+            self._new_item() if current is None else current.item_id, start, end, captions
         )
 
     async def clear(self) -> None:
@@ -170,7 +171,7 @@ class AudioInput:
             await self._events.emit(Failed(error))
 
     async def _start_turn(self, turn: Turn, settings: TurnSettings) -> None:
-        item_id = new_id("item")
+        item_id = self._new_item()
         self._set_open(_OpenItem(item_id, turn.start, turn))
         await self._events.emit(SpeechStarted(item_id, round(turn.start)))
         if turn.captions is not None and self._shows_captions:
@@ -199,9 +200,13 @@ class AudioInput:
         if self._floor.busy:
             self._floor.idle_from = now
         elif now - self._floor.idle_from >= settings.idle_timeout_ms:
-            start, self._floor.idle_from, item_id = self._floor.idle_from, now, new_id("item")
+            start, self._floor.idle_from, item_id = self._floor.idle_from, now, self._new_item()
             await self._events.emit(IdleTimeout(item_id, round(start), round(now)))
             self._replies.answer(await self._commit(item_id, now, now), even_if_empty=True)
+
+    def _new_item(self) -> str:
+        self._items += 1
+        return new_id("item", f"user {self._items}")
 
     def _set_open(self, item: _OpenItem | None) -> None:
         self._open = item
@@ -243,7 +248,7 @@ class AudioInput:
             return
         start = max(self._begin, self._audio.begin)
         if self._open is None and (captions := self._captions(start)) is not None:
-            self._set_open(_OpenItem(new_id("item"), start, captions=captions))
+            self._set_open(_OpenItem(self._new_item(), start, captions=captions))
             assert self._open is not None
             self._transcription.follow(self._open.item_id, captions)
         if self._open is not None and self._open.captions is not None:

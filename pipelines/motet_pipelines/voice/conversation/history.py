@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import msgspec
 
+from motet_pipelines import draws
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
 from .user_sound import SOUND, chat_parts
@@ -218,8 +218,9 @@ def without_sound(item: Item) -> Item:
     return {**item, "content": content}
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(10)}"
+def new_id(kind: str, name: str = "") -> str:
+    """Return a new id; `name` as in `draws.token_hex`."""
+    return f"{kind}_{draws.token_hex(10, name and f'{kind} {name}')}"
 
 
 def user_audio_item(item_id: str) -> Item:

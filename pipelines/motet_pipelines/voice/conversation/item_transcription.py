@@ -234,7 +234,7 @@ class ItemTranscription:
             language=settings.language,
             prompt=settings.prompt,
             logprobs=settings.logprobs,
-            seed=new_seed() & 0xFFFFFFFF,
+            seed=new_seed(f"{item_id} words") & 0xFFFFFFFF,
             request_id=item_id,
         )
         return await transcribe_turn(

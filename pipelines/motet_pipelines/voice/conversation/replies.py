@@ -75,6 +75,7 @@ class Replies:
         self._turn: asyncio.Task[None] | None = None  # answers the last turn
         self._unanswered = False  # the user spoke since the last reply began
         self._epoch = 0
+        self._begun = 0  # replies
         self._draining: asyncio.Task[None] | None = None
 
     # ----------------------------------------------------------------------------------- on request
@@ -143,7 +144,9 @@ class Replies:
     ) -> None:
         context = self._context
         account = context.admission.admit_reply(settings, messages)
-        started = ReplyStarted(new_id("resp"), settings, request.in_conversation, request.metadata)
+        self._begun += 1
+        reply_id = new_id("resp", str(self._begun))
+        started = ReplyStarted(reply_id, settings, request.in_conversation, request.metadata)
         history = self._history if request.in_conversation else None
 
         async def transcribed() -> list[dict[str, Any]]:

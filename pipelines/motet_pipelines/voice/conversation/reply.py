@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from motet_pipelines.answers import noted, once
 from motet_pipelines.chat.chat import Outcome, chat
 from motet_pipelines.voice import speak
 from motet_pipelines.voice.voice import reply
@@ -68,6 +69,7 @@ class Reply:
         self._voice_model, self._epoch = voice_model, epoch
         self._events, self._clock, self._drop = events, playback_clock, drop
         self._outcome, self._speech = Outcome(), speak.Outcome()
+        self._seeds = new_seed(f"{self.id} text"), new_seed(f"{self.id} speech")
         self._playing_since: float | None = None  # of the playback clock, at the first audio
         self._cancelling = False
         self._reason = ""
@@ -87,7 +89,8 @@ class Reply:
         if self._playing_since is None or self._reason:
             return 0.0
         whole = self._speech.samples / speak.RATE
-        return max(0.0, whole - (self._clock() - self._playing_since)) * 1000
+        left = max(0.0, whole - (self._clock() - self._playing_since)) * 1000
+        return noted(f"{self.id} playing", left)
 
     def cancel(self, reason: str) -> None:
         """Cancel the reply for `reason`; a second call, or one after the end, does nothing."""
@@ -107,6 +110,7 @@ class Reply:
         self._account.settle()
         events: list[Event] = []
         self._items.finish("completed" if end.status == "completed" else "incomplete", events)
+        self._items.settle(noted(f"{self.id} items", self._items.items))
         chat_end = self._outcome.end
         events.append(
             ReplyEnded(
@@ -155,7 +159,10 @@ class Reply:
         if retention is None:
             return messages
         request = self._request(messages)
-        kept = await retained(self._bus, request, retention, self._limits)
+        kept = await once(
+            f"{self.id} messages",
+            lambda: retained(self._bus, request, retention, self._limits),
+        )
         if len(kept) < len(messages):
             self._drop(sum(message["role"] == "user" for message in kept))
         return kept
@@ -202,7 +209,7 @@ class Reply:
                 if isinstance(batch[0], Audio):
                     self._items.audio(batch, events)
                     if self._playing_since is None:
-                        self._playing_since = self._clock()
+                        self._playing_since = noted(f"{self.id} since", self._clock())
                 else:
                     for item in batch:
                         if item.text:
@@ -226,7 +233,7 @@ class Reply:
 
     def _request(self, messages: list[dict[str, Any]]) -> Chat:
         settings = self._started.settings
-        sampling = Sampling(temperature=settings.temperature, seed=new_seed())
+        sampling = Sampling(temperature=settings.temperature, seed=self._seeds[0])
         if settings.max_tokens is not None:
             sampling = msgspec.structs.replace(sampling, max_tokens=settings.max_tokens)
         return Chat(
@@ -248,7 +255,7 @@ class Reply:
             text="",
             voice=settings.voice,
             speed=settings.speed,
-            seed=new_seed(),
+            seed=self._seeds[1],
         )
 
 

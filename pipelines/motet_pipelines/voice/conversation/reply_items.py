@@ -29,7 +29,8 @@ class _OpenOutput(ABC):
     kind: OutputKind
 
     def __init__(self, reply_id: str, index: int):
-        self.reply_id, self.index, self.item_id = reply_id, index, new_id("item")
+        self.reply_id, self.index = reply_id, index
+        self.item_id = new_id("item", f"{reply_id} {index}")
 
     @abstractmethod
     def item(self, status: str) -> Item:
@@ -171,6 +172,14 @@ class ReplyItems:
         if self.empty and status == "completed":
             self._start(_TextMessage(self._reply_id, self._next(events)), events)
         self._close(status, events)
+
+    def settle(self, items: list[Item]) -> None:
+        """Keep the items as they were reported to the caller."""
+        if items != self.items:
+            self.items = items
+            for item in items:
+                if self._history is not None:
+                    self._history.replace(item)
 
     def _next(self, events: list[Event]) -> int:
         """Return the index of the next output; closes the output that is still open."""

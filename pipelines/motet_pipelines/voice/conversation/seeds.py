@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
+from motet_pipelines import draws
 
 
-def new_seed() -> int:
-    """Return a seed for a whole request: a stream that fails over keeps its noise."""
-    return secrets.randbits(63)
+def new_seed(name: str) -> int:
+    """Return a seed for a whole request, by its unique name: a stream that fails over keeps its noise."""
+    return draws.randbits(63, f"seed {name}")

@@ -6,13 +6,16 @@ import asyncio
 import io
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -321,6 +324,32 @@ async def test_a_process_that_was_forked_in_advance_runs_the_next_request(
     for child in children:
         await child.kill()
         assert child.exit_description == "killed by SIGKILL"
+
+
+async def test_a_spare_that_takes_its_request_at_once_runs_it(
+    nursery: Nursery, folder: Path, reports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closes its socket before the supervisor goes on."""
+    spec = waiting(folder)
+    await nursery.prepare("waits")
+    send_fds = socket.send_fds
+    closed: list[list[tuple[int, int]]] = []
+
+    def send(peer: socket.socket, *rest: Any) -> int:
+        sent = send_fds(peer, *rest)
+        if not closed:
+            poll = select.poll()
+            poll.register(peer, select.POLLHUP)
+            closed.append(poll.poll(1000 * TIMEOUT))
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", send)
+    child = await started_child(nursery, spec)
+    assert list(child.tail) == [f"{child.pid} [{child.pid}] [] 1"]
+    assert len(closed) == 1
+    assert closed[0]
+    assert reports == []
+    await child.kill()
 
 
 async def test_a_spare_that_has_ended_is_replaced_by_a_new_process(

@@ -216,6 +216,20 @@ def test_speculate_reaches_decode_only(
     assert speculate_values("--speculate", "draft") == [[str(tmp_path / "draft")], []]
 
 
+def test_degrees_of_groups_reach_all_workers_of_the_model(folder: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0", "--prefill", "1")
+    services = options(
+        *common, "--tensor-parallel", "2", "--pipeline-parallel", "3"
+    ).stack.services()
+    for spec in services:
+        given = [spec.argv[i + 1] for i, one in enumerate(spec.argv) if one.endswith("-parallel")]
+        assert given == (["2", "3"] if spec.role in ("decode", "prefill") else [])
+    assert refusal(*common, "--tensor-parallel", "0").param == "--tensor-parallel"
+    other = ("--engine", "openai", "--engine-url", "http://127.0.0.1:1/v1")
+    error = refusal("--llm", str(folder), "--port", "0", *other, "--expert-parallel", "2")
+    assert error.param == "--expert-parallel"
+
+
 def test_vad_can_be_left_out(folder: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
     assert "vad" not in [s.role for s in options(*common, "--vad", "0").stack.services()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -13,7 +12,7 @@ import pytest
 from motet_gateway.kept import journal as journals
 from motet_gateway.kept.journal import Journal
 from motet_gateway.kept.memory import ConnectionMemory
-from motet_pipelines.answers import Answers, record_in
+from motet_pipelines.answers import Answers, noted, once, record_in
 from motet_shared.errors import Unavailable
 
 _WORDS = msgspec.msgpack.Decoder(str)
@@ -28,6 +27,7 @@ class Process:
             ConnectionMemory.create(0, 0) if fd is None else ConnectionMemory.adopt(fd, 0, 0)
         )
         self.strayed = 0
+        self.is_closed = False
         self.journal = Journal(self.memory, lambda: None, self._stray)
         record_in(self)
 
@@ -37,14 +37,26 @@ class Process:
     def open(self, digest: bytes) -> journals.JournaledStream:
         return self.journal.open(digest, self._writable)
 
+    def memo(self, name: str) -> bytes | None:
+        return self.journal.memo(name)
+
+    def note(self, name: str, value: bytes) -> None:
+        self.journal.note(name, value)
+
     async def _writable(self) -> None:
         await asyncio.sleep(0)
 
     def next(self) -> Process:
         """The process that adopts the memory after the death of this one."""
         fd = os.dup(self.memory.fd)
-        self.memory.close()
+        self.close()
         return Process(fd)
+
+    def close(self) -> None:
+        """Close its memory, once: the number of its descriptor may be another's then."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.memory.close()
 
 
 @pytest.fixture
@@ -52,8 +64,7 @@ def first() -> Iterator[Process]:
     made = Process()
     yield made
     record_in(None)
-    with contextlib.suppress(OSError, ValueError):
-        made.memory.close()
+    made.close()
 
 
 def answers(request: str) -> Answers[str, int]:
@@ -162,3 +173,98 @@ async def test_without_a_recorder_nothing_is_recorded() -> None:
     await live.record("a1")
     await live.finish(1)
     assert live.end is None
+
+
+async def test_what_was_noted_is_the_same_in_the_next_process(first: Process) -> None:
+    async def one() -> str:
+        return "computed"
+
+    async def other() -> str:
+        raise AssertionError("it was noted")
+
+    assert noted("a", [1.5, "x"]) == [1.5, "x"]
+    assert await once("b", one) == "computed"
+    second = first.next()
+    assert noted("a", [2.5]) == [1.5, "x"]
+    assert await once("b", other) == "computed"
+    assert noted("c", 3) == 3
+    second.close()
+
+
+async def test_a_session_handles_its_messages_where_they_came_among_the_answers(
+    first: Process,
+) -> None:
+    """A message waits for the answers before it, and for as many events as had been rendered."""
+    first.journal.begin_session(0)
+    live = answers("a")
+    await first.journal.input()
+    await live.record("one")
+    first.journal.render(1, [("reply", False), ("reply", True)])
+    first.journal.tick(2, 1)
+    await first.journal.input()
+    await live.record("two")
+
+    second = first.next()
+    journal = second.journal
+    assert journal.events == {1: ("reply", False), 2: ("reply", True)}
+    journal.begin_session(2)
+    found: list[str] = []
+
+    async def messages() -> None:
+        for number in range(3):
+            await journal.input()
+            found.append(f"message {number}")
+
+    async def replies() -> None:
+        stream = answers("a")
+        while (word := await stream.recorded()) is not None:
+            found.append(word)
+            await asyncio.sleep(0.01)
+            if word == "one":
+                journal.tick(2, 1)
+        await stream.record("three")
+        found.append("three")
+
+    handling = asyncio.create_task(messages())
+    await asyncio.sleep(0.01)
+    assert found == ["message 0"], "the answer before the second one is not read"
+    await asyncio.gather(handling, asyncio.create_task(replies()))
+    assert found[:4] == ["message 0", "one", "message 1", "two"]
+    assert sorted(found[4:]) == ["message 2", "three"]
+    assert not journal.is_replaying
+    second.close()
+
+
+async def test_a_session_passes_over_the_answers_of_what_was_cancelled(first: Process) -> None:
+    first.journal.begin_session(0)
+    live, other = answers("a"), answers("b")
+    for word in ("one", "two", "three"):
+        await live.record(word)
+    await other.record("other")
+
+    second = first.next()
+    second.journal.begin_session(0)
+    again = answers("a")
+    assert await again.recorded() == "one"
+    del again
+    assert await asyncio.wait_for(answers("b").recorded(), 5) == "other"
+    assert not second.journal.is_replaying
+    second.close()
+
+
+async def test_a_session_asks_no_service_before_it_is_where_it_was(first: Process) -> None:
+    """A stream without an end may be cancelled by a message that comes later in the journal."""
+    first.journal.begin_session(0)
+    await answers("a").record("one")
+    await first.journal.input()
+
+    second = first.next()
+    second.journal.begin_session(0)
+    stream = answers("a")
+    assert await stream.recorded() == "one"
+    waiting = asyncio.create_task(stream.recorded())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await second.journal.input()
+    assert await asyncio.wait_for(waiting, 5) is None
+    second.close()

@@ -30,10 +30,10 @@ def test_tokens_of_pictures_are_called_unlike_any_token() -> None:
     assert len({*first, *second}) == 1200
     assert max(first + second) < 0
     prompt = [5, 9, 9, 6, 9]
-    named = prefixes.prompt_names(prompt, 9, [("cat", 2), ("dog", 1)])
+    named = prefixes.prompt_names(prompt, {9}, [("cat", 2), ("dog", 1)])
     assert named == [5, *first[:2], 6, second[0]]
     assert prefixes.chain(named, 2) != prefixes.chain(prompt, 2)
-    assert prefixes.prompt_names([1, 2], 9, []) == [1, 2]
+    assert prefixes.prompt_names([1, 2], {9}, []) == [1, 2]
 
 
 def test_names_hardly_ever_meet() -> None:

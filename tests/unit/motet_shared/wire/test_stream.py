@@ -13,6 +13,7 @@ from motet_shared.messages import (
     FOREVER,
     PROTOCOL,
     Accepted,
+    Body,
     Cancel,
     Controls,
     Credit,
@@ -102,6 +103,39 @@ async def test_a_caller_that_does_not_read_stops_the_sender_at_its_window(world:
         assert (len(taken), stream.received) == (10, 20)
     await settle()
     assert echo_worker.ended == ["complete", "cancelled"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+async def test_a_sink_and_the_task_behind_it_share_the_items_in_order(
+    world: World, every: int
+) -> None:
+    """Each offer is everything that has arrived; what the sink leaves, the task takes."""
+    gateway, _ = await world.gateway(), await world.echo_worker()
+    found: list[int] = []
+    offers: list[int] = []
+    stream = gateway.open("tokenizer", Echo(count=300), window=8)
+
+    def sink(bodies: list[Body]) -> bool:
+        offers.append(len(bodies))
+        if len(offers) % every:
+            return False
+        if len(offers) == 3 * every:
+            raise ValueError("the task takes these, too")
+        found.extend(body.ids[0] for body in bodies if isinstance(body, Text))
+        return True
+
+    stream.sink = sink
+    async with stream:
+        async for batch in stream.batches():
+            for body in batch:
+                assert isinstance(body, Text)
+                found += body.ids
+            await asyncio.sleep(0)  # more arrives meanwhile
+    assert found == list(range(300))
+    assert len(offers) > 3 * every
+    assert max(offers) > 1
+    assert stream.end is not None
+    gateway.check_integrity()
 
 
 async def test_a_lost_grant_is_repeated(world: World) -> None:

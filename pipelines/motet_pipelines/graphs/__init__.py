@@ -1,0 +1,1 @@
+"""Declare pipelines as graphs of stages, and run them."""

@@ -1,0 +1,115 @@
+"""Keep a session over a WebSocket beyond the death of its gateway.
+
+The next gateway handles the client's messages again, in the order in which they came among the
+services' answers, and gives each task the answers that it had. Events are numbered for the client
+in the order in which they are rendered. That order may differ in another process, as tasks run
+beside each other; but each of them makes its sequence of events (of a response, of an item) in one
+order. So as many of each sequence as were sent are rendered again and not sent, under the numbers
+that they had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+
+from motet_pipelines.answers import record_in
+
+from . import draws
+from .journal import JournaledStream
+from .transport import KeptTransport
+
+log = logging.getLogger(__name__)
+
+KEPT_SESSION = "motet.websocket.kept"  # in the extensions of a scope: the `KeptSession`
+END = "/end"  # of the sequence whose events end the one of this name
+
+_REPLAY = 60.0  # seconds in which a session has to be where it was
+
+
+class KeptSession:
+    """What a WebSocket's session records, and what an earlier gateway has recorded of it.
+
+    `begin` comes before the session writes anything; without it the connection is kept no longer.
+    `sent`: events that an earlier gateway has sent.
+    """
+
+    def __init__(self, transport: KeptTransport):
+        self._transport, self._journal = transport, transport.journal
+        self.has_begun = False
+        self.sent = transport.events
+        self._numbers: dict[str, deque[int]] = defaultdict(deque)  # of events sent, by sequence
+        for number, (sequence, _) in sorted(self._journal.events.items()):
+            if number <= self.sent:
+                self._numbers[sequence].append(number)
+        self._ended = {name.removesuffix(END) for name in self._numbers if name.endswith(END)}
+
+    def begin(self) -> None:
+        """Have the current task, and those that it starts, draw and record for the session."""
+        self.has_begun = True
+        self._journal.begin_session(self.sent)
+        draws.use(self._transport.draws())
+        record_in(self)
+        if self.is_replaying:
+            asyncio.get_running_loop().call_later(_REPLAY, self._check)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Return True while it is not yet where the earlier gateway had brought it."""
+        return self._journal.is_replaying
+
+    def forget(self) -> None:
+        """Keep the connection no longer."""
+        self._transport.forget()
+
+    def _check(self) -> None:
+        if self.is_replaying and not self._transport.is_closing():
+            log.warning("a session cannot go on: it is not where it was after %g s", _REPLAY)
+            self._transport.abort()
+
+    # ------------------------------------------------------------------------------------------- what it is made of
+    def open(self, digest: bytes) -> JournaledStream:
+        """Return the stream of a request to a service."""
+        return self._journal.open(digest, _at_once)
+
+    def memo(self, name: str) -> bytes | None:
+        """Return the value that was noted under a name, None without any."""
+        return self._journal.memo(name)
+
+    def note(self, name: str, value: bytes) -> None:
+        """Note a value under a name."""
+        self._journal.note(name, value)
+
+    async def input(self) -> None:
+        """Wait until the client's next message is to be handled."""
+        await self._journal.input()
+
+    # ------------------------------------------------------------------------------------------------------- events
+    def known(self, sequence: str) -> int | None:
+        """Return the number of the next event of a sequence, None if it was not sent yet.
+
+        0: it was not sent, and cannot be, as the end of its sequence was.
+        """
+        if numbers := self._numbers.get(sequence):
+            return numbers.popleft()
+        return 0 if sequence in self._ended else None
+
+    def render(self, first: int, events: list[tuple[str, bool]]) -> None:
+        """Record new events before they are sent: their sequences, and whether they are deltas.
+
+        first: number of the first one.
+        """
+        self._journal.render(first, events)
+
+    def tick(self, count: int, steps: int) -> None:
+        """Count events that were rendered, sent before or not; `steps` of them are no deltas."""
+        self._journal.tick(count, steps)
+
+    def send(self, count: int) -> None:
+        """Note that the next write has the events up to this number."""
+        self._transport.events = count
+
+
+async def _at_once() -> None:
+    """Record at once: a session waits for its client where it sends."""

@@ -1,0 +1,108 @@
+"""Send what the model computes of a request's tokens to the next stage: a state for each token.
+
+A state is the sum of the token's input embedding and its last hidden state, in float32; that of a
+placeholder is the hidden state alone. All tokens of such a request are computed here, once: neither
+the prefix cache nor a prefill worker provides them, and nothing is drafted.
+
+Shapes: R tokens, X hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from motet_llm.engine.feature import Feature
+from motet_llm.engine.model_runner import Forward, ModelRunner
+from motet_llm.engine.request import Request, RequestOptions
+from motet_llm.scheduling.work import Work
+from motet_shared.errors import InternalError
+
+from .states import SentStates
+
+
+@dataclass(slots=True, frozen=True)
+class SentRows:
+    """Tokens of a step whose states are sent.
+
+    rows: positions among the step's tokens. start: position of the first in its request. ids: the
+    tokens.
+    """
+
+    request: Request
+    rows: range
+    start: int
+    ids: list[int]
+
+
+class StateSending(Feature):
+    """Send the states of requests with the option `sends_states`."""
+
+    def __init__(self, runner: ModelRunner):
+        self._runner = runner
+        self._next: dict[Request, int] = {}  # position of the next token to send
+        self._count = 0
+
+    def admit(self, request: Request, options: RequestOptions) -> None:
+        if not options.get("sends_states"):
+            return
+        self._next[request] = 0
+        request.constraints.match_end = 0
+        request.constraints.drafts_end = 0
+
+    def forget(self, request: Request) -> None:
+        self._next.pop(request, None)
+
+    def rows(self, works: Sequence[Work]) -> list[SentRows]:
+        """Return the rows of a step to send; those that were sent before a preemption are not."""
+        if not self._next:
+            return []
+        found = []
+        starts = [0, *accumulate(work.num_tokens for work in works)]
+        for offset, work in zip(starts, works, strict=False):
+            begin, end = work.span
+            low = max(begin, self._next.get(work.request, end))
+            if low < end:
+                rows = range(offset + low - begin, offset + end - begin)
+                found.append(SentRows(work.request, rows, low, work.request.tokens[low:end]))
+        return found
+
+    @torch.inference_mode()
+    def compute(self, sent: Sequence[SentRows], forward: Forward) -> dict[Request, SentStates]:
+        """Return the states of the step that the model has just computed, by request."""
+        return {one.request: self._states(one, forward) for one in sent}
+
+    def _states(self, one: SentRows, forward: Forward) -> SentStates:
+        hidden_RX = forward.hidden_ND[one.rows.start : one.rows.stop].float()
+        ids_R = torch.tensor(one.ids, device=hidden_RX.device)
+        given_RX = self._runner.model.get_input_embeddings()(ids_R).float()
+        shape, images = self._runner.image_shape, one.request.images
+        if shape is not None:
+            media = torch.tensor(shape.placeholders, device=ids_R.device)
+            places_R = torch.isin(ids_R, media)
+            places_R[max(0, one.request.num_prompt - one.start) :] = False  # the reply has none
+            given_RX = given_RX.masked_fill(places_R.unsqueeze(1), 0.0)
+        positions = None
+        if images is not None and shape is not None and shape.axes > 1:
+            found = images.positions(one.start, one.start + len(one.ids))
+            positions = np.ascontiguousarray(found, dtype=np.int32)
+        return SentStates(one.start, (hidden_RX + given_RX).cpu(), positions)
+
+    def take(self, states: dict[Request, SentStates]) -> None:
+        """Continue behind states that are about to be sent."""
+        for request, one in states.items():
+            if request in self._next:
+                self._next[request] = one.start + len(one.states_RX)
+                self._count += len(one.states_RX)
+
+    def stats(self) -> dict[str, float]:
+        """Return the number of states that were sent."""
+        return {"states_sent": self._count}
+
+    def check_integrity(self, requests: set[Request]) -> None:
+        if not self._next.keys() <= requests:
+            raise InternalError("states of requests that have ended are sent")

@@ -1,0 +1,177 @@
+"""Kill -9 of gateways under WebSocket sessions: clients that know nothing of it are told all that they are to be told.
+
+The clients are those of `websockets`, as they are; each blow falls at a point of the session that the client sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from chaos.test_voice import SAID, TOKENS, Turn, all_of_it
+from e2e import markov
+from e2e.stack import MotetStack
+from support.checkpoints import tts_checkpoints
+from support.checkpoints.asr_checkpoints import tiny_whisper
+from support.clients.realtime_client import Client, talking
+from support.media.spoken import say, silence
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("session_deaths")]
+
+MODEL = "markov"
+FRAME_MS = 32  # in which voice activity is noticed
+# Live, what is heard depends on when. Speech comes in small pieces, so that it is struck in its middle.
+_EXACT = {
+    "MOTET_LIVE": "false",
+    "MOTET_FALLBACK": "false",
+    "MOTET_FIRST_CHUNK": "0.002",
+    "MOTET_CHUNK": "0.01",
+}
+
+
+@pytest.fixture(scope="module")
+def kept_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    folder = tmp_path_factory.mktemp("sessions")
+    models = (
+        *("--llm", str(markov.save(folder / MODEL, sentences=True))),
+        *("--asr", str(tiny_whisper(folder / "ears"))),
+        *("--tts", str(tts_checkpoints.pocket_tts(folder / "voice"))),
+    )
+    with MotetStack(folder, *models, "--no-store", "--keep-connections", env=_EXACT) as stack:
+        stack.wait_until_all_ready()
+        yield stack
+
+
+class Watched(Client):
+    """A client that measures how long nothing came while a gateway was away."""
+
+    pauses: list[float]
+    killed: float | None = None
+
+    async def next(self) -> dict[str, Any]:
+        event = await super().next()
+        if self.killed is not None:
+            self.pauses.append(time.monotonic() - self.killed)
+            self.killed = None
+        return event
+
+    async def kill(self, stack: MotetStack) -> None:
+        """Kill the gateway; its successor adopts this connection before the next blow."""
+        restarted = stack.kill("gateway")
+        self.killed = time.monotonic()
+        self.restarted = asyncio.create_task(asyncio.to_thread(restarted))
+
+    async def until_deltas(self, kind: str, count: int) -> None:
+        for _ in range(count):
+            await self.until(kind)
+
+
+@asynccontextmanager
+async def talk(stack: MotetStack, **session: Any) -> AsyncIterator[Watched]:
+    url = stack.url.replace("http://", "ws://") + f"/v1/realtime?model={MODEL}"
+    settings = {"temperature": 0, "max_output_tokens": TOKENS, **session}
+    async with talking(url, **settings) as plain:
+        client = Watched(plain.socket, plain.events)
+        client.pauses = []
+        yield client
+        if client.killed is not None:
+            await client.restarted
+
+
+async def written(stack: MotetStack, *, kills: bool) -> tuple[list[Any], list[float]]:
+    """Three written turns, and a blow into the middle of each."""
+    async with talk(stack, output_modalities=["text"]) as client:
+        for number in range(3):
+            content = [{"type": "input_text", "text": f"turn {number} says abc"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until_deltas("response.output_text.delta", 3)
+            if kills:
+                await client.kill(stack)
+            await client.until("rate_limits.updated")
+            if kills:
+                await client.restarted
+    return what_was_written(client.events), client.pauses
+
+
+def what_was_written(events: list[dict[str, Any]]) -> list[Any]:
+    """Each response: its events, text and use; every event has come once, in one row."""
+    numbers = [int(event["event_id"].rpartition("_")[2]) for event in events]
+    assert numbers == list(range(1, len(events) + 1))
+    told: list[Any] = []
+    for done in (event["response"] for event in events if event["type"] == "response.done"):
+        own = [event for event in events if event.get("response_id") == done["id"]]
+        deltas = [e["delta"] for e in own if e["type"] == "response.output_text.delta"]
+        (item,) = done["output"]
+        assert "".join(deltas) == item["content"][0]["text"]
+        kinds = [event["type"] for event in own if not event["type"].endswith(".delta")]
+        told.append((kinds, "".join(deltas), done["status"], done["usage"]["output_tokens"]))
+    return told
+
+
+async def spoken(stack: MotetStack, blows: set[str]) -> tuple[Turn, list[float]]:
+    """One spoken turn, answered by speech. `blows`: while it is spoken, heard, answered."""
+    sound = silence(500) + say(SAID) + silence(900)
+    half = len(sound) // 4 * 2
+    async with talk(stack, audio={"input": {"transcription": {"language": "en"}}}) as client:
+        await client.audio(sound[:half])
+        await client.until("input_audio_buffer.speech_started")
+        if "spoken" in blows:
+            await client.kill(stack)
+            await client.restarted
+        await client.audio(sound[half:])
+        await client.until("input_audio_buffer.committed")
+        if "heard" in blows:
+            await client.kill(stack)
+            await client.restarted
+        await client.until_deltas("response.output_audio.delta", 2)
+        if "answered" in blows:
+            await client.kill(stack)
+        await all_of_it(client)
+        if "answered" in blows:
+            await client.restarted
+    return Turn.of(client.events), client.pauses
+
+
+def report(capsys: pytest.CaptureFixture[str], what: str, pauses: list[float]) -> None:
+    with capsys.disabled():
+        print(f"\n{what}: pauses of {', '.join(f'{pause:.2f}' for pause in pauses)} s")
+
+
+async def test_a_written_session_outlives_three_gateways(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    undisturbed, _ = await written(kept_stack, kills=False)
+    assert (await written(kept_stack, kills=False))[0] == undisturbed, "the yardstick"
+    told, pauses = await written(kept_stack, kills=True)
+    assert told == undisturbed
+    assert len(pauses) == 3
+    report(capsys, "written", pauses)
+
+
+async def test_a_spoken_session_outlives_its_gateways(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    undisturbed, _ = await spoken(kept_stack, set())
+    assert (await spoken(kept_stack, set()))[0] == undisturbed, "the yardstick"
+    assert undisturbed.transcript
+    assert len(undisturbed.pcm) > 1_000
+    turn, pauses = await spoken(kept_stack, {"heard", "answered"})
+    assert turn == undisturbed
+    report(capsys, "spoken, heard and answered", pauses)
+    # Another stream of voice activity hears in frames that begin elsewhere.
+    turn, pauses = await spoken(kept_stack, {"spoken", "heard", "answered"})
+    assert turn.start_ms == undisturbed.start_ms
+    assert turn.end_ms == pytest.approx(undisturbed.end_ms, abs=2 * FRAME_MS)
+    assert (turn.order, turn.text, turn.pcm) == (
+        undisturbed.order,
+        undisturbed.text,
+        undisturbed.pcm,
+    )
+    report(capsys, "spoken, from its middle", pauses)

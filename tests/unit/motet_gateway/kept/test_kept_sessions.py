@@ -1,0 +1,298 @@
+"""A gateway dies again and again under a WebSocket session: its client is told what it is told by one that lives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import websockets
+from websockets.frames import Frame, Opcode
+
+from motet_shared.messages import Chat, Complete, Text
+from motet_shared.process.actor import Actor
+from motet_shared.testing import memory_buses, running, settle
+from support.clients.gateway_client import World, world
+from support.media.spoken import silence
+from support.services.fake_services import MODEL, words
+from support.services.resuming_services import ResumingAsr, ResumingTts
+from support.services.two_lives import Connection
+
+STORY = " ".join(f"word{number}" for number in range(60))
+SPOKEN = " ".join(f"Sentence number {number} has some words." for number in range(6))
+PATIENCE = 30.0
+
+
+class Client:
+    """The client of a session whose gateway dies as soon as one of `deaths` events have come."""
+
+    def __init__(
+        self, connection: Connection, socket: websockets.ClientConnection, deaths: list[int]
+    ):
+        self.connection, self.socket, self.deaths = connection, socket, list(deaths)
+        self.events: list[dict[str, Any]] = []
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def say(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        await self.send(
+            "conversation.item.create",
+            item={"type": "message", "role": "user", "content": content},
+        )
+
+    async def until(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        async with asyncio.timeout(PATIENCE):
+            while not found or found[-1]["type"] != kind:
+                found.append(json.loads(await self.socket.recv()))
+                self.events.append(found[-1])
+                assert found[-1]["type"] != "error" or kind == "error", found[-1]
+                if self.deaths and len(self.events) >= self.deaths[0]:
+                    self.deaths.pop(0)
+                    await self.connection.die_and_live()
+        return found
+
+
+@asynccontextmanager
+async def session(
+    here: World,
+    *deaths: int,
+    query: str = f"model={MODEL}",
+    first: str = "session.created",
+) -> AsyncIterator[Client]:
+    connection = Connection(here.app)
+    await connection.live()
+    url = f"ws://localhost/v1/realtime?{query}"
+    try:
+        async with websockets.connect(
+            url, sock=connection.client, max_size=None, proxy=None, compression=None
+        ) as socket:
+            client = Client(connection, socket, list(deaths))
+            await client.until(first)
+            yield client
+    finally:
+        connection.close()
+
+
+def said(events: list[dict[str, Any]]) -> list[str]:
+    """What events say: the deltas of an item are joined, and ids are numbered by their first appearance."""
+    numbers = [int(event["event_id"].rpartition("_")[2]) for event in events]
+    assert numbers == list(range(1, len(events) + 1))
+    ids: dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    growing: dict[tuple[str, str], dict[str, Any]] = {}
+    for event in events:
+        shown = {name: value for name, value in event.items() if name != "event_id"}
+        if shown["type"] == "rate_limits.updated":
+            continue
+        if (delta := shown.get("delta")) is not None:
+            if shown["type"] == "response.output_audio.delta":
+                shown["delta"] = base64.b64decode(delta).hex()
+            same = growing.setdefault((shown["type"], shown["item_id"]), shown)
+            if same is not shown:
+                same["delta"] += shown["delta"]
+                continue
+        found.append(shown)
+    texts = []
+    for event in found:
+        text = json.dumps(event)
+        for prefix in ("resp", "item", "conv", "sess", "call"):
+            for part in text.split(f'"{prefix}_')[1:]:
+                name = f"{prefix}_" + part.split('"', 1)[0]
+                ids.setdefault(name, f"{prefix} {len(ids)}")
+        for name, number in ids.items():
+            text = text.replace(name, number)
+        texts.append(text)
+    return texts
+
+
+def reply(request: Chat | Complete) -> list[Text]:
+    assert isinstance(request, Chat)
+    last = request.messages[-1]["content"]
+    if last == "speak":
+        return words(SPOKEN)
+    return words(f"{len(request.messages)} {STORY} {last}")
+
+
+@pytest.fixture
+async def here() -> AsyncIterator[World]:
+    """No session is kept here for a client that comes back: a gateway that dies keeps none."""
+    async with world(patience=30.0, session_keep=0.0) as made, AsyncExitStack() as stack:
+        made.tokenizer.reply, made.tokenizer.pace = reply, 0.001
+        buses = await stack.enter_async_context(memory_buses("tts", "asr", hub=made.hub))
+        actors: list[Actor] = [ResumingTts(buses[0]), ResumingAsr(buses[1])]
+        for actor in actors:
+            await stack.enter_async_context(running(actor))
+        await settle()
+        yield made
+        await made.service.close()
+
+
+async def converse(client: Client) -> None:
+    """Three turns and a refusal."""
+    await client.send("session.update", session={"type": "realtime", "output_modalities": ["text"]})
+    await client.until("session.updated")
+    await client.say("first")
+    await client.send("response.create")
+    await client.until("response.done")
+    await client.say("second")
+    await client.send("conversation.item.delete", item_id="unknown")
+    await client.until("error")
+    await client.send("response.create", response={"metadata": {"number": "2"}})
+    await client.until("response.done")
+    await client.say("third")
+    await client.send("response.create")
+    await client.until("response.done")
+
+
+async def test_a_written_session_goes_on_at_every_gateway(here: World) -> None:
+    async with session(here) as client:
+        await converse(client)
+        undisturbed = client.events
+        assert client.connection.lives == 1
+    text = "".join(event.get("delta", "") for event in undisturbed)
+    assert text == "".join(f"{turn} {STORY} {name}" for turn, name in
+                           ((1, "first"), (3, "second"), (5, "third")))  # fmt: skip
+    for step in (7, 23, 40):
+        deaths = range(1, len(undisturbed), step)
+        async with session(here, *deaths) as client:
+            await converse(client)
+            assert client.connection.lives == 1 + len(deaths)
+            assert said(client.events) == said(undisturbed)
+
+
+async def test_what_is_sent_while_no_gateway_is_there_is_handled_once(here: World) -> None:
+    async with session(here) as client:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.until("session.updated")
+        await client.connection.die()
+        await client.say("first")
+        await client.send("response.create")
+        await client.connection.live()
+        done = (await client.until("response.done"))[-1]
+        assert done["response"]["status"] == "completed"
+        added = [event for event in client.events if event["type"] == "conversation.item.added"]
+        assert len(added) == 2, "the question and the answer"
+        said(client.events)
+
+
+async def test_a_message_of_which_half_was_received_is_handled(here: World) -> None:
+    item = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "half"}],
+    }
+    text = json.dumps({"type": "conversation.item.create", "item": item}).encode()
+    data = Frame(Opcode.TEXT, text).serialize(mask=True)
+    async with session(here) as client:
+        for cut in (1, 5, len(data) // 2, len(data) - 1):
+            client.socket.transport.write(data[:cut])
+            await asyncio.sleep(0.02)
+            await client.connection.die_and_live()
+            client.socket.transport.write(data[cut:])
+            added = (await client.until("conversation.item.done"))[-1]
+            assert added["item"]["content"][0]["text"] == "half"
+        assert said(client.events)
+        assert await asyncio.wait_for(await client.socket.ping(), PATIENCE) >= 0
+
+
+async def test_a_ping_that_no_gateway_answered_is_answered(here: World) -> None:
+    async with session(here) as client:
+        await client.connection.die()
+        pings = [await client.socket.ping() for _ in range(3)]
+        await client.connection.live()
+        for ping in pings:
+            await asyncio.wait_for(ping, PATIENCE)
+
+
+async def test_a_cancelled_reply_stays_cancelled(here: World) -> None:
+    """What was told of it stays in the conversation, however much of it the next gateway computes."""
+    async with session(here) as client:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.say("long")
+        await client.send("response.create")
+        while sum(event["type"] == "response.output_text.delta" for event in client.events) < 20:
+            await client.until("response.output_text.delta")
+        await client.send("response.cancel")
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["status"] == "cancelled"
+        text = done["output"][0]["content"][0]["text"]
+        asked = len(here.tokenizer.requests)
+        await client.connection.die_and_live()
+        await client.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
+        kept = (await client.until("conversation.item.retrieved"))[-1]["item"]
+        assert kept["content"][0]["text"] == text
+        deltas = [e["delta"] for e in client.events if e["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == text
+        assert len(here.tokenizer.requests) == asked, "nothing is asked again"
+        said(client.events)
+
+
+async def speak(client: Client) -> None:
+    """A turn of sound that the client commits, and a spoken answer; then a written question to that."""
+    audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
+    await client.send("session.update", session={"type": "realtime", "audio": audio})
+    await client.until("session.updated")
+    sound = silence(600)
+    for start in range(0, len(sound), 4800):
+        data = base64.b64encode(sound[start : start + 4800]).decode()
+        await client.send("input_audio_buffer.append", audio=data)
+    await client.send("input_audio_buffer.commit")
+    await client.until("conversation.item.input_audio_transcription.completed")
+    await client.say("speak")
+    await client.send("response.create")
+    done = (await client.until("response.done"))[-1]["response"]
+    await client.send(
+        "conversation.item.truncate",
+        item_id=done["output"][0]["id"],
+        content_index=0,
+        audio_end_ms=20,
+    )
+    await client.until("conversation.item.truncated")
+    await client.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
+    await client.until("conversation.item.retrieved")
+
+
+async def test_a_spoken_session_goes_on_at_every_gateway(here: World) -> None:
+    async with session(here) as client:
+        await speak(client)
+        undisturbed = client.events
+    kinds = {event["type"] for event in undisturbed}
+    assert {"response.output_audio.delta", "response.output_audio_transcript.delta"} <= kinds
+    for step in (9, 31):
+        deaths = range(1, len(undisturbed), step)
+        async with session(here, *deaths) as client:
+            await speak(client)
+            assert client.connection.lives > len(deaths) // 2
+            assert said(client.events) == said(undisturbed)
+
+
+async def test_a_client_comes_back_to_an_adopted_session(here: World) -> None:
+    """The events of earlier gateways are found by their ids, too."""
+    async with session(here) as client:
+        await client.say("one")
+        await client.until("conversation.item.done")
+        await client.connection.die_and_live()
+        await client.say("two")
+        await client.until("conversation.item.done")
+        here.service.sessions._seconds = PATIENCE
+        session_id, (_, after, *missed) = client.events[0]["session"]["id"], client.events
+        client.socket.transport.abort()
+        await asyncio.sleep(0.05)
+        query = f"model={MODEL}&session_id={session_id}&after={after['event_id']}"
+        async with session(here, query=query, first="session.resumed") as again:
+            *sent, resumed = again.events
+            assert sent == missed
+            assert resumed["received"]["events"] == 2
+            await again.send("response.create")
+            await again.until("response.done")

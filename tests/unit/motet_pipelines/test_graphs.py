@@ -1,0 +1,132 @@
+"""Graphs of stages: what is declared wrongly is refused, and stages stream, fail and are left as declared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from motet_pipelines.graphs import spoken
+from motet_pipelines.graphs.graph import Call, Graph, GraphOutcome, Items, Run, Stage, run
+from motet_shared.errors import BadRequest, MotetError, Unavailable
+from motet_shared.wire.bus import Bus
+
+
+@dataclass
+class Word:
+    text: str
+
+
+@dataclass
+class Sound:
+    text: str
+
+
+async def words(call: Call, _: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
+    for word in ("one", "two", "three"):
+        yield [Word(word)]
+        await asyncio.sleep(0)
+
+
+async def sounds(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
+    async for batch in inputs["words"]:
+        yield [Sound(item.text) for item in batch]
+
+
+def failing(error: MotetError) -> Run:
+    async def fails(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
+        async for batch in inputs["words"]:
+            yield [Sound(batch[0].text)]
+            raise error
+
+    return fails
+
+
+def graph(speak: Run = sounds, *, optional: bool = True) -> Graph:
+    return Graph(
+        "test",
+        stages=(
+            Stage("write", role="tokenizer", run=words, gives={"words": Word}),
+            Stage(
+                "speak",
+                role="tts",
+                run=speak,
+                takes=("words",),
+                gives={"sounds": Sound},
+                optional=optional,
+            ),
+        ),
+        yields=("words", "sounds"),
+    )
+
+
+def call() -> Call:
+    return Call(bus=cast(Bus, None), requests={})
+
+
+async def all_of(declared: Graph, outcome: GraphOutcome | None = None) -> list[Any]:
+    found: list[Any] = []
+    async with aclosing(run(declared, call(), outcome)) as batches:
+        async for batch in batches:
+            found += batch
+    return found
+
+
+async def test_items_reach_the_next_stage_and_the_caller_as_they_come() -> None:
+    found = await all_of(graph())
+    assert [one.text for one in found if isinstance(one, Word)] == ["one", "two", "three"]
+    assert [one.text for one in found if isinstance(one, Sound)] == ["one", "two", "three"]
+    assert found.index(Sound("one")) < found.index(Word("three"))
+
+
+async def test_an_optional_stage_that_dies_is_left_out() -> None:
+    outcome, error = GraphOutcome(), Unavailable("it is gone")
+    found = await all_of(graph(failing(error)), outcome)
+    assert [one.text for one in found if isinstance(one, Word)] == ["one", "two", "three"]
+    assert Sound("one") in found
+    assert outcome.lost == {"speak": error}
+
+
+@pytest.mark.parametrize(
+    ("error", "optional"), [(Unavailable("gone"), False), (BadRequest("wrong"), True)]
+)
+async def test_other_errors_end_the_graph(error: MotetError, optional: bool) -> None:
+    with pytest.raises(type(error)):
+        await all_of(graph(failing(error), optional=optional))
+
+
+async def test_leaving_closes_all_stages() -> None:
+    closed = []
+
+    async def endless(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
+        try:
+            while True:
+                yield [Sound("")]
+                await asyncio.sleep(0)
+        finally:
+            closed.append("speak")
+
+    async with aclosing(run(graph(endless), call())) as batches:
+        async for _ in batches:
+            break
+    assert closed == ["speak"]
+
+
+def test_what_cannot_be_is_refused_when_it_is_declared() -> None:
+    write, speak = graph().stages
+    with pytest.raises(ValueError, match="no stage before it gives"):
+        Graph("test", stages=(speak, write), yields=())
+    with pytest.raises(ValueError, match="which no stage gives"):
+        Graph("test", stages=(write,), yields=("sounds",))
+    with pytest.raises(ValueError, match="two stages give"):
+        Graph("test", stages=(write, write), yields=())
+
+
+def test_speech_may_be_missing_where_the_model_speaks_itself() -> None:
+    optional = [stage.name for stage in spoken.OMNI.stages if stage.optional]
+    assert optional == [spoken.SPEAK]
+    assert {stage.role for stage in spoken.OMNI.stages} == {"tokenizer", "tts"}
