@@ -198,6 +198,7 @@ class Specimens:
             ),
             wire.Listen(model=model, language="en"),
             wire.Speak(model=model, text="Hello you.", seed=1, resume=wire.SpeechResume(0, 0, 9)),
+            wire.SpeakStates(model=model, voice="a", seed=1, skip=2),
             wire.Embed(model=model, input=["a", "b"], dimensions=4),
             wire.Rank(model=model, queries=["a"], documents=["b", "c"], max_document=4),
             wire.Draw(
@@ -209,9 +210,12 @@ class Specimens:
     def _valid_bodies(self) -> list[Any]:
         """One of each kind of item."""
         embedding = wire.ImageEmbeddingRef(embeddings=self.picture, name="n", grid=(1, 2, 2))
+        states = wire.StateRef(states=self.picture, start=2)
         return [
             wire.Tokens([40], [wire.TokenLogprob(40, -0.5, [(40, -0.5)])]),
             wire.CountedTokens([40], prompt_tokens=3),
+            wire.StatedTokens([40], states=states),
+            wire.States(states, 3),
             wire.Text(
                 "a",
                 [40],

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import requests
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from fuzz.served_world import ServedWorld, served_world
 from motet_gateway.http.route import Route
-from motet_gateway.openapi.document import document, documented_path
+from motet_gateway.openapi.document import FORM, document, documented_path
 from motet_gateway.routes import ROUTES
 from support.services.drawing_services import BRUSH, VECTORS
 from support.services.fake_services import MODEL
@@ -48,6 +48,14 @@ def queried(route: Route) -> bool:
     """Whether it has parameters in its query."""
     operation = DOCUMENT["paths"][documented_path(route)][route.method.lower()]
     return any(one["in"] == "query" for one in operation.get("parameters", ()))
+
+
+def form_texts(route: Route) -> set[str]:
+    """Return the fields of its form that are texts, in which a number is spelled as its digits."""
+    operation = DOCUMENT["paths"][documented_path(route)][route.method.lower()]
+    content = operation.get("requestBody", {}).get("content", {})
+    fields = content.get(FORM, {}).get("schema", {}).get("properties", {})
+    return {name for name, schema in fields.items() if schema.get("type") == "string"}
 
 
 # The document allows, or forbids; what takes nothing but a name in its path forbids nothing.
@@ -97,6 +105,8 @@ def test_no_request_breaks_the_server(
     ]
     cases = api[documented_path(route)][route.method.upper()].as_strategy(GenerationMode(mode))
 
+    texts = form_texts(route)
+
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
@@ -107,6 +117,8 @@ def test_no_request_breaks_the_server(
     )
     @given(cases, st.integers(0, 3))
     def send(case: Any, known: int) -> None:
+        if isinstance(case.body, dict):  # the server cannot tell 1 from "1" in a form
+            assume(not any(isinstance(case.body.get(name), int | float) for name in texts))
         named = case.body.get("model") if isinstance(case.body, dict) else None
         if known and named and isinstance(named, str):  # another type is a violation to keep
             case.body["model"] = OWN.get(route.path) or SERVED.get(route.tag, MODEL)

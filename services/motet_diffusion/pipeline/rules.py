@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,13 @@ _MINIMUMS = {
     "guidance_scale": 0.0,
     "strength": 0.0,
     "max_sequence_length": 1,
+}
+# Denoisers with a table of positions, and how many patches of a side their `pos_embed_max_size` stands for.
+_PATCHES_PER_SIDE: dict[str, Callable[[int], int]] = {
+    "AuraFlowTransformer2DModel": math.isqrt,
+    "CogView3PlusTransformer2DModel": int,
+    "OmniGenTransformer2DModel": int,
+    "SD3Transformer2DModel": int,
 }
 _MAX_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
 
@@ -125,6 +132,15 @@ class Rules:
         processor = getattr(self._pipeline, "image_processor", None)
         own = int(processor.config.vae_scale_factor) if processor is not None else 1
         return max(self.vae_scale * max(patch, packed), own)
+
+    @property
+    def max_side(self) -> int | None:
+        """Return the pixels per side that the denoiser has positions for; None: any number."""
+        denoiser = type(getattr(self._pipeline, "transformer", None)).__name__
+        if (patches := _PATCHES_PER_SIDE.get(denoiser)) is None:
+            return None
+        config = self._denoiser_config
+        return patches(config.pos_embed_max_size) * int(config.patch_size) * self.vae_scale
 
     @property
     def vae_scale(self) -> int:
@@ -267,6 +283,11 @@ class Rules:
             raise PayloadTooLarge(message, param="size")
         if width < 1 or height < 1 or width % self.size_multiple or height % self.size_multiple:
             message = f"size: {width}x{height}; width and height must be multiples of {self.size_multiple}, above 0"
+            raise BadRequest(message, param="size")
+        if (side := self.max_side) is not None and max(width, height) > side:
+            message = (
+                f"size: {width}x{height}; this model has positions for {side}x{side} at the most"
+            )
             raise BadRequest(message, param="size")
         return width, height
 

@@ -176,6 +176,18 @@ def test_a_model_that_only_changes_pictures_or_only_whole_ones_says_so(
         factory.rules.completed(PictureRequest(prompt="a", image=image, mask=image.convert("L")))
 
 
+@pytest.mark.parametrize("name", ["StableDiffusion3Pipeline", "AuraFlowPipeline"])
+def test_a_picture_beyond_the_positions_of_its_denoiser_is_refused(
+    folder: Callable[[str], Path], name: str
+) -> None:
+    rules = PipelineFactory(EngineConfig(model=str(folder(name)))).rules
+    side, one = rules.max_side, rules.size_multiple
+    assert side == 32 * one
+    assert rules.completed(PictureRequest(prompt="a", width=side, height=one)).width == side
+    with refuses(BadRequest, "size"):
+        rules.completed(PictureRequest(prompt="a", width=side + one, height=one))
+
+
 def test_what_a_class_decides_is_refused_before_any_weights_are_read(tmp_path: Path) -> None:
     for name in REFUSED.keys() - picture_families.NAMES:
         (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))

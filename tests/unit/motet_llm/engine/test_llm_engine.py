@@ -415,7 +415,7 @@ def test_outputs_are_the_same_when_their_handling_overlaps_the_model(folder: Pat
 def test_an_error_of_the_model_reaches_the_step_that_overlaps_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forward(works: object, watched: object) -> None:
+    def forward(*_: object) -> None:
         raise InternalError("a broken invariant")
 
     monkeypatch.setattr(engine.runner, "forward", forward)

@@ -46,8 +46,8 @@ def fail(engine: Engine, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
     """Have steps raise what `fault` returns, after their keys and values are written."""
     forward = engine.runner.forward
 
-    def failing(works: Sequence[Work], watched: Any = ()) -> Any:
-        computed = forward(works, watched)
+    def failing(works: Sequence[Work], *rest: Any) -> Any:
+        computed = forward(works, *rest)
         if (error := fault(works)) is not None:
             raise error
         return computed

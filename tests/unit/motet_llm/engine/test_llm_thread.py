@@ -147,7 +147,7 @@ def test_a_deadline_wakes_a_sleeping_thread(harness: Harness) -> None:
 def test_an_engine_that_breaks_reports_it_once_and_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(works: Any, watched: Any) -> None:
+    def broken(*_: Any) -> None:
         raise InternalError("out of cheese")
 
     monkeypatch.setattr(harness.engine.runner, "forward", broken)
