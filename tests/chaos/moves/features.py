@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from support.clients.realtime_client import TRANSCRIPTION, Client, sound, talking
 from support.media.spoken import say, silence, wav
@@ -212,6 +213,25 @@ async def picture(url: str, told: Told) -> str:
                 return str(event["b64_json"])
             told(event["step"])
     raise RuntimeError("the picture has no end")
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return True if both are the same; of drawings, single values may differ by 1 of 255.
+
+    The batch that a drawing is in decides how its products are summed.
+    """
+    if one == other:
+        return True
+    pixels = []
+    for drawing in (one, other):
+        if not isinstance(drawing, str):
+            return False
+        try:
+            shown = Image.open(io.BytesIO(base64.b64decode(drawing, validate=True)))
+        except (ValueError, UnidentifiedImageError):
+            return False
+        pixels.append(np.asarray(shown.convert("RGB")).astype(int))
+    return pixels[0].shape == pixels[1].shape and bool(abs(pixels[0] - pixels[1]).max() <= 1)
 
 
 def _session(url: str, model: str) -> AbstractAsyncContextManager[Client]:
