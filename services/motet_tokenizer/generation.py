@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from motet_shared.errors import (
     BlobError,
+    InternalError,
     MotetError,
     Overloaded,
     StreamBroken,
@@ -273,7 +274,12 @@ class Generation:
             bodies = await self._forward_scores(self.prompt_parts, bodies)
             if not bodies:
                 return
-        batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
+        for body in bodies:
+            if not isinstance(body, Tokens):
+                raise InternalError(
+                    f"{ROLE} sent {type(body).__name__} to a request that is answered with tokens"
+                )
+        batch = cast(list[Tokens], bodies)
         for tokens in batch:
             if isinstance(tokens, StatedTokens):
                 await self._call.send(States(tokens.states, self._prompt_tokens))
