@@ -60,6 +60,16 @@ async def test_fuzzed_frames_on_every_subject_change_nothing(
         assert settled[-1] - settled[0] < GROWTH, f"memory: {[size >> 20 for size in sizes]} MB"
 
 
+def is_fault(record: logging.LogRecord) -> bool:
+    """Return True for an error, unless it is a connection to NATS that is lost and made again.
+
+    All services are tasks and threads of one process here: one that records a profile holds up the others, and the
+    server closes connections that do not answer.
+    """
+    lost = record.exc_info is not None and isinstance(record.exc_info[1], OSError | TimeoutError)
+    return record.levelno >= logging.ERROR and not (record.name.startswith("nats.") and lost)
+
+
 async def one_round(
     stack: WholeStack, seed: int, count: int, caplog: pytest.LogCaptureFixture
 ) -> set[str]:
@@ -72,7 +82,7 @@ async def one_round(
     assert not attack.untyped, f"{where}: {attack.untyped.most_common(5)}"
     assert attack.answered["malformed_message"], f"{where}: nothing was refused"
     assert not stack.troubles(), f"{where}: {stack.troubles()}"
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    errors = [record for record in caplog.records if is_fault(record)]
     assert not errors, (
         f"{where}: {[record.getMessage() for record in errors[:3]]}, {errors[0].exc_text}"
     )
