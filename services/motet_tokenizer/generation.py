@@ -275,17 +275,15 @@ class Generation:
             if not bodies:
                 return
         for body in bodies:
-            if not isinstance(body, Tokens):
+            if isinstance(body, StatedTokens):
+                await self._call.send(States(body.states, self._prompt_tokens))
+            elif not isinstance(body, Tokens):
                 raise InternalError(
                     f"{ROLE} sent {type(body).__name__} to a request that is answered with tokens"
                 )
         batch = cast(list[Tokens], bodies)
-        for tokens in batch:
-            if isinstance(tokens, StatedTokens):
-                await self._call.send(States(tokens.states, self._prompt_tokens))
-        ids, logprobs = batch[0].ids, batch[0].logprobs
+        ids, logprobs = _ids_of(batch), batch[0].logprobs
         if len(batch) > 1:
-            ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
         if not ids and isinstance(batch[-1], StatedTokens):
             return
@@ -320,10 +318,7 @@ class Generation:
         for body in bodies:
             if type(body) is not Tokens or body.logprobs is not None:
                 return False
-        batch = cast(list[Tokens], bodies)
-        ids = batch[0].ids
-        if len(batch) > 1:
-            ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
+        ids = _ids_of(cast(list[Tokens], bodies))
         piece = text.feed_plain(ids)
         if piece is None:
             return False
@@ -380,3 +375,10 @@ class Generation:
                 usage.accepted_tokens = self._end.usage.accepted_tokens
                 usage.rejected_tokens = self._end.usage.rejected_tokens
         self._call.finish(self._text.status, usage, self._stopwatch.as_dict(), self._text.stop)
+
+
+def _ids_of(batch: list[Tokens]) -> list[int]:
+    """Return the ids of all tokens of a batch."""
+    if len(batch) == 1:
+        return batch[0].ids
+    return list(chain.from_iterable([tokens.ids for tokens in batch]))

@@ -254,7 +254,10 @@ class ModelRunner:
         return StateCache(shapes, num_running, num_snapshots, self.device) if shapes else None
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
-        return KvCache(
+        return KvCache(*self._kv_arguments(num_blocks, block_size))
+
+    def _kv_arguments(self, num_blocks: int, block_size: int) -> tuple[Any, ...]:
+        return (
             self._shapes.layers,
             num_blocks,
             block_size,

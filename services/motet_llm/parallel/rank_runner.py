@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -162,16 +161,6 @@ class RankRunner(ModelRunner):
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
         return RankKvCache(*self._kv_arguments(num_blocks, block_size), own=self._own_layers)
-
-    def _kv_arguments(self, num_blocks: int, block_size: int) -> tuple[Any, ...]:
-        return (
-            self._shapes.layers,
-            num_blocks,
-            block_size,
-            self._kv_dtype,
-            self.device,
-            self._sink_window,
-        )
 
     def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
         shapes = self._shapes.states

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from chaos.moves.features import BRUSH, EARS, EYES, FEATURES, PHASES, TEXT, alike, tiered
+from chaos.moves.features import BRUSH, EARS, EYES, FEATURES, PHASES, TEXT, tiered
 from chaos.moves.world import World
 from support.media.spoken import say, wav
 
@@ -43,7 +43,7 @@ COVERING = [(name, PHASES[number % len(PHASES)]) for number, name in enumerate(F
 async def _stays(world: World, name: str) -> None:
     due = await world.undisturbed(name)
     told = await FEATURES[name].ask(world.url, lambda progress: None)
-    assert alike(told, due.result)
+    assert FEATURES[name].alike(told, due.result)
 
 
 def _descriptors(world: World) -> dict[str, int]:

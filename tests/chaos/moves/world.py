@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
 from chaos.moves.models import Argv, Models
@@ -16,6 +16,7 @@ from chaos.processes import NATS, Processes, processes
 from e2e.engines.peer import integrities
 from motet_shared.testing import free_port
 
+T = TypeVar("T")
 TWO = 2  # of each
 TRIES = 8  # a strike may come when the request is over: it is then tried again, earlier
 _EARLIER = 0.7  # share of the progress of the try before
@@ -73,33 +74,16 @@ class World:
 
     async def struck(self, name: str, phase: str, victim: str) -> Any:
         """Return what a feature returns whose process, or NATS, is killed in a phase."""
-        for attempt in range(TRIES):
-            try:
-                return await self._struck(name, phase, victim, _EARLIER**attempt)
-            except TooLate:
-                await self.processes.all_ready()
-        raise TooLate(f"{name} was over before {victim} could be struck in its phase {phase!r}")
 
-    async def _struck(self, name: str, phase: str, victim: str, earlier: float) -> Any:
-        reached, at = asyncio.Event(), self.threshold(name, phase) * earlier
+        async def attempt(earlier: float) -> Any:
+            async with self._asking(name, phase, earlier) as (asking, reached):
+                striking = asyncio.create_task(self._strike(FEATURES[name], phase, victim, reached))
+                await _before_its_end(asking, striking)
+                return await asking
 
-        def told(progress: int) -> None:
-            if progress >= at:
-                reached.set()
-
-        asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
-        waiting = asyncio.create_task(self._strike(FEATURES[name], phase, victim, reached))
-        try:
-            await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                await asking  # its error, if it has one
-                raise TooLate
-            await waiting
-            return await asking
-        finally:
-            for task in (asking, waiting):
-                task.cancel()
-            await asyncio.gather(asking, waiting, return_exceptions=True)
+        return await self._in_time(
+            attempt, f"{name} was over before {victim} could be struck in its phase {phase!r}"
+        )
 
     async def _strike(
         self, feature: Feature, phase: str, victim: str, reached: asyncio.Event
@@ -113,35 +97,47 @@ class World:
 
     async def left(self, name: str, phase: str) -> None:
         """Ask for a feature and leave in a phase."""
-        for attempt in range(TRIES):
-            if await self._left(name, phase, _EARLIER**attempt):
-                return
-        raise TooLate(f"{name} was over before its client could leave in its phase {phase!r}")
 
-    async def _left(self, name: str, phase: str, earlier: float) -> bool:
-        """Leave in a phase; return False if the request was over before."""
+        async def begun(reached: asyncio.Event) -> None:
+            if phase == BEGIN:
+                await self.processes.serving(FEATURES[name].roles[0])
+            else:
+                await reached.wait()
+
+        async def attempt(earlier: float) -> None:
+            async with self._asking(name, phase, earlier) as (asking, reached):
+                await _before_its_end(asking, asyncio.create_task(begun(reached)))
+
+        await self._in_time(
+            attempt, f"{name} was over before its client could leave in its phase {phase!r}"
+        )
+
+    async def _in_time(self, attempt: Callable[[float], Awaitable[T]], too_late: str) -> T:
+        """Return what an attempt does, which is tried again, earlier, while it comes too late."""
+        for number in range(TRIES):
+            try:
+                return await attempt(_EARLIER**number)
+            except TooLate:
+                await self.processes.all_ready()
+        raise TooLate(too_late)
+
+    @asynccontextmanager
+    async def _asking(
+        self, name: str, phase: str, earlier: float
+    ) -> AsyncIterator[tuple[asyncio.Task[Any], asyncio.Event]]:
+        """Ask for a feature; yield the task, which ends with the context, and when its phase is reached."""
         reached, at = asyncio.Event(), self.threshold(name, phase) * earlier
-        feature = FEATURES[name]
 
         def told(progress: int) -> None:
             if progress >= at:
                 reached.set()
 
-        asking = asyncio.create_task(feature.ask(self.url, told))
-
-        async def begun() -> None:
-            if phase == BEGIN:
-                await self.processes.serving(feature.roles[0])
-            else:
-                await reached.wait()
-
-        waiting = asyncio.create_task(begun())
-        await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
-        in_time = not asking.done()
-        for task in (asking, waiting):
-            task.cancel()
-        await asyncio.gather(asking, waiting, return_exceptions=True)
-        return in_time
+        asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
+        try:
+            yield asking, reached
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     def threshold(self, name: str, phase: str) -> float:
         """Return the progress at which a phase begins."""
@@ -162,6 +158,19 @@ class World:
         nats = self.processes.nats
         said = await integrities(nats.url, nats.passwords, 0.5)
         return [f"{instance}: {word}" for instance, word in said.items() if word != "ok"]
+
+
+async def _before_its_end(asking: asyncio.Task[Any], waiting: asyncio.Task[None]) -> None:
+    """Wait for `waiting`. Raises TooLate, or the error of `asking`, if `asking` has ended before."""
+    try:
+        await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await asking  # its error, if it has one
+            raise TooLate
+        await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-import websockets
 
 from motet_gateway.http.app import App
 from motet_shared.messages import Chat, Complete, Text
@@ -17,7 +16,7 @@ from support.clients.realtime_client import TRANSCRIPTION, Client, one, sound
 from support.media.spoken import say, silence
 from support.services.fake_services import MODEL, words
 from support.services.resuming_services import ResumingTts
-from support.services.two_lives import Connection
+from support.services.two_lives import Connection, realtime_socket
 from support.services.voice_services import LiveAsr
 from support.stages.voice_stage import Stage, stage
 
@@ -69,23 +68,16 @@ async def made() -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def talk(made: Stage, *strikes: str) -> AsyncIterator[Struck]:
     assert made.gateway.service is not None
-    connection = Connection(App(made.gateway.service))
-    await connection.live()
-    url = f"ws://localhost/v1/realtime?model={MODEL}"
-    try:
-        async with websockets.connect(
-            url, sock=connection.client, max_size=None, proxy=None, compression=None
-        ) as socket:
-            client = Struck(socket)
-            client.connection, client.strikes = connection, list(strikes)
-            await client.until("session.created")
-            turns = {"type": "server_vad", "silence_duration_ms": 400}
-            audio = {"input": {"turn_detection": turns, "transcription": {}}}
-            await client.update(audio=audio)
-            yield client
-            assert not client.strikes, "a strike did not come"
-    finally:
-        connection.close()
+    app = App(made.gateway.service)
+    async with realtime_socket(app, f"model={MODEL}") as (connection, socket):
+        client = Struck(socket)
+        client.connection, client.strikes = connection, list(strikes)
+        await client.until("session.created")
+        turns = {"type": "server_vad", "silence_duration_ms": 400}
+        audio = {"input": {"turn_detection": turns, "transcription": {}}}
+        await client.update(audio=audio)
+        yield client
+        assert not client.strikes, "a strike did not come"
 
 
 async def conversation(made: Stage, *strikes: str) -> tuple[list[Any], list[dict[str, Any]]]:

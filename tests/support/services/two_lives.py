@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
+import websockets
 
 from motet_gateway.http.chunks import ChunkProtocol, State
 from motet_gateway.http.websocket import BurstProtocol
@@ -98,3 +99,20 @@ class Connection:
         if self._memory is not None:
             with contextlib.suppress(OSError):
                 os.close(self._memory)
+
+
+@contextlib.asynccontextmanager
+async def realtime_socket(
+    app: Any, query: str
+) -> AsyncIterator[tuple[Connection, websockets.ClientConnection]]:
+    """Open a realtime WebSocket over a connection whose gateways die; close it at the end."""
+    connection = Connection(app)
+    await connection.live()
+    url = f"ws://localhost/v1/realtime?{query}"
+    try:
+        async with websockets.connect(
+            url, sock=connection.client, max_size=None, proxy=None, compression=None
+        ) as client:
+            yield connection, client
+    finally:
+        connection.close()

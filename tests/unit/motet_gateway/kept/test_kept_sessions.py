@@ -20,7 +20,7 @@ from support.clients.gateway_client import World, world
 from support.media.spoken import silence
 from support.services.fake_services import MODEL, words
 from support.services.resuming_services import ResumingAsr, ResumingTts
-from support.services.two_lives import Connection
+from support.services.two_lives import Connection, realtime_socket
 
 STORY = " ".join(f"word{number}" for number in range(60))
 SPOKEN = " ".join(f"Sentence number {number} has some words." for number in range(6))
@@ -66,18 +66,10 @@ async def session(
     query: str = f"model={MODEL}",
     first: str = "session.created",
 ) -> AsyncIterator[Client]:
-    connection = Connection(here.app)
-    await connection.live()
-    url = f"ws://localhost/v1/realtime?{query}"
-    try:
-        async with websockets.connect(
-            url, sock=connection.client, max_size=None, proxy=None, compression=None
-        ) as socket:
-            client = Client(connection, socket, list(deaths))
-            await client.until(first)
-            yield client
-    finally:
-        connection.close()
+    async with realtime_socket(here.app, query) as (connection, socket):
+        client = Client(connection, socket, list(deaths))
+        await client.until(first)
+        yield client
 
 
 def said(events: list[dict[str, Any]]) -> list[str]:
