@@ -129,7 +129,10 @@ async def browsing(
 
 
 async def eventually(page: Page, condition: str) -> Any:
-    """Wait for a JavaScript expression to be true. (The page's own policy forbids Playwright to evaluate it there.)"""
+    """Return the first true value of a JavaScript expression, or of what a JavaScript function returns.
+
+    Playwright's `wait_for_function` evaluates its later tries inside the page, which the page's own policy forbids.
+    """
     give_up = time.monotonic() + WAIT_SECONDS
     while not (value := await page.evaluate(condition)):
         assert time.monotonic() < give_up, f"{condition}: not within {WAIT_SECONDS:g} s"

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from playwright.async_api import Page, expect
 
-from e2e.browser.browser import browsing, microphone, send
+from e2e.browser.browser import browsing, eventually, microphone, send
 from e2e.stack import START_SECONDS, fetch, until
 from e2e.voice_stack import VoiceStack, voice_stack
 from motet_media.audio import wav_header
@@ -48,7 +48,7 @@ _TYPESET = """() => [...document.querySelectorAll(".math")].every((one) => one.c
 
 async def shown(page: Page) -> list[dict[str, Any]]:
     """Return what the open conversation shows, once its formulas are typeset."""
-    await page.wait_for_function(_TYPESET)
+    await eventually(page, _TYPESET)
     return await page.evaluate(_SHOWN)
 
 

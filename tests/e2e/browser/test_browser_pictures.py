@@ -327,8 +327,7 @@ async def test_the_part_of_a_picture_that_is_painted_over_is_edited(
     await box.get_by_label("What it becomes").fill("a blue square")
     await page.evaluate(_RECORD_FORM)
     await box.get_by_role("button", name="Change").click()
-    await page.wait_for_function("window.sentForm")
-    form = await page.evaluate("window.sentForm")
+    form = await eventually(page, "window.sentForm")
     parts = {
         name: bytes(value) if isinstance(value, list) else value for name, value in form.items()
     }
