@@ -9,6 +9,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 with importing():
     from motet_kernels.runtime import native
     from motet_llm.serving.prefill_service import Prefill
+    from motet_llm.weights.checkpoint import prepare_renaming
     from motet_llm.weights.packed_cache import code_digest
     from motet_shared.errors import ConfigError
     from motet_shared.process.actor import Actor, run
@@ -16,6 +17,8 @@ with importing():
 
     from .config import DecodeConfig
     from .service import Decode
+
+    prepare_renaming()
 
 
 def prepare() -> None:

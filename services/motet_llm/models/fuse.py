@@ -10,7 +10,10 @@ of the activations, and everything is moved to the device that computes.
 from __future__ import annotations
 
 import inspect
+from dis import get_instructions
 from functools import cache
+from itertools import pairwise
+from types import CodeType
 
 import torch
 from torch import Tensor, nn
@@ -113,18 +116,23 @@ def _reads_weight(parent: type[nn.Module], name: str) -> bool:
     classes = [
         c for c in parent.__mro__ if c.__module__.startswith(("transformers.", "motet_llm."))
     ]
-    # The leading dot excludes names of tied weights, which the classes list as strings.
-    return any(f".{name}.weight" in source for c in classes for source in _sources(c))
+    return any(_reads(code, name) for c in classes for code in _methods(c))
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    """Return True if code, or a function within it, has the expression `.name.weight`."""
+    if name in code.co_names and "weight" in code.co_names:
+        read = [step.argval if "ATTR" in step.opname else None for step in get_instructions(code)]
+        if (name, "weight") in pairwise(read):
+            return True
+    return any(_reads(inner, name) for inner in code.co_consts if isinstance(inner, CodeType))
 
 
 @cache
-def _sources(kind: type) -> list[str]:
-    """Return the sources of the methods that a class itself defines.
-
-    (To find a whole class, inspect would parse its module.)
-    """
+def _methods(kind: type) -> list[CodeType]:
+    """Return the code of the methods that a class itself defines."""
     methods = (getattr(member, "fget", member) for member in vars(kind).values())
-    return [inspect.getsource(method) for method in methods if inspect.isfunction(method)]
+    return [inspect.unwrap(method).__code__ for method in methods if inspect.isfunction(method)]
 
 
 # ------------------------------------------------------------------------------------------------------------- siblings

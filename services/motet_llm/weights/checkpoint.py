@@ -19,6 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
@@ -63,6 +64,14 @@ QUANTIZED = {
 }  # dtypes of safetensors that need scales
 KV_NAMES = {"float8": "float8_e4m3fn"}  # its name in torch and on the wire
 UNLIMITED = 1 << 20  # most tokens up to which masks are examined
+
+
+def prepare_renaming() -> None:
+    """Have transformers compile its rules for names of weights, once for all forked processes.
+
+    It would do so when it loads a model.
+    """
+    get_checkpoint_conversion_mapping("legacy")
 
 
 def load_config(folder: Path, stage: Stage = "thinker") -> PreTrainedConfig:

@@ -13,6 +13,7 @@ from motet_kernels.linear.pack import pack_linear
 from motet_kernels.runtime import native
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
+from motet_llm.models.fuse import optimize
 from motet_llm.models.fused_layers import FusedLayer, Norm
 from motet_llm.models.joined_linear import JoinedLinear, JoinedPart
 from motet_shared.errors import ConfigError
@@ -67,6 +68,40 @@ def test_a_tied_head_costs_no_second_copy(tmp_path: Path) -> None:
     head = 259 * 64 * 4
     weights = sum(p.nbytes for p in AutoModelForCausalLM.from_pretrained(folder).parameters())
     assert weights <= engine_of(folder).stats()["weight_bytes"] < weights + head
+
+
+class Reader(torch.nn.Module):
+    """Call one of its matrices, and read the weights of the others in several ways."""
+
+    __module__ = "transformers.models.reader"
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("called", "read", "nested", "shown", "decorated"):
+            setattr(self, name, torch.nn.Linear(32, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The text `self.called.weight` reads nothing.
+        return self.called(x) @ self.read.weight
+
+    def map(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(map(lambda row: row @ self.nested.weight.T, rows))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.shown.weight.dtype
+
+    @torch.no_grad()
+    def norm(self) -> torch.Tensor:
+        return self.decorated.weight.norm()
+
+
+def test_a_matrix_whose_weight_model_code_reads_is_not_packed(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_checkpoint("llama", tmp_path))
+    model.reader = reader = Reader()
+    optimize(model, "float32", torch.float32)
+    kept = {name for name, child in reader.named_children() if type(child) is torch.nn.Linear}
+    assert kept == {"read", "nested", "shown", "decorated"}
 
 
 @pytest.mark.long(after=1)
