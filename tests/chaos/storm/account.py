@@ -10,6 +10,7 @@ from chaos.storm.check import VERDICTS, Answer, Report
 from chaos.storm.stack import STORE
 
 COMPLETED = 0.99  # of all requests, at least, but for those that felt a blow to both ends
+_LONG = 15.0  # seconds of an answer that is worth a line
 _AFTERMATH = 10.0  # seconds after a blow in which it may still be felt
 
 
@@ -120,8 +121,22 @@ class Account:
             found.append(f"{self.completed:.1%} completed, at least {COMPLETED:.0%} should be")
         return found
 
+    def remarkable(self) -> list[str]:
+        """Return lines of the answers that were not equal or took long, with the blows that they felt."""
+        start = min((blow.began for blow in self.blows), default=0.0)
+        lines = []
+        for answer in self.answers:
+            seconds = answer.ended - answer.began
+            if answer.verdict != "equal" or seconds > _LONG:
+                felt = ", ".join(f"{b.kind} {b.name}" for b in self.blows if b.felt_by(answer))
+                lines.append(
+                    f"{answer.began - start:7.1f} s  {answer.kind}: {answer.verdict} after {seconds:.1f} s"
+                    f" {answer.detail} ({felt or 'no blow'})"
+                )
+        return lines
+
     def table(self) -> str:
-        """Questions by the kind of blow that they felt, and by their own kind."""
+        """Return the requests by the kind of blow that they felt, and by their own kind."""
         titles = sorted({blow.title for blow in self.blows})
         lines = [_line("", "blows", *VERDICTS, "slowest s")]
         for title in titles:

@@ -193,7 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     print(account.table())
     for finding in account.findings():
         print("FINDING", finding)
-    print("why questions broke off:", dict(Counter(answer.detail for answer in account.broken)))
+    print("why requests broke off:", dict(Counter(answer.detail for answer in account.broken)))
+    print(*account.remarkable(), sep="\n")
     return 1 if account.findings() else 0
 
 
