@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     T5Config,
     TrOCRConfig,
+    conversion_mapping,
 )
 
 from motet_kernels.runtime.device import find_dtype
@@ -139,6 +140,21 @@ def test_a_config_that_makes_no_sense_is_refused(
     edit_config(folder, **fields)
     with pytest.raises(ConfigError, match=named):
         load(folder)
+
+
+def test_loading_finds_the_rules_for_names_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint.prepare_renaming()
+
+    def compile_again() -> None:
+        raise AssertionError("transformers compiles its rules for names a second time")
+
+    monkeypatch.setattr(conversion_mapping, "_build_checkpoint_conversion_mapping", compile_again)
+    folder = tiny_checkpoint("llama", tmp_path)
+    model = checkpoint.load_model(folder, checkpoint.load_config(folder), torch.float32)
+    weights = load_file(folder / "model.safetensors")
+    assert torch.equal(model.get_input_embeddings().weight, weights["model.embed_tokens.weight"])
 
 
 def test_files_of_a_checkpoint_in_parts_are_all_there(tmp_path: Path) -> None:
