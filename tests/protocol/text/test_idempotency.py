@@ -26,12 +26,15 @@ from motet_gateway.service import Gateway
 from motet_shared.messages import Text
 from motet_shared.testing import NatsServer, free_port, running
 from support.running.fork_server import ForkServer
+from support.running.node import node
 from support.running.until import until
 from support.services.fake_services import MODEL, FakeTokenizer, fake_services
 from support.services.voice_services import VOICE, ScriptedTts
 from support.stages.served_gateway import KEY, served_gateway
 from support.stages.tenants_stage import ACME, OTHER, document
 
+ROOT = Path(__file__).resolve().parents[3]
+OPENAI_NODE = "6.49.0"
 WORDS = 60
 ASKED: Any = [{"role": "user", "content": "Tell me."}]
 
@@ -175,6 +178,35 @@ async def test_openai_gets_one_whole_reply_through_a_switch(
         assert reply.choices[0].message.content == text_of(first.sampling.seed)
         assert reply.usage is not None
         await charged(reply.usage.total_tokens, one, other)
+
+
+async def with_openai_for_node(folder: Path, port: int) -> asyncio.subprocess.Process:
+    """Install OpenAI's package for Node.js in `folder`, and start a chat of it."""
+    script = folder / "openai_chat.mjs"
+    script.write_bytes((ROOT / "tests/support/javascript/openai_chat.mjs").read_bytes())
+    install = ("npm", "install", "--no-audit", "--no-fund", f"openai@{OPENAI_NODE}")
+    installing = await asyncio.create_subprocess_exec(*install, cwd=folder)
+    assert await asyncio.wait_for(installing.wait(), 200) == 0
+    url, pipe = f"http://127.0.0.1:{port}/v1", asyncio.subprocess.PIPE
+    argv = (node(), str(script), url, KEY, MODEL)
+    return await asyncio.create_subprocess_exec(*argv, cwd=folder, stdout=pipe)
+
+
+@pytest.mark.extended("conformance")
+async def test_openai_for_node_gets_one_whole_reply_through_a_switch(
+    nats: NatsServer, tokenizer: FakeTokenizer, tmp_path: Path
+) -> None:
+    tokenizer.pace = 0.02
+    async with gateways(nats) as (one, other), proxied(one.port) as (proxy, client):
+        asking = await with_openai_for_node(tmp_path, client.base_url.port or 0)
+        await until(lambda: tokenizer.sent >= 10)
+        proxy.switch(other.port)
+        told, _ = await asyncio.wait_for(asking.communicate(), 60)
+        reply = json.loads(told)
+        first, second = tokenizer.requests
+        assert first.sampling.seed == second.sampling.seed
+        assert reply["text"] == text_of(first.sampling.seed)
+        await charged(reply["tokens"], one, other)
 
 
 async def test_a_response_is_whole_through_a_switch_and_stored_once(
