@@ -37,7 +37,7 @@ def storm(name: str, length: int, *argv: str) -> Step:
     """Return a step of mixed traffic for `length` seconds while processes fail."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models"))
     options = ("-m", "chaos.storm.storm", "--seconds", str(length), *argv)
-    return Step(name=name, argv=options, seconds=length + 240, env={"PYTHONPATH": path})
+    return Step(name=name, argv=options, seconds=length + 180, env={"PYTHONPATH": path})
 
 
 def marked(part: str, seconds: int) -> Step:
@@ -49,7 +49,7 @@ def moves(number: int, of: int) -> Step:
     """Return a step of a slice of the requests that move, and of those that leave."""
     name = f"moves, slice {number} of {of}"
     argv = ("tests/chaos/moves", "--tier=extended-storm")
-    return pytest_step(name, 900, *argv, MOTET_MOVES=f"{number}/{of}")
+    return pytest_step(name, 440, *argv, MOTET_MOVES=f"{number}/{of}")
 
 
 PARTS: dict[str, list[Step]] = {
