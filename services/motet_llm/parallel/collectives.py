@@ -24,6 +24,10 @@ class GroupFailed(InternalError):
     """Report that a group of ranks has ended: a rank died, hangs, or failed a step."""
 
 
+class RankLost(GroupFailed):
+    """Report that the process of a rank is gone, or could not be started."""
+
+
 class Collectives:
     """Connect one rank to the others of its group over gloo.
 
@@ -38,7 +42,7 @@ class Collectives:
         if size > 1:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-            options._timeout = timedelta(seconds=seconds)
+            options._timeout = self._timeout
             with self._deadline("meeting the other ranks"):
                 shared = dist.PrefixStore(name, store)
                 self._group = dist.ProcessGroupGloo(shared, rank, size, options)
@@ -47,7 +51,11 @@ class Collectives:
         """Set the deadline of the collectives that follow."""
         self._seconds = seconds
         if self._group is not None:
-            self._group._set_default_timeout(timedelta(seconds=seconds))
+            self._group._set_default_timeout(self._timeout)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._seconds)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, in place of a dense `x`."""
@@ -80,12 +88,15 @@ class Collectives:
 
     def send(self, x: Tensor, rank: int) -> None:
         """Send a tensor to a rank, which calls `receive` with its shape and type."""
-        self._wait(f"sending to rank {rank}", lambda: self._group.send([x.contiguous()], rank, 0))
+        # A point-to-point wait has the deadline of the connection's start, unless it is given one.
+        with self._deadline(f"sending to rank {rank}"):
+            self._group.send([x.contiguous()], rank, 0).wait(self._timeout)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         """Return the tensor that a rank sends, of the shape and type of `like`."""
         found = torch.empty_like(like, memory_format=torch.contiguous_format)
-        self._wait(f"waiting for rank {rank}", lambda: self._group.recv([found], rank, 0))
+        with self._deadline(f"waiting for rank {rank}"):
+            self._group.recv([found], rank, 0).wait(self._timeout)
         return found
 
     def _wait(self, what: str, start: Callable[[], Any]) -> None:

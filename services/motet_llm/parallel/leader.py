@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor
 
 from motet_llm.attention.heavy_hitters import Watch
@@ -17,10 +20,11 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
 from motet_llm.stages.states import StepStates
+from motet_shared.errors import ConfigError
 
 from . import commands as c
 from .caches import LeaderKvCache, LeaderStateCache
-from .collectives import GroupFailed
+from .collectives import GroupFailed, RankLost
 from .degrees import Degrees
 from .group import Group, Rank
 from .membership import Membership
@@ -29,14 +33,63 @@ from .rank_runner import RankRunner
 from .worker import Store, file_store
 
 LOAD_TIMEOUT = 600.0  # seconds in which all ranks must have loaded their parts
+ATTEMPTS = 2  # to form a group whose ranks are lost meanwhile, until a smaller one is formed
+
+log = logging.getLogger(__name__)
 
 
 def make_runner(config: EngineConfig) -> ModelRunner:
-    """Return the runner of a model, of the leader if several ranks compute it."""
-    ranks = Degrees.of(config).ranks
-    if ranks == 1:
+    """Return the runner of a model, of the leader if several ranks compute it.
+
+    If ranks end while they load, or cannot be started, the group is formed again, then a smaller
+    one. Raises RankLost if none can be formed, ConfigError for what the settings ask for.
+    """
+    degrees = Degrees.of(config)
+    if degrees.ranks == 1:
         return ModelRunner(config)
-    return LeaderRunner(config, [RankProcess(number) for number in range(1, ranks)])
+    # The ranks' share of the threads is set while a group is formed.
+    config = replace(config, threads=config.threads or torch.get_num_threads())
+    try:
+        return _formed(config, degrees)
+    except RankLost as error:
+        lost = error
+    while degrees.ranks > 1:
+        degrees = degrees.smaller()
+        log.warning(
+            "a smaller group is formed", extra={"reason": lost.message, "ranks": degrees.ranks}
+        )
+        try:
+            return _formed(replace(config, **degrees.settings()), degrees)
+        except RankLost as error:
+            lost = error
+        except ConfigError as error:  # these degrees suit neither the model nor the memory
+            log.warning("%s", error.message)
+    raise lost
+
+
+def _formed(config: EngineConfig, degrees: Degrees) -> ModelRunner:
+    """Return the runner of a group, formed again if ranks are lost meanwhile."""
+    if degrees.ranks == 1:
+        return ModelRunner(config)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return LeaderRunner(config, start_ranks(degrees.ranks))
+        except RankLost as error:
+            log.warning("the group is formed again", extra={"reason": error.message})
+    return LeaderRunner(config, start_ranks(degrees.ranks))
+
+
+def start_ranks(number: int) -> list[RankProcess]:
+    """Start the processes of all ranks but the leader. Raises RankLost."""
+    ranks: list[RankProcess] = []
+    try:
+        for rank in range(1, number):
+            ranks.append(RankProcess(rank))
+    except OSError as error:
+        for started in ranks:
+            started.close(at_once=True)
+        raise RankLost(f"rank {len(ranks) + 1} cannot be started: {error}") from error
+    return ranks
 
 
 class LeaderRunner(RankRunner):
@@ -70,7 +123,8 @@ class LeaderRunner(RankRunner):
         for rank in ranks:
             self.ranks.send_to(rank, c.Join(rank.number, settings, path, LOAD_TIMEOUT))
         degrees = Degrees.of(config)
-        return Membership(store(path, degrees.ranks), 0, degrees, LOAD_TIMEOUT)
+        meeting = config.collective_timeout
+        return Membership(store(path, degrees.ranks), 0, degrees, meeting, LOAD_TIMEOUT)
 
     def close(self) -> None:
         """End the other ranks."""

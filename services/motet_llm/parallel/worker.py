@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from . import commands as c
 from .caches import rows_of
 from .collectives import GroupFailed
 from .degrees import Degrees
+from .forks import belong_to
 from .link import Link
 from .membership import Membership
 from .rank_runner import RankRunner
@@ -116,7 +118,9 @@ class Follower:
         config = msgspec.json.decode(join.settings, type=EngineConfig)
         degrees = Degrees.of(config)
         store = self._store(join.store, degrees.ranks)
-        return RankRunner(config, Membership(store, join.rank, degrees, join.load_timeout))
+        meeting = config.collective_timeout
+        member = Membership(store, join.rank, degrees, meeting, join.load_timeout)
+        return RankRunner(config, member)
 
 
 def _put(runner: RankRunner, command: c.PutRows) -> None:
@@ -138,12 +142,16 @@ def _bank(runner: RankRunner) -> AdapterBank:
     return runner.adapters
 
 
-def serve(descriptor: int) -> int:
-    """Follow the leader at the other end of a socket; return the exit status."""
+def run_rank(descriptor: int, leader: int) -> int:
+    """Be a rank of the process `leader`, at the other end of a socket; return the exit status."""
+    belong_to(leader)
+    logging.basicConfig(level=logging.WARNING)
     link: Link[c.Command] = Link(descriptor, c.Command)
     try:
         Follower(link).run()
     except Exception:
         log.exception("this rank ends")
         return os.EX_SOFTWARE
+    finally:
+        sys.stderr.flush()
     return os.EX_OK

@@ -52,7 +52,7 @@ class RankThread:
     def ended(self) -> str:
         return "" if self._thread.is_alive() else f"ended with {self.error!r}"
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         self.link.shutdown()
         self._thread.join(30)
 
