@@ -1,4 +1,4 @@
-"""Kill -9 of a rank while it computes a reply: its group is there again, and the reply is whole.
+"""Signals to a rank while it computes a reply: its group is there again, and the reply is whole.
 
 The stack has no other worker. The ranks of the new group are forked from a process with all imports done.
 """
@@ -6,14 +6,9 @@ The stack has no other worker. The ranks of the new group are forked from a proc
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
 import psutil
 import pytest
@@ -27,7 +22,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 MODEL = "markov"
 TOKENS = 400
 EARLY = 40  # characters of the reply when the rank is killed
-BACK = 2.0  # seconds until the group takes work again
+FURTHER = 30  # more than come of those that were under way
+BACK = 2.0  # CPU seconds of all ranks until the group has gone on with the reply
+WAITS = 8.0  # seconds that ranks wait for each other
 BODY = request(0, MODEL, TOKENS) | {"temperature": 0}
 Record = Callable[[str, object], None]
 
@@ -36,8 +33,9 @@ Record = Callable[[str, object], None]
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     folder = tmp_path_factory.mktemp("group")
     model = markov.save(folder / MODEL)
-    others = ("--asr", "none", "--tts", "none")
-    with MotetStack(folder, "--llm", str(model), "--tensor-parallel", "2", *others) as found:
+    argv = ("--llm", str(model), "--tensor-parallel", "2", "--asr", "none", "--tts", "none")
+    env = {"MOTET_COLLECTIVE_TIMEOUT": str(WAITS)}
+    with MotetStack(folder, *argv, env=env) as found:
         found.wait_until_all_ready()
         yield found
 
@@ -55,14 +53,20 @@ def ranks(stack: MotetStack) -> dict[str, psutil.Process]:
     }
 
 
-async def reply(stack: MotetStack, blow: Callable[[], None] | None = None) -> Outcome:
-    """Return a reply; blow: what happens in its midst."""
+async def reply(stack: MotetStack) -> Outcome:
     async with Streams(stack.url, [BODY]) as streams:
-        if blow is not None:
-            await streams.reached(EARLY)
-            assert not streams.outcomes[0].done, "too few tokens for this machine"
-            blow()
         return (await streams.finish())[0]
+
+
+async def struck(stack: MotetStack, blow: Callable[[], None]) -> tuple[Outcome, float]:
+    """Return a reply with a blow in its midst, and the CPU seconds of the group that goes on with it."""
+    async with Streams(stack.url, [BODY]) as streams:
+        await streams.reached(EARLY)
+        assert not streams.outcomes[0].done, "too few tokens for this machine"
+        blow()
+        await streams.reached(len(streams.outcomes[0].text) + FURTHER)
+        seconds = used(ranks(stack).values())
+        return (await streams.finish())[0], seconds
 
 
 def last_start(stack: MotetStack) -> float:
@@ -70,20 +74,43 @@ def last_start(stack: MotetStack) -> float:
     return float(re.findall(r"decode-\w+ ready .*start=([\d.]+)", stack.log())[-1])
 
 
-@pytest.mark.parametrize("name", ["motet-rank-1", "leader"])
-async def test_a_killed_rank_returns_and_the_reply_is_whole(
-    name: str, stack: MotetStack, record_property: Record
+def used(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU seconds that processes have used, which others do not lengthen."""
+    times = [one.cpu_times() for one in processes]
+    return sum(one.user + one.system for one in times)
+
+
+async def undisturbed(stack: MotetStack) -> Outcome:
+    found = await reply(stack)
+    assert (found.finish, found.error, found.broken) == ("length", None, "")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("motet-rank-1", signal.SIGKILL),
+        ("leader", signal.SIGKILL),
+        ("motet-rank-1", signal.SIGSTOP),
+    ],
+)
+async def test_a_lost_rank_returns_and_the_reply_is_whole(
+    name: str, number: signal.Signals, stack: MotetStack, record_property: Record
 ) -> None:
-    undisturbed = await reply(stack)
-    assert (undisturbed.finish, undisturbed.error, undisturbed.broken) == ("length", None, "")
+    expected = await undisturbed(stack)
     before = ranks(stack)
     assert sorted(before) == ["leader", "motet-rank-1"]
-    outcome = await reply(stack, before[name].kill)
-    assert outcome.same_as(undisturbed), (outcome, undisturbed)
+    outcome, seconds = await struck(stack, lambda: before[name].send_signal(number))
     after = ranks(stack)
+    assert outcome.same_as(expected), (outcome, expected)
     assert sorted(after) == ["leader", "motet-rank-1"]
     assert not {one.pid for one in before.values()} & {one.pid for one in after.values()}
     record_property("pause", round(outcome.longest_pause, 3))
     record_property("start", last_start(stack))
-    assert last_start(stack) < BACK
-    await asyncio.to_thread(until, lambda: not any(one.is_running() for one in before.values()), "")
+    record_property("cpu", round(seconds, 3))
+    assert seconds < BACK
+    if number == signal.SIGSTOP:
+        assert outcome.longest_pause > WAITS / 2
+    await asyncio.to_thread(
+        until, lambda: not any(one.is_running() for one in before.values()), "the old group is gone"
+    )

@@ -74,14 +74,20 @@ class Collectives:
         self._wait("an agreement", lambda: self._group.allreduce([found], options))
         return int(found)
 
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return all ranks' tensors of one shape, by rank."""
+        if self.size == 1:
+            return [x]
+        whole = x.contiguous()
+        found = [torch.empty_like(whole) for _ in range(self.size)]
+        self._wait("a gather", lambda: self._group.allgather([found], [whole]))
+        return found
+
     def join(self, part: Tensor, widths: list[int]) -> Tensor:
         """Return the last axes of all ranks' tensors, `widths` wide, one after the other."""
         if self.size == 1:
             return part
-        widest = max(widths)
-        padded = torch.nn.functional.pad(part, (0, widest - part.shape[-1])).contiguous()
-        found = [torch.empty_like(padded) for _ in widths]
-        self._wait("a gather", lambda: self._group.allgather([found], [padded]))
+        found = self.gather(torch.nn.functional.pad(part, (0, max(widths) - part.shape[-1])))
         return torch.cat(
             [one[..., :width] for one, width in zip(found, widths, strict=True)], dim=-1
         )

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 # Settings that a group of ranks does not follow yet, each with the value that leaves it off.
 _SINGLE = {
-    "deterministic": (False, "the order of sums depends on the number of ranks"),
     "cuda_graphs": (False, "sums between ranks are not part of a graph"),
     "long_context": (False, "blocks beyond the pool are kept by one process"),
     "host_cache": (0, "evicted blocks are kept by one process"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from motet_llm.attention.heavy_hitters import Watch
@@ -20,11 +22,14 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
 from motet_llm.stages.states import StepStates
+from motet_llm.weights import checkpoint
+from motet_llm.weights import quantized_checkpoint as quantized
 from motet_shared.errors import ConfigError
 
 from . import commands as c
 from .caches import LeaderKvCache, LeaderStateCache
 from .collectives import GroupFailed, RankLost
+from .cuts import fixed_tree
 from .degrees import Degrees
 from .group import Group, Rank
 from .membership import Membership
@@ -46,7 +51,7 @@ def make_runner(config: EngineConfig) -> ModelRunner:
     """
     degrees = Degrees.of(config)
     if degrees.ranks == 1:
-        return ModelRunner(config)
+        return _alone(config)
     # The ranks' share of the threads is set while a group is formed.
     config = replace(config, threads=config.threads or torch.get_num_threads())
     try:
@@ -67,10 +72,22 @@ def make_runner(config: EngineConfig) -> ModelRunner:
     raise lost
 
 
+def _alone(config: EngineConfig) -> ModelRunner:
+    """Return the runner of one rank, which sums as a group does if that is asked for and possible."""
+    if not fixed_tree.serves_alone(config):
+        return ModelRunner(config)
+    folder = Path(config.model)
+    model_config = checkpoint.load_config(folder, config.stage)
+    if not fixed_tree.shards_of(model_config) or quantized.is_quantized(folder, model_config):
+        return ModelRunner(config)
+    seconds = config.collective_timeout
+    return RankRunner(config, Membership(dist.HashStore(), 0, Degrees(), seconds, seconds))
+
+
 def _formed(config: EngineConfig, degrees: Degrees) -> ModelRunner:
     """Return the runner of a group, formed again if ranks are lost meanwhile."""
     if degrees.ranks == 1:
-        return ModelRunner(config)
+        return _alone(config)
     for _ in range(ATTEMPTS - 1):
         try:
             return LeaderRunner(config, start_ranks(degrees.ranks))
@@ -155,6 +172,14 @@ class LeaderRunner(RankRunner):
         self.ranks.send(c.LogitsOf([*rows]))
         with self.ranks.together():
             return super().logits_of(rows)
+
+    @contextmanager
+    def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
+        """Use empty caches on all ranks."""
+        self.ranks.send(c.UseOtherCaches(num_sequences, length))
+        with super().other_caches(num_sequences, length):
+            yield
+        self.ranks.send(c.UseOwnCaches())
 
     def resize(self, blocks_per_group: int) -> None:
         self.ranks.send(c.Resize(blocks_per_group))

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Follower:
     def __init__(self, link: Link[c.Command], store: Store = file_store):
         self.link, self._store = link, store
         self.runner: RankRunner | None = None
+        self._caches = ExitStack()  # those that are used instead of the runner's own
 
     def run(self) -> None:
         """Follow the leader until the link ends. Report and raise what a command raises."""
@@ -93,6 +95,10 @@ class Follower:
                 _states(runner).scrub(slot)
             case c.Resize(blocks_per_group):
                 runner.resize(blocks_per_group)
+            case c.UseOtherCaches(num_sequences, length):
+                self._caches.enter_context(runner.other_caches(num_sequences, length))
+            case c.UseOwnCaches():
+                self._caches.close()
             case _:
                 self._adapt(_bank(runner), command)
 
