@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 MODEL = "markov"
 TOKENS = 400
 EARLY = 40  # characters of the reply when the rank is killed
-FURTHER = 30  # more than come of those that were under way
-BACK = 2.0  # CPU seconds of all ranks until the group has gone on with the reply
 WAITS = 8.0  # seconds that ranks wait for each other
 BODY = request(0, MODEL, TOKENS) | {"temperature": 0}
 Record = Callable[[str, object], None]
@@ -58,26 +56,18 @@ async def reply(stack: MotetStack) -> Outcome:
         return (await streams.finish())[0]
 
 
-async def struck(stack: MotetStack, blow: Callable[[], None]) -> tuple[Outcome, float]:
-    """Return a reply with a blow in its midst, and the CPU seconds of the group that goes on with it."""
+async def struck(stack: MotetStack, blow: Callable[[], None]) -> Outcome:
+    """Return a reply with a blow in its midst."""
     async with Streams(stack.url, [BODY]) as streams:
         await streams.reached(EARLY)
         assert not streams.outcomes[0].done, "too few tokens for this machine"
         blow()
-        await streams.reached(len(streams.outcomes[0].text) + FURTHER)
-        seconds = used(ranks(stack).values())
-        return (await streams.finish())[0], seconds
+        return (await streams.finish())[0]
 
 
 def last_start(stack: MotetStack) -> float:
     """Return the seconds that the worker's last start took, by its own log."""
     return float(re.findall(r"decode-\w+ ready .*start=([\d.]+)", stack.log())[-1])
-
-
-def used(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU seconds that processes have used, which others do not lengthen."""
-    times = [one.cpu_times() for one in processes]
-    return sum(one.user + one.system for one in times)
 
 
 async def undisturbed(stack: MotetStack) -> Outcome:
@@ -100,15 +90,13 @@ async def test_a_lost_rank_returns_and_the_reply_is_whole(
     expected = await undisturbed(stack)
     before = ranks(stack)
     assert sorted(before) == ["leader", "motet-rank-1"]
-    outcome, seconds = await struck(stack, lambda: before[name].send_signal(number))
+    outcome = await struck(stack, lambda: before[name].send_signal(number))
     after = ranks(stack)
     assert outcome.same_as(expected), (outcome, expected)
     assert sorted(after) == ["leader", "motet-rank-1"]
     assert not {one.pid for one in before.values()} & {one.pid for one in after.values()}
     record_property("pause", round(outcome.longest_pause, 3))
     record_property("start", last_start(stack))
-    record_property("cpu", round(seconds, 3))
-    assert seconds < BACK
     if number == signal.SIGSTOP:
         assert outcome.longest_pause > WAITS / 2
     await asyncio.to_thread(

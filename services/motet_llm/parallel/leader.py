@@ -64,7 +64,13 @@ def make_runner(config: EngineConfig) -> ModelRunner:
             "a smaller group is formed", extra={"reason": lost.message, "ranks": degrees.ranks}
         )
         try:
-            return _formed(replace(config, **degrees.settings()), degrees)
+            smaller = replace(
+                config,
+                tensor_parallel=degrees.tensor,
+                pipeline_parallel=degrees.pipeline,
+                expert_parallel=degrees.expert,
+            )
+            return _formed(smaller, degrees)
         except RankLost as error:
             lost = error
         except ConfigError as error:  # these degrees suit neither the model nor the memory

@@ -64,7 +64,7 @@ def logits(config: EngineConfig) -> Tensor:
             found.append(result.logits_RV.clone())
             return result
 
-        engine.runner.forward = recorded  # type: ignore[method-assign]
+        engine.runner.forward = recorded  # type: ignore[method-assign, assignment]
         for key, prompt in enumerate(random_prompts(random.Random(1), vocab, 4)):
             sampling = Sampling(temperature=0, max_tokens=LENGTH, ignore_eos=True)
             engine.add(key, prompt, sampling)
