@@ -101,7 +101,10 @@ def switches(plan: Plan) -> list[Switch]:
             eight,
         ),
         Switch("overlap", {"overlap": True}, {"overlap": False}, eight),
-        Switch("deterministic", {"deterministic": True}, {"deterministic": False}, eight),
+        *(
+            Switch("deterministic", {"deterministic": True}, {"deterministic": False}, jobs)
+            for jobs in (one, eight)
+        ),
         Switch("prefix_cache, shared prompts", {}, {"prefix_cache": False}, shared),
         Switch("prefix_cache, nothing shared", {}, {"prefix_cache": False}, eight),
         Switch(

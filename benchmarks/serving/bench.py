@@ -75,7 +75,14 @@ class Findings:
 
 
 # Settings that determine which model is loaded, and where.
-MODEL_SETTINGS = ("weights", "kv_dtype", "num_blocks", "max_running", "cuda_graphs")
+MODEL_SETTINGS = (
+    "weights",
+    "kv_dtype",
+    "num_blocks",
+    "max_running",
+    "cuda_graphs",
+    "deterministic",
+)
 
 
 class Bench:

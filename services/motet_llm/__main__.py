@@ -6,8 +6,12 @@ from motet_shared.process.starts import importing
 
 # torch's profiler reads this when torch is imported; by default it logs a line per recording.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+# numpy would start threads, and ranks of a group are forked from a process without any.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 with importing():
     from motet_kernels.runtime import native
+    from motet_llm.parallel.degrees import Degrees
+    from motet_llm.parallel.processes import prepare_forks
     from motet_llm.serving.prefill_service import Prefill
     from motet_llm.weights.checkpoint import prepare_renaming
     from motet_llm.weights.packed_cache import code_digest
@@ -30,8 +34,11 @@ def prepare() -> None:
 def main() -> None:
     worker: type[Actor] = Decode
     try:
-        if load(DecodeConfig, prog="motet-llm").role == "prefill":
+        config = load(DecodeConfig, prog="motet-llm")
+        if config.role == "prefill":
             worker = Prefill
+        if Degrees.of(config).ranks > 1:
+            prepare_forks()
     except ConfigError:
         pass  # `run` reports it
     run(worker, DecodeConfig)

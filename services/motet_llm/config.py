@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
+from motet_llm.parallel.cuts.fixed_tree import problems as tree_problems
+from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.degrees import problems as group_problems
 from motet_models.capacity import SinkWindow
 from motet_models.omni import STAGES, Stage
@@ -76,7 +78,8 @@ class EngineSettings:
         min=0.1,
     )
     deterministic: bool = setting(
-        "a request's tokens do not depend on the rest of the batch", default=False
+        "a request's tokens do not depend on the rest of the batch, nor on the number of ranks",
+        default=False,
     )
     overlap: bool = setting(
         "compute on a thread of its own, and handle a step's tokens while the next is computed",
@@ -223,9 +226,14 @@ class EngineConfig(EngineSettings):
             *self._window_problems(),
             *self._budget_problems(),
             *self._offload_problems(),
-            *(self._problem(name, remedy) for name, remedy in group_problems(self)),
+            *(self._problem(name, remedy) for name, remedy in self._rank_problems()),
         ):
             raise problem
+
+    def _rank_problems(self) -> Iterator[tuple[str, str]]:
+        yield from group_problems(self)
+        if self.deterministic and Degrees.of(self).ranks > 1:
+            yield from tree_problems(self)
 
     def _check_bounds(self, field: Field[Any]) -> None:
         low, high, value = field.metadata["min"], field.metadata["max"], getattr(self, field.name)

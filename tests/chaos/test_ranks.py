@@ -10,8 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +48,7 @@ class Worker:
         return [
             child
             for child in psutil.Process(self.process.pid).children()
-            if "motet_llm.parallel" in child.cmdline()
+            if child.name().startswith("motet-rank-")
         ]
 
     async def answer(self, length: int) -> list[int]:
@@ -152,6 +154,42 @@ async def test_a_rank_that_dies_while_nothing_is_computed_ends_the_worker(
         group.ranks[0].kill()
         await asyncio.to_thread(group.process.wait, PATIENT)
         assert "SIGKILL" in group.log.read_text()
+
+
+@contextmanager
+def killed_as_they_start(parent: int) -> Iterator[None]:
+    """Kill each new rank among the descendants of a process."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.is_set():
+            with suppress(psutil.Error):
+                for child in psutil.Process(parent).children(recursive=True):
+                    if child.name().startswith("motet-rank-"):
+                        child.kill()
+            time.sleep(0.005)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        killer.join()
+
+
+async def test_a_group_without_ranks_to_spare_is_smaller_and_says_the_same(
+    folder: Path, tmp_path: Path
+) -> None:
+    options = ("--tensor-parallel", "2", "--deterministic")
+    async with worker(folder, tmp_path, *options) as group:
+        assert len(group.ranks) == 1
+        expected = await group.answer(60)
+    with killed_as_they_start(os.getpid()):
+        async with worker(folder, tmp_path, *options) as alone:
+            assert not alone.ranks
+            assert await alone.answer(60) == expected
+    assert "a smaller group is formed" in alone.log.read_text()
 
 
 async def test_ranks_end_with_their_leader(folder: Path, tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ class GroupFailed(InternalError):
     """Report that a group of ranks has ended: a rank died, hangs, or failed a step."""
 
 
+class RankLost(GroupFailed):
+    """Report that the process of a rank is gone, or could not be started."""
+
+
 class Collectives:
     """Connect one rank to the others of its group over gloo.
 
@@ -38,7 +42,7 @@ class Collectives:
         if size > 1:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-            options._timeout = timedelta(seconds=seconds)
+            options._timeout = self._timeout
             with self._deadline("meeting the other ranks"):
                 shared = dist.PrefixStore(name, store)
                 self._group = dist.ProcessGroupGloo(shared, rank, size, options)
@@ -47,7 +51,11 @@ class Collectives:
         """Set the deadline of the collectives that follow."""
         self._seconds = seconds
         if self._group is not None:
-            self._group._set_default_timeout(timedelta(seconds=seconds))
+            self._group._set_default_timeout(self._timeout)
+
+    @property
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self._seconds)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, in place of a dense `x`."""
@@ -66,26 +74,35 @@ class Collectives:
         self._wait("an agreement", lambda: self._group.allreduce([found], options))
         return int(found)
 
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return all ranks' tensors of one shape, by rank."""
+        if self.size == 1:
+            return [x]
+        whole = x.contiguous()
+        found = [torch.empty_like(whole) for _ in range(self.size)]
+        self._wait("a gather", lambda: self._group.allgather([found], [whole]))
+        return found
+
     def join(self, part: Tensor, widths: list[int]) -> Tensor:
         """Return the last axes of all ranks' tensors, `widths` wide, one after the other."""
         if self.size == 1:
             return part
-        widest = max(widths)
-        padded = torch.nn.functional.pad(part, (0, widest - part.shape[-1])).contiguous()
-        found = [torch.empty_like(padded) for _ in widths]
-        self._wait("a gather", lambda: self._group.allgather([found], [padded]))
+        found = self.gather(torch.nn.functional.pad(part, (0, max(widths) - part.shape[-1])))
         return torch.cat(
             [one[..., :width] for one, width in zip(found, widths, strict=True)], dim=-1
         )
 
     def send(self, x: Tensor, rank: int) -> None:
         """Send a tensor to a rank, which calls `receive` with its shape and type."""
-        self._wait(f"sending to rank {rank}", lambda: self._group.send([x.contiguous()], rank, 0))
+        # A point-to-point wait has the deadline of the connection's start, unless it is given one.
+        with self._deadline(f"sending to rank {rank}"):
+            self._group.send([x.contiguous()], rank, 0).wait(self._timeout)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         """Return the tensor that a rank sends, of the shape and type of `like`."""
         found = torch.empty_like(like, memory_format=torch.contiguous_format)
-        self._wait(f"waiting for rank {rank}", lambda: self._group.recv([found], rank, 0))
+        with self._deadline(f"waiting for rank {rank}"):
+            self._group.recv([found], rank, 0).wait(self._timeout)
         return found
 
     def _wait(self, what: str, start: Callable[[], Any]) -> None:

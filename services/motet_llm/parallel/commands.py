@@ -138,6 +138,17 @@ class Resize(Struct, tag=True, frozen=True):
     blocks_per_group: int
 
 
+class UseOtherCaches(Struct, tag=True, frozen=True):
+    """Use empty caches for `num_sequences` sequences of `length` tokens for now."""
+
+    num_sequences: int
+    length: int
+
+
+class UseOwnCaches(Struct, tag=True, frozen=True):
+    """Use the rank's own caches again."""
+
+
 class LoadAdapter(Struct, tag=True, frozen=True):
     """Load an adapter into a slot, and report `Done`."""
 
@@ -169,6 +180,8 @@ Command = (
     | CopyStates
     | ScrubState
     | Resize
+    | UseOtherCaches
+    | UseOwnCaches
     | LoadAdapter
     | AddAdapter
     | RemoveAdapter

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 # Settings that a group of ranks does not follow yet, each with the value that leaves it off.
 _SINGLE = {
-    "deterministic": (False, "the order of sums depends on the number of ranks"),
     "cuda_graphs": (False, "sums between ranks are not part of a graph"),
     "long_context": (False, "blocks beyond the pool are kept by one process"),
     "host_cache": (0, "evicted blocks are kept by one process"),
@@ -56,6 +55,27 @@ class Degrees:
     def width(self) -> int:
         """Return the ranks of a stage."""
         return max(self.tensor, self.expert)
+
+    def settings(self) -> dict[str, int]:
+        """Return the settings that ask for these degrees."""
+        return {
+            "tensor_parallel": self.tensor,
+            "pipeline_parallel": self.pipeline,
+            "expert_parallel": self.expert,
+        }
+
+    def smaller(self) -> Degrees:
+        """Return the degrees of the largest group that has fewer ranks. One rank has none."""
+        width = self.width
+        # Experts can be divided by any number of ranks, matrices by heads: by a divisor.
+        tensor = max((n for n in range(1, self.tensor) if not self.tensor % n), default=1)
+        expert = self.expert - 1 if self.tensor == 1 else min(self.expert, tensor)
+        candidates = []
+        if self.pipeline > 1:
+            candidates.append(replace(self, pipeline=self.pipeline - 1))
+        if width > 1:
+            candidates.append(replace(self, tensor=tensor, expert=expert))
+        return max(candidates, key=lambda found: found.ranks)
 
     @property
     def ranks(self) -> int:

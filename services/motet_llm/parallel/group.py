@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from motet_shared.errors import ConfigError
 
-from .collectives import GroupFailed
+from .collectives import GroupFailed, RankLost
 from .commands import Command, Done, Failed, PutRows, Report, Started
 from .link import Link
 
@@ -32,8 +32,8 @@ class Rank(Protocol):
     def ended(self) -> str:
         """Return how the rank ended; empty: it runs."""
 
-    def close(self) -> None:
-        """End the rank, and wait for its end."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the rank, and wait for its end; at_once: whatever it is doing."""
 
 
 class Group:
@@ -63,6 +63,7 @@ class Group:
             )
             for rank in ranks
         ]
+        self.limit(timeout)
         for thread in self._threads:
             thread.start()
 
@@ -139,7 +140,7 @@ class Group:
         """End all ranks, and wait for them."""
         self._closing = True
         for rank in self.ranks:
-            rank.close()
+            rank.close(at_once=self._failure is not None)
         for thread in self._threads:
             thread.join()
 
@@ -159,7 +160,7 @@ class Group:
                         self.refusal = ConfigError(report.error)
                     self._fail(GroupFailed(f"rank {rank.number}: {report.error}"))
         except EOFError:
-            self._fail(GroupFailed(f"rank {rank.number} {rank.ended() or 'closed its link'}"))
+            self._fail(RankLost(f"rank {rank.number} {rank.ended() or 'closed its link'}"))
 
     def _fail(self, failure: GroupFailed) -> GroupFailed:
         if self._failure is None and not self._closing:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from motet_llm.attention.heavy_hitters import Watch
@@ -17,10 +22,14 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.scheduling.work import Work
 from motet_llm.stages.states import StepStates
+from motet_llm.weights import checkpoint
+from motet_llm.weights import quantized_checkpoint as quantized
+from motet_shared.errors import ConfigError
 
 from . import commands as c
 from .caches import LeaderKvCache, LeaderStateCache
-from .collectives import GroupFailed
+from .collectives import GroupFailed, RankLost
+from .cuts import fixed_tree
 from .degrees import Degrees
 from .group import Group, Rank
 from .membership import Membership
@@ -29,14 +38,81 @@ from .rank_runner import RankRunner
 from .worker import Store, file_store
 
 LOAD_TIMEOUT = 600.0  # seconds in which all ranks must have loaded their parts
+ATTEMPTS = 2  # to form a group whose ranks are lost meanwhile, until a smaller one is formed
+
+log = logging.getLogger(__name__)
 
 
 def make_runner(config: EngineConfig) -> ModelRunner:
-    """Return the runner of a model, of the leader if several ranks compute it."""
-    ranks = Degrees.of(config).ranks
-    if ranks == 1:
+    """Return the runner of a model, of the leader if several ranks compute it.
+
+    If ranks end while they load, or cannot be started, the group is formed again, then a smaller
+    one. Raises RankLost if none can be formed, ConfigError for what the settings ask for.
+    """
+    degrees = Degrees.of(config)
+    if degrees.ranks == 1:
+        return _alone(config)
+    # The ranks' share of the threads is set while a group is formed.
+    config = replace(config, threads=config.threads or torch.get_num_threads())
+    try:
+        return _formed(config, degrees)
+    except RankLost as error:
+        lost = error
+    while degrees.ranks > 1:
+        degrees = degrees.smaller()
+        log.warning(
+            "a smaller group is formed", extra={"reason": lost.message, "ranks": degrees.ranks}
+        )
+        try:
+            smaller = replace(
+                config,
+                tensor_parallel=degrees.tensor,
+                pipeline_parallel=degrees.pipeline,
+                expert_parallel=degrees.expert,
+            )
+            return _formed(smaller, degrees)
+        except RankLost as error:
+            lost = error
+        except ConfigError as error:  # these degrees suit neither the model nor the memory
+            log.warning("%s", error.message)
+    raise lost
+
+
+def _alone(config: EngineConfig) -> ModelRunner:
+    """Return the runner of one rank, which sums as a group does if that is asked for and possible."""
+    if not fixed_tree.serves_alone(config):
         return ModelRunner(config)
-    return LeaderRunner(config, [RankProcess(number) for number in range(1, ranks)])
+    folder = Path(config.model)
+    model_config = checkpoint.load_config(folder, config.stage)
+    if not fixed_tree.shards_of(model_config) or quantized.is_quantized(folder, model_config):
+        return ModelRunner(config)
+    seconds = config.collective_timeout
+    return RankRunner(config, Membership(dist.HashStore(), 0, Degrees(), seconds, seconds))
+
+
+def _formed(config: EngineConfig, degrees: Degrees) -> ModelRunner:
+    """Return the runner of a group, formed again if ranks are lost meanwhile."""
+    if degrees.ranks == 1:
+        return _alone(config)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return LeaderRunner(config, start_ranks(degrees.ranks))
+        except RankLost as error:
+            log.warning("the group is formed again", extra={"reason": error.message})
+    return LeaderRunner(config, start_ranks(degrees.ranks))
+
+
+def start_ranks(number: int) -> list[RankProcess]:
+    """Start the processes of all ranks but the leader. Raises RankLost."""
+    ranks: list[RankProcess] = []
+    try:
+        for rank in range(1, number):
+            ranks.append(RankProcess(rank))
+    except OSError as error:
+        for started in ranks:
+            started.close(at_once=True)
+        raise RankLost(f"rank {len(ranks) + 1} cannot be started: {error}") from error
+    return ranks
 
 
 class LeaderRunner(RankRunner):
@@ -70,7 +146,8 @@ class LeaderRunner(RankRunner):
         for rank in ranks:
             self.ranks.send_to(rank, c.Join(rank.number, settings, path, LOAD_TIMEOUT))
         degrees = Degrees.of(config)
-        return Membership(store(path, degrees.ranks), 0, degrees, LOAD_TIMEOUT)
+        meeting = config.collective_timeout
+        return Membership(store(path, degrees.ranks), 0, degrees, meeting, LOAD_TIMEOUT)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -101,6 +178,14 @@ class LeaderRunner(RankRunner):
         self.ranks.send(c.LogitsOf([*rows]))
         with self.ranks.together():
             return super().logits_of(rows)
+
+    @contextmanager
+    def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
+        """Use empty caches on all ranks."""
+        self.ranks.send(c.UseOtherCaches(num_sequences, length))
+        with super().other_caches(num_sequences, length):
+            yield
+        self.ranks.send(c.UseOwnCaches())
 
     def resize(self, blocks_per_group: int) -> None:
         self.ranks.send(c.Resize(blocks_per_group))

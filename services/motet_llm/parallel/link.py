@@ -28,9 +28,12 @@ class Link(Generic[Received]):
         self._sending = threading.Lock()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message. Raises OSError if the other end is gone."""
+        """Send a message. Raises OSError if the other end is gone, or reads nothing in time."""
         with self._sending:
-            self._connection.send_bytes(self._encoder.encode(message))
+            try:
+                self._connection.send_bytes(self._encoder.encode(message))
+            except BlockingIOError as error:
+                raise TimeoutError("the other end has read nothing in time") from error
 
     def receive(self) -> Received:
         """Wait for a message and return it. Raises EOFError once the other end is gone."""

@@ -14,17 +14,22 @@ class Membership:
     """Hold a rank's place in its group, and its connections.
 
     everyone: connects all ranks. stage: those that compute the same layers, by their places.
-    seconds: deadline of everything until `limit`.
+    meeting: seconds in which all ranks connect, which have started by then. seconds: deadline of
+    everything else until `limit`.
     """
 
-    def __init__(self, store: dist.Store, rank: int, degrees: Degrees, seconds: float):
+    def __init__(
+        self, store: dist.Store, rank: int, degrees: Degrees, meeting: float, seconds: float
+    ):
         self.rank, self.degrees = rank, degrees
         self._store = store
-        self._store.set_timeout(timedelta(seconds=seconds))
-        self.everyone = self.stage = Collectives(store, rank, degrees.ranks, seconds)
+        self._store.set_timeout(timedelta(seconds=meeting))
+        self.everyone = self.stage = Collectives(store, rank, degrees.ranks, meeting)
         if degrees.pipeline > 1:
             name = f"stage-{self.number}"
-            self.stage = Collectives(store, degrees.place(rank), degrees.width, seconds, name)
+            self.stage = Collectives(store, degrees.place(rank), degrees.width, meeting, name)
+        self._store.set_timeout(timedelta(seconds=seconds))
+        self.limit(seconds)
 
     @property
     def number(self) -> int:

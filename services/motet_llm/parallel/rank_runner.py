@@ -29,8 +29,10 @@ from .adapters import Ranges, RankAdapterBank, whole_shapes
 from .caches import Others, RankKvCache, RankStateCache
 from .cuts import agreement
 from .cuts.expert_cut import ExpertCut
+from .cuts.fixed_tree import FixedTree, shards_of
 from .cuts.pipeline_cut import PipelineCut
 from .cuts.plan import Plan, expert_plan, tensor_plan
+from .cuts.sums import PlainSums, Sums
 from .cuts.tensor_cut import TensorCut
 from .degrees import Degrees
 from .membership import Membership
@@ -68,6 +70,7 @@ class RankRunner(ModelRunner):
         self._heads: dict[int, int] = {}  # key/value heads of each layer in the whole model
         self._whole: dict[str, tuple[int, int]] = {}  # shapes of matrices that are not cut
         self._ranges: Ranges = {}
+        self._deterministic = config.deterministic
         super().__init__(settings_of_rank(config))
         member.limit(config.collective_timeout)
 
@@ -99,13 +102,9 @@ class RankRunner(ModelRunner):
 
     @property
     def _settings(self) -> str:
-        degrees = self.degrees
-        named = {
-            "tensor_parallel": degrees.tensor,
-            "pipeline_parallel": degrees.pipeline,
-            "expert_parallel": degrees.expert,
-        }
-        return ", ".join(f"{name}={value}" for name, value in named.items() if value > 1)
+        named = self.degrees.settings()
+        found = ", ".join(f"{name}={value}" for name, value in named.items() if value > 1)
+        return found or "one rank"
 
     def describe(self) -> dict[str, str]:
         """Return what `ModelRunner.describe` does, and the degrees of the group."""
@@ -115,16 +114,21 @@ class RankRunner(ModelRunner):
         if self.degrees.pipeline > 1:
             PipelineCut(model, self.member).run()
         experts = expert_plan(model) if self.degrees.expert > 1 else Plan({})
-        if self.degrees.tensor > 1:
+        if self.degrees.tensor > 1 or self._deterministic:
             plan = tensor_plan(model)
             kept = {
                 name: style for name, style in plan.styles.items() if name not in experts.styles
             }
-            cut = TensorCut(model, Plan(kept), self.member.stage)
+            cut = TensorCut(model, Plan(kept), self.member.stage, self._sums(model))
             cut.run()
             self._ranges = cut.ranges
         if experts.styles:
             ExpertCut(model, experts, self.member.stage).run()
+
+    def _sums(self, model: PreTrainedModel) -> Sums:
+        if self._deterministic:
+            return FixedTree(self.member.stage, shards_of(model.config))
+        return PlainSums(self.member.stage)
 
     def _measure_memory(
         self, config: EngineConfig, model_config: PreTrainedConfig

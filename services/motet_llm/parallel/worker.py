@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from . import commands as c
 from .caches import rows_of
 from .collectives import GroupFailed
 from .degrees import Degrees
+from .forks import belong_to
 from .link import Link
 from .membership import Membership
 from .rank_runner import RankRunner
@@ -40,6 +43,7 @@ class Follower:
     def __init__(self, link: Link[c.Command], store: Store = file_store):
         self.link, self._store = link, store
         self.runner: RankRunner | None = None
+        self._caches = ExitStack()  # those that are used instead of the runner's own
 
     def run(self) -> None:
         """Follow the leader until the link ends. Report and raise what a command raises."""
@@ -91,6 +95,10 @@ class Follower:
                 _states(runner).scrub(slot)
             case c.Resize(blocks_per_group):
                 runner.resize(blocks_per_group)
+            case c.UseOtherCaches(num_sequences, length):
+                self._caches.enter_context(runner.other_caches(num_sequences, length))
+            case c.UseOwnCaches():
+                self._caches.close()
             case _:
                 self._adapt(_bank(runner), command)
 
@@ -116,7 +124,9 @@ class Follower:
         config = msgspec.json.decode(join.settings, type=EngineConfig)
         degrees = Degrees.of(config)
         store = self._store(join.store, degrees.ranks)
-        return RankRunner(config, Membership(store, join.rank, degrees, join.load_timeout))
+        meeting = config.collective_timeout
+        member = Membership(store, join.rank, degrees, meeting, join.load_timeout)
+        return RankRunner(config, member)
 
 
 def _put(runner: RankRunner, command: c.PutRows) -> None:
@@ -138,12 +148,16 @@ def _bank(runner: RankRunner) -> AdapterBank:
     return runner.adapters
 
 
-def serve(descriptor: int) -> int:
-    """Follow the leader at the other end of a socket; return the exit status."""
+def run_rank(descriptor: int, leader: int) -> int:
+    """Be a rank of the process `leader`, at the other end of a socket; return the exit status."""
+    belong_to(leader)
+    logging.basicConfig(level=logging.WARNING)
     link: Link[c.Command] = Link(descriptor, c.Command)
     try:
         Follower(link).run()
     except Exception:
         log.exception("this rank ends")
         return os.EX_SOFTWARE
+    finally:
+        sys.stderr.flush()
     return os.EX_OK

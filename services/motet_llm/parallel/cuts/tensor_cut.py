@@ -19,9 +19,10 @@ from motet_llm.attention.latent import LatentHeads
 from motet_llm.parallel.collectives import Collectives
 from motet_shared.errors import ConfigError
 
-from .cut_modules import GatheredLinear, SummedExperts, SummedLinear
+from .cut_modules import GatheredLinear
 from .plan import Plan, number_of
 from .shares import Share, divide, evenly, key_heads
+from .sums import Sums
 
 _KEYS = ("k_proj", "v_proj")
 _QUERIES = ("num_heads", "num_attention_heads", "n_heads", "num_q_heads")
@@ -39,10 +40,10 @@ class Heads:
 
 
 class TensorCut:
-    """Cut one model for the rank at `group.rank`, in place."""
+    """Cut one model for the rank at `group.rank`, in place; sums: how products are summed."""
 
-    def __init__(self, model: PreTrainedModel, plan: Plan, group: Collectives):
-        self._model, self._plan, self._group = model, plan, group
+    def __init__(self, model: PreTrainedModel, plan: Plan, group: Collectives, sums: Sums):
+        self._model, self._plan, self._group, self._sums = model, plan, group, sums
         self._place, self._ranks = group.rank, group.size
         # The rows and the columns of each cut matrix that are the rank's, by its name.
         self.ranges: dict[str, tuple[list[Share] | None, list[Share] | None]] = {}
@@ -123,7 +124,7 @@ class TensorCut:
         elif type(child) is nn.Linear:
             setattr(parent, name, self._linear(full, name, child, style, heads))
         elif style in ("moe_tp_experts", "all_reduce"):
-            setattr(parent, name, SummedExperts(child, self._group))
+            setattr(parent, name, self._sums.experts(child))
         else:
             raise self._refusal(f"{full} is a {type(child).__name__}, no plain matrix ({style})")
 
@@ -138,17 +139,15 @@ class TensorCut:
         if style == "colwise_gather_output":
             return self._gathered(full, linear)
         if style == "rowwise":
-            own = self._evenly_or_divided(linear.in_features, heads)
-            return SummedLinear(self._keep_columns(full, linear, own), self._group)
+            return self._summed(full, linear, heads, splits_input=False)
         if style == "rowwise_split_input":
-            own = divide(linear.in_features, self._place, self._ranks)
-            return SummedLinear(self._keep_columns(full, linear, own), self._group, own)
+            return self._summed(full, linear, None, splits_input=True)
         if style == "packed_colwise":
             linear.weight.data = self._halves(linear.weight.data, 0)
             if linear.bias is not None:
                 linear.bias.data = self._halves(linear.bias.data, 0)
             half = linear.out_features // 2
-            own = divide(half, self._place, self._ranks)
+            own = self._sums.divide(half)
             self.ranges[full] = ([own, Share(half + own.begin, half + own.end)], None)
             linear.out_features = len(linear.weight)
             return linear
@@ -163,7 +162,7 @@ class TensorCut:
 
     def _evenly_or_divided(self, size: int, heads: Heads | None) -> Share:
         if heads is None:
-            return divide(size, self._place, self._ranks)
+            return self._sums.divide(size)
         if size % heads.queries:
             raise self._refusal(f"{size} features do not belong to {heads.queries} heads")
         return evenly(size, self._place, self._ranks)
@@ -175,14 +174,14 @@ class TensorCut:
         linear.out_features = own.width
         self.ranges[full] = ([own], None)
 
-    def _keep_columns(self, full: str, linear: nn.Linear, own: Share) -> nn.Linear:
-        """Keep a rank's input features; the first rank adds the bias."""
-        linear.weight.data = linear.weight.data[:, own.begin : own.end]
-        if self._place:
-            linear.register_parameter("bias", None)
-        linear.in_features = own.width
+    def _summed(
+        self, full: str, linear: nn.Linear, heads: Heads | None, *, splits_input: bool
+    ) -> nn.Module:
+        """Return a module that sums the products of the ranks' input features."""
+        own = self._evenly_or_divided(linear.in_features, heads)
         self.ranges[full] = (None, [own])
-        return linear
+        by_heads = heads is not None
+        return self._sums.linear(linear, own, heads=by_heads, splits_input=splits_input)
 
     def _gathered(self, full: str, linear: nn.Linear) -> GatheredLinear:
         size = linear.out_features
@@ -193,7 +192,7 @@ class TensorCut:
     def _halves(self, whole: Tensor, axis: int) -> Tensor:
         """Return the rank's features of gate and up, which lie one after the other on an axis."""
         gate, up = whole.chunk(2, dim=axis)
-        own = divide(gate.shape[axis], self._place, self._ranks)
+        own = self._sums.divide(gate.shape[axis])
         parts = (half.narrow(axis, own.begin, own.width) for half in (gate, up))
         return torch.cat(list(parts), dim=axis)
 
@@ -230,7 +229,7 @@ class TensorCut:
             bias.data = cut(bias.data, -1)
 
     def _narrow(self, whole: Tensor, axis: int) -> Tensor:
-        own = divide(whole.shape[axis], self._place, self._ranks)
+        own = self._sums.divide(whole.shape[axis])
         return whole.narrow(axis, own.begin, own.width)
 
     def _cut_latent(self, heads: LatentHeads) -> None:
