@@ -1,0 +1,232 @@
+"""Write tiny checkpoints of diffusers' video pipelines, for docs/videos.md and its tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from transformers import (
+    ByT5Tokenizer,
+    CLIPTextModel,
+    LlamaConfig,
+    LlamaModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+from support.checkpoints import diffusion_checkpoints as parts
+from support.families.tiny_parts import (
+    chat_tokenizer,
+    flow,
+    qwen_vl,
+    sizes,
+    tokenizer_with_pictures,
+)
+
+HIDDEN = parts.HIDDEN
+
+
+def wan() -> Any:
+    """Write Wan 2.1: text to video."""
+    vae = diffusers.AutoencoderKLWan(
+        base_dim=8,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True, True],
+        latents_mean=[0.1, -0.2, 0.3, 0.0],
+        latents_std=[1.0, 1.5, 0.8, 1.2],
+    )
+    model = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=4,
+        out_channels=4,
+        text_dim=HIDDEN,
+        freq_dim=16,
+        ffn_dim=32,
+        num_layers=2,
+        rope_max_seq_len=32,
+    )
+    encoder = UMT5EncoderModel(
+        UMT5Config(vocab_size=64, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    )
+    return diffusers.WanPipeline(
+        transformer=parts._lively(model),
+        vae=vae,
+        scheduler=diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        text_encoder=encoder,
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def ltx() -> Any:
+    """Write LTX-Video: text to video, and image to video with the same weights."""
+    vae = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=(1, 1, 1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1, 1, 1),
+        encoder_causal=True,
+        decoder_causal=False,
+    )
+    model = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        cross_attention_dim=32,
+        num_layers=2,
+        caption_channels=HIDDEN,
+    )
+    return diffusers.LTXPipeline(
+        transformer=parts._lively(model),
+        vae=vae,
+        scheduler=flow(use_dynamic_shifting=True, shift_terminal=0.1),
+        text_encoder=parts._t5(),
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def _cogvideox_vae() -> Any:
+    return diffusers.AutoencoderKLCogVideoX(
+        block_out_channels=(8, 8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+        temporal_compression_ratio=4,
+    )
+
+
+def _cogvideox_transformer(**fields: Any) -> Any:
+    return diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        out_channels=4,
+        time_embed_dim=8,
+        text_embed_dim=HIDDEN,
+        num_layers=2,
+        sample_width=8,
+        sample_height=8,
+        sample_frames=9,
+        patch_size=2,
+        **fields,
+    )
+
+
+def cogvideox() -> Any:
+    """Write CogVideoX 2B: fixed positions, text to video."""
+    return diffusers.CogVideoXPipeline(
+        transformer=parts._lively(_cogvideox_transformer(in_channels=4)),
+        vae=_cogvideox_vae(),
+        scheduler=diffusers.CogVideoXDDIMScheduler(
+            prediction_type="v_prediction", rescale_betas_zero_snr=True, snr_shift_scale=3.0
+        ),
+        text_encoder=parts._t5(),
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def cogvideox_i2v() -> Any:
+    """Write CogVideoX 5B's model for images, with rotary positions."""
+    return diffusers.CogVideoXImageToVideoPipeline(
+        transformer=parts._lively(
+            _cogvideox_transformer(in_channels=8, use_rotary_positional_embeddings=True)
+        ),
+        vae=_cogvideox_vae(),
+        scheduler=diffusers.CogVideoXDDIMScheduler(prediction_type="v_prediction"),
+        text_encoder=parts._t5(),
+        tokenizer=parts._t5_tokenizer(),
+    )
+
+
+def hunyuan_video() -> Any:
+    """Write HunyuanVideo, with guidance in its weights."""
+    vae = diffusers.AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 8, 8),
+        latent_channels=4,
+        layers_per_block=1,
+        norm_num_groups=2,
+    )
+    model = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=1,
+        num_single_layers=1,
+        num_refiner_layers=1,
+        guidance_embeds=True,
+        text_embed_dim=HIDDEN,
+        pooled_projection_dim=HIDDEN,
+        rope_axes_dim=(4, 6, 6),
+    )
+    return diffusers.HunyuanVideoPipeline(
+        transformer=parts._lively(model),
+        vae=vae,
+        scheduler=flow(shift=7.0),
+        text_encoder=LlamaModel(LlamaConfig(**sizes(3))),
+        tokenizer=chat_tokenizer(),
+        text_encoder_2=parts._clip(CLIPTextModel, 77),
+        tokenizer_2=parts._clip_tokenizer(),
+    )
+
+
+def hunyuan_video_1_5() -> Any:
+    vae = diffusers.AutoencoderKLHunyuanVideo15(
+        latent_channels=4,
+        block_out_channels=(8, 8, 8, 8, 8),
+        layers_per_block=1,
+    )
+    model = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=HIDDEN,
+        text_embed_2_dim=HIDDEN,
+        image_embed_dim=8,
+        rope_axes_dim=(4, 6, 6),
+        target_size=128,
+    )
+    return diffusers.HunyuanVideo15Pipeline(
+        transformer=parts._lively(model),
+        vae=vae,
+        scheduler=flow(shift=5.0),
+        text_encoder=qwen_vl().model.language_model,
+        tokenizer=tokenizer_with_pictures(),
+        text_encoder_2=parts._t5_of(HIDDEN),
+        tokenizer_2=ByT5Tokenizer(),
+        guider=diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
+    )
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "WanPipeline": wan,
+    "LTXPipeline": ltx,
+    "CogVideoXPipeline": cogvideox,
+    "CogVideoXImageToVideoPipeline": cogvideox_i2v,
+    "HunyuanVideoPipeline": hunyuan_video,
+    "HunyuanVideo15Pipeline": hunyuan_video_1_5,
+}
+SAME_MODULES = {"LTXImageToVideoPipeline": "LTXPipeline"}
+NAMES = sorted({*MAKERS, *SAME_MODULES})
+
+
+def write(name: str, path: Path) -> Path:
+    """Write a tiny checkpoint of a pipeline class with random weights."""
+    torch.manual_seed(0)
+    MAKERS[SAME_MODULES.get(name, name)]().save_pretrained(path)
+    index = path / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": name}))
+    return path
