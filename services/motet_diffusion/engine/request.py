@@ -52,8 +52,9 @@ class PictureRequest:
 
     image: RGB, the picture to change; mask: L, white where it changes. strength: how far from the
     image, above 0 and at most 1. previews: number of estimates, the first after a fifth of the
-    steps. checkpoint_every: steps; 0: none. seconds, frames: length of a video. scheduler: name; "": the model's own. loras, controls,
-    image_prompts: adapters and ControlNets of the model that take part. resume: a checkpoint (see
+    steps. checkpoint_every: steps; 0: none. seconds, frames: length of a video. scheduler: name;
+    "": the model's own. loras, controls, image_prompts: adapters and ControlNets of the model that
+    take part. resume: a checkpoint (see
     `checkpoint`); resume_step: the steps done in it.
     """
 
