@@ -17,6 +17,7 @@ import openai
 import pytest
 from PIL import Image
 
+from motet_cli.main import main
 from motet_diffusion.service import Diffusion
 from motet_shared.messages import ModelCard
 from motet_shared.testing import NatsServer, free_port, running
@@ -275,6 +276,27 @@ async def test_without_a_store_it_says_so() -> None:
         with pytest.raises(openai.APIStatusError) as refused:
             await client.videos.create(**BODY)
         assert refused.value.status_code == 503
+
+
+async def test_the_command_line_writes_a_video(
+    nats: NatsServer, wan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    film = tmp_path / "film.mp4"
+    async with (
+        served_gateway(nats) as gateway,
+        running(Diffusion(config(wan), await nats.bus("diffusion"))),
+        Served(gateway).client() as client,
+    ):
+        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
+        (tmp_path / "key").write_text(KEY)
+        server = ["--url", Served(gateway).url, "--api-key-file", str(tmp_path / "key")]
+        options = ["--seconds", "0.5", "--size", "32x32", "--steps", "3", "-o", str(film)]
+        code = await asyncio.to_thread(main, ["film", *server, *options, "a", "red", "circle"])
+        assert code == 0
+        assert capsys.readouterr().out == f"{film}\n"
+        assert lengths(film.read_bytes()) == (FRAMES, 32, 32)
+        assert (await client.videos.list()).data == []
+        assert await asyncio.to_thread(main, ["film", *server, "-o", "film.png", "x"]) != 0
 
 
 @pytest.mark.long

@@ -221,6 +221,17 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 SAME_MODULES = {"LTXImageToVideoPipeline": "LTXPipeline"}
 NAMES = sorted({*MAKERS, *SAME_MODULES})
+# What a folder of the class makes videos of: a prompt, or a prompt and an image.
+_KINDS = {
+    "LTXPipeline": ["draw", "change"],
+    "LTXImageToVideoPipeline": ["draw", "change"],
+    "CogVideoXImageToVideoPipeline": ["change"],
+}
+
+
+def kinds_of(name: str) -> list[str]:
+    """Return the kinds of requests that a tiny checkpoint of a class takes."""
+    return _KINDS.get(name, ["draw"])
 
 
 def write(name: str, path: Path) -> Path:

@@ -36,12 +36,6 @@ NAMES = [
         if name not in QUICK
     ),
 ]
-# What a folder of the class can do: videos of a prompt, or of a prompt and an image.
-KINDS = {
-    "LTXPipeline": ["draw", "change"],
-    "CogVideoXImageToVideoPipeline": ["change"],
-    "LTXImageToVideoPipeline": ["draw", "change"],
-}
 SIDE, FRAMES = 64, 17
 
 
@@ -95,7 +89,7 @@ def test_frames_equal_those_of_diffusers(folder: Callable[[str], Path], name: st
     path = folder(name)
     with RecordingEngine(path) as recording:
         factory = recording.engine.factory
-        assert sorted(factory.rules.kinds) == sorted(KINDS.get(name, ["draw"]))
+        assert sorted(factory.rules.kinds) == sorted(video_families.kinds_of(name))
         assert factory.merges
         for kind in factory.rules.kinds:
             drawing = request(kind)
