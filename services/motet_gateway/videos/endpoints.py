@@ -146,7 +146,6 @@ async def get_video_content(service: GatewayContext, http: Exchange) -> None:
         raise NotFound(f"video {video.id!r} is {video.status} and has no {variant}; ask later")
     http.content = [
         (b"content-type", _TYPES[variant]),
-        (b"content-length", b"%d" % file.bytes),
         (b"x-content-type-options", b"nosniff"),
     ]
     async with http.while_connected():
