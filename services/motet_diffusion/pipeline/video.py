@@ -34,8 +34,6 @@ class VideoFamily(NamedTuple):
 FAMILIES = {
     "CogVideoXImageToVideoPipeline": VideoFamily(8, odd=True),
     "CogVideoXPipeline": VideoFamily(8, odd=True),
-    "HunyuanVideo15Pipeline": VideoFamily(24),
-    "HunyuanVideoPipeline": VideoFamily(24),
     "LTXImageToVideoPipeline": VideoFamily(25),
     "LTXPipeline": VideoFamily(25),
     "WanPipeline": VideoFamily(16),
@@ -72,13 +70,7 @@ def default_size(pipeline: Any, scale: int) -> tuple[int, int]:
     if height and width:
         return int(width), int(height)
     config = pipeline.transformer.config
-    if getattr(config, "sample_height", None):
-        return int(config.sample_width) * scale, int(config.sample_height) * scale
-    across, down = pipeline.default_aspect_ratio
-    height, width = pipeline.video_processor.calculate_default_height_width(
-        down, across, pipeline.target_size
-    )
-    return int(width), int(height)
+    return int(config.sample_width) * scale, int(config.sample_height) * scale
 
 
 def unpacked(pipeline: Any, latents: Tensor, drawing: PictureRequest) -> Tensor:

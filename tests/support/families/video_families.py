@@ -9,23 +9,10 @@ from typing import Any
 
 import diffusers
 import torch
-from transformers import (
-    ByT5Tokenizer,
-    CLIPTextModel,
-    LlamaConfig,
-    LlamaModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+from transformers import UMT5Config, UMT5EncoderModel
 
 from support.checkpoints import diffusion_checkpoints as parts
-from support.families.tiny_parts import (
-    chat_tokenizer,
-    flow,
-    qwen_vl,
-    sizes,
-    tokenizer_with_pictures,
-)
+from support.families.tiny_parts import flow
 
 HIDDEN = parts.HIDDEN
 
@@ -148,76 +135,11 @@ def cogvideox_i2v() -> Any:
     )
 
 
-def hunyuan_video() -> Any:
-    """Write HunyuanVideo, with guidance in its weights."""
-    vae = diffusers.AutoencoderKLHunyuanVideo(
-        block_out_channels=(8, 8, 8, 8),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-    model = diffusers.HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        guidance_embeds=True,
-        text_embed_dim=HIDDEN,
-        pooled_projection_dim=HIDDEN,
-        rope_axes_dim=(4, 6, 6),
-    )
-    return diffusers.HunyuanVideoPipeline(
-        transformer=parts._lively(model),
-        vae=vae,
-        scheduler=flow(shift=7.0),
-        text_encoder=LlamaModel(LlamaConfig(**sizes(3))),
-        tokenizer=chat_tokenizer(),
-        text_encoder_2=parts._clip(CLIPTextModel, 77),
-        tokenizer_2=parts._clip_tokenizer(),
-    )
-
-
-def hunyuan_video_1_5() -> Any:
-    vae = diffusers.AutoencoderKLHunyuanVideo15(
-        latent_channels=4,
-        block_out_channels=(8, 8, 8, 8, 8),
-        layers_per_block=1,
-    )
-    model = diffusers.HunyuanVideo15Transformer3DModel(
-        in_channels=9,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        num_refiner_layers=1,
-        text_embed_dim=HIDDEN,
-        text_embed_2_dim=HIDDEN,
-        image_embed_dim=8,
-        rope_axes_dim=(4, 6, 6),
-        target_size=128,
-    )
-    return diffusers.HunyuanVideo15Pipeline(
-        transformer=parts._lively(model),
-        vae=vae,
-        scheduler=flow(shift=5.0),
-        text_encoder=qwen_vl().model.language_model,
-        tokenizer=tokenizer_with_pictures(),
-        text_encoder_2=parts._t5_of(HIDDEN),
-        tokenizer_2=ByT5Tokenizer(),
-        guider=diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
-    )
-
-
 MAKERS: dict[str, Callable[[], Any]] = {
     "WanPipeline": wan,
     "LTXPipeline": ltx,
     "CogVideoXPipeline": cogvideox,
     "CogVideoXImageToVideoPipeline": cogvideox_i2v,
-    "HunyuanVideoPipeline": hunyuan_video,
-    "HunyuanVideo15Pipeline": hunyuan_video_1_5,
 }
 SAME_MODULES = {"LTXImageToVideoPipeline": "LTXPipeline"}
 NAMES = sorted({*MAKERS, *SAME_MODULES})

@@ -36,6 +36,7 @@ NAMES = [
         if name not in QUICK
     ),
 ]
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "videos.md"
 SIDE, FRAMES = 64, 17
 
 
@@ -153,6 +154,7 @@ def test_a_model_of_pictures_has_no_seconds(tmp_path: Path) -> None:
 def test_other_pipelines_of_videos_are_refused_by_their_class(tmp_path: Path) -> None:
     found = {name for name in dir(diffusers) if (kind := pipeline_class(name)) and is_video(kind)}
     assert FAMILIES.keys() == set(video_families.NAMES)
+    assert all(name in PAGE.read_text() for name in FAMILIES)
     assert len(found - FAMILIES.keys()) > 20
     for name in found - FAMILIES.keys():
         (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
