@@ -37,7 +37,7 @@ def storm(name: str, length: int, *argv: str) -> Step:
     """Return a step of mixed traffic for `length` seconds while processes fail."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models"))
     options = ("-m", "chaos.storm.storm", "--seconds", str(length), *argv)
-    return Step(name=name, argv=options, seconds=length + 120, env={"PYTHONPATH": path})
+    return Step(name=name, argv=options, seconds=length + 180, env={"PYTHONPATH": path})
 
 
 def marked(part: str, seconds: int) -> Step:
@@ -49,7 +49,7 @@ def moves(number: int, of: int) -> Step:
     """Return a step of a slice of the requests that move, and of those that leave."""
     name = f"moves, slice {number} of {of}"
     argv = ("tests/chaos/moves", "--tier=extended-storm")
-    return pytest_step(name, 900, *argv, MOTET_MOVES=f"{number}/{of}")
+    return pytest_step(name, 440, *argv, MOTET_MOVES=f"{number}/{of}")
 
 
 PARTS: dict[str, list[Step]] = {
@@ -78,9 +78,9 @@ PARTS: dict[str, list[Step]] = {
         ),
     ],
     "storm": [
+        *(storm(f"storm of seed {seed}", 600, "--seed", str(seed)) for seed in (1, 2, 3)),
+        *(moves(number, 8) for number in range(1, 9)),
         pytest_step("tests of storm", 1200, "--tier=extended-storm", "--ignore=tests/chaos/moves"),
-        *(moves(number, 4) for number in range(1, 5)),
-        *(storm(f"storm of seed {seed}", 660, "--seed", str(seed)) for seed in (1, 2, 3)),
     ],
     "soak": [
         marked("soak", 300),

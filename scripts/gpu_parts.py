@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LONGEST, ALL = 480, 1500  # seconds of a step, and of all of them
 DRY = "MOTET_GPU_DRY"  # 1: tiny tensors in Triton's interpreter, which measures nothing
 TESTS = ROOT / "tests" / "kernels" / "gpu"
+_FAMILIES, _GRAPHS = "services/test_gpu_families.py", "services/test_gpu_graphs.py"
 PACKAGES = ("torch", "triton", "transformers", "msgspec")
 # Folders of packages, for a Python in which this project is not installed.
 SOURCES = ("shared", "kernels", "services", "pipelines", "cli", "tests", "models", "scripts")
@@ -54,8 +55,8 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
     dry = env.get(DRY) == "1"
     quick, device = (("--quick",), "cpu") if dry else ((), "cuda")
     kept = ("--folder", str(Path(gettempdir()) / "motet-gpu-dry")) if dry else ()
-    kernels = ("test_gpu_norm.py", "test_gpu_kv.py") if dry else _files(engine=False)
-    engines = ("test_gpu_engine.py",) if dry else _files(engine=True)
+    kernels = ("test_gpu_norm.py", "test_gpu_kv.py") if dry else _kernels()
+    engines = ("services/test_gpu_engine.py",) if dry else _services()
     tier = "--tier=all" if dry else "--tier=extended-gpu"
     chosen = ("-k", "LlamaForCausalLM and settings0") if dry else ()
     families = ("-k", "LlamaForCausalLM") if dry else ()
@@ -69,7 +70,7 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
         _pytest(
             "decode as CUDA graphs, beside launched steps",
             120,
-            ("test_gpu_graphs.py",),
+            (_GRAPHS,),
             tier,
             *graphs,
             needs=ENGINE,
@@ -86,7 +87,7 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
         _pytest(
             "smoke of all families",
             200,
-            ("test_gpu_families.py",),
+            (_FAMILIES,),
             "--tier=extended-gpu",
             *families,
             needs=ENGINE,
@@ -104,19 +105,15 @@ def gpu_steps(env: Mapping[str, str] = os.environ) -> list[Step]:
     ]
 
 
-def _files(*, engine: bool) -> tuple[str, ...]:
-    """Return the tests of kernels, or those of services, which need more than torch and Triton."""
-    services = {"asr", "embedding", "encoder", "engine", "tts"}
-    # Steps of their own; compiling, and comparing all configurations, need no GPU.
-    alone = {"benchmark", "compile", "families", "graphs", "tuning"}
-    found = {path.name: path.stem.removeprefix("test_gpu_") for path in TESTS.glob("test_gpu_*.py")}
-    return tuple(
-        sorted(
-            name
-            for name, noun in found.items()
-            if (noun in services) == engine and noun not in alone
-        )
-    )
+def _kernels() -> tuple[str, ...]:
+    """Return the tests of kernels, which need no more than torch and Triton."""
+    return tuple(sorted(path.name for path in TESTS.glob("test_gpu_*.py")))
+
+
+def _services() -> tuple[str, ...]:
+    """Return the tests of services, but for those that are steps of their own."""
+    found = {f"services/{path.name}" for path in (TESTS / "services").glob("test_gpu_*.py")}
+    return tuple(sorted(found - {_FAMILIES, _GRAPHS}))
 
 
 def _pytest(

@@ -117,7 +117,7 @@ _TEXTS = (
     ),
     Route(
         "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
-        summary="Vectors of texts", tag="text",
+        summary="Vectors of texts", tag="text", repeatable=True, parameters=_REPEATED,
         body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
     ),
     Route(
@@ -161,7 +161,7 @@ _STORED = (404, 503)
 _RESPONSES = (
     Route(
         "POST", "/v1/responses", TENANT, create_response, STREAM,
-        summary="A response to a conversation", tag="responses",
+        summary="A response to a conversation", tag="responses", repeatable=True, parameters=_REPEATED,
         body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
     ),
     Route(
@@ -355,7 +355,7 @@ _OLLAMA = (
 _SOUNDS = (
     Route(
         "POST", "/v1/audio/speech", TENANT, speech, STREAM,
-        summary="A text, spoken", tag="sound",
+        summary="A text, spoken", tag="sound", repeatable=True, parameters=_REPEATED,
         body=SpeechBody, answer={kind: _BYTES for kind in content_types()} | {_EVENTS: _EVENT},
     ),
     Route(SOCKET, "/v1/audio/speech/stream", TENANT, speech_stream, Serving.SOCKET),
@@ -423,7 +423,8 @@ _MODELS = (
 _IMAGES = (
     Route(
         "POST", "/v1/images/generations", TENANT, generations, STREAM,
-        summary="Pictures of a prompt", tag="images", body=GenerationBody, answer=_DRAWN,
+        summary="Pictures of a prompt", tag="images", repeatable=True, parameters=_REPEATED,
+        body=GenerationBody, answer=_DRAWN,
     ),
     Route(
         "POST", "/v1/images/edits", TENANT, edits, STREAM,

@@ -27,6 +27,7 @@ converts it back. The message names the field, the value and the remedy.
 
 from __future__ import annotations
 
+import errno
 import re
 
 # The setting at the beginning of a message: `name=value: remedy`, `name: problem`, `--name: …`.
@@ -197,10 +198,22 @@ def from_wire(
 
 
 def as_motet_error(error: BaseException) -> MotetError:
-    """Return `error` itself if it has a wire code, else an InternalError with its type's name.
+    """Return `error` itself if it has a wire code, else one for its kind.
 
-    The traceback is never included.
+    Overloaded if this process has no memory for it, which another process or a later time has; else
+    an InternalError with its type's name. The traceback is never included.
     """
     if isinstance(error, MotetError):
         return error
+    if _lacks_memory(error):
+        return Overloaded(f"memory: the process has none left ({error}); try again")
     return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Return True if the system refused this process memory, be it that of a thread's stack."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    )

@@ -48,6 +48,7 @@ class Exchange:
         self.request_id = request_id(scope)
         self.started = False
         self.finished = False
+        self.is_retried = False  # True: its `Idempotency-Key` had been sent before
         self.status = 0
         self.content: list[tuple[bytes, bytes]] = _SSE  # headers of a streamed response
         self.strict = False  # True: hints are refused
@@ -75,8 +76,8 @@ class Exchange:
 
     @property
     def is_repeated(self) -> bool:
-        """Return True if a gateway that died had the whole request, and may have carried it out."""
-        return self._kept is not None and self._kept.is_repeated
+        """Return True if another gateway had the whole request, and may have carried it out."""
+        return self.is_retried or (self._kept is not None and self._kept.is_repeated)
 
     @property
     def sends_events(self) -> bool:

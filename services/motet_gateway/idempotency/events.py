@@ -20,6 +20,7 @@ _PART = re.compile(r"[0-9]{1,6}[a-z][0-9]{0,4}=[0-9]{1,9}")
 _MAX_PARTS = 4096
 _END = b"\n\n"
 _DATA = b"data: "
+_FAILED = ("response.failed", "error")  # types of events of /v1/responses
 _OBJECTS = ("chat.completion.chunk", "text_completion")
 _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
 
@@ -55,7 +56,7 @@ class Events:
         before, mark, data = event.partition(_DATA)
         found = _decode(data) if mark and data.startswith(b"{") else None
         pieces = list(_pieces(found)) if found is not None else []
-        self.has_failed |= found is not None and "error" in found
+        self.has_failed |= found is not None and ("error" in found or found.get("type") in _FAILED)
         if data == b"[DONE]":
             pieces = [("0z", 1, lambda skipped: None)]
         rendered = self.render(event, before, found, pieces)

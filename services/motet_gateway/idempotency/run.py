@@ -96,6 +96,7 @@ async def _attempt(
     """Run the handler under a claim, and store what it sends."""
     entry = claim.entry
     draws.use(draws.Draws(entry.secret, 0, lambda: entry.created))
+    http.is_retried = not claim.is_new
     is_charged = True
 
     async def store(recorder: Recorder) -> None:

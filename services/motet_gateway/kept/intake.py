@@ -122,12 +122,30 @@ class Intake:
     def _take(self, frame: Frame) -> None:
         peer = socket.socket(fileno=frame.fds[0])
         peer.setblocking(False)
+        if len(frame.fds) > 1:
+            self._adopt(frame, peer)
+            return
+        try:
+            memory = ConnectionMemory.create(
+                kernel_counts.consumed(peer), kernel_counts.taken(peer)
+            )
+        except OSError as error:  # no memory, or no file may grow
+            log.warning("a connection is served, and not kept: %s", error)
+            self._end(frame.id)
+            self._spawn(self._open(self._make, peer))
+            return
+        if self._store is not None:
+            self._store.keep(frame.id, memory.fd)
+            self._watch_writes()
+        self._hold(frame.id, memory, peer, adopted=False)
+
+    def _adopt(self, frame: Frame, peer: socket.socket) -> None:
+        """Serve a connection on with the memory that another gateway has left."""
         memory = None
         try:
-            memory = _memory_of(peer, frame)
-            connection = KeptConnection(
-                memory, self._make, lambda: self._end(frame.id), adopted=len(frame.fds) > 1
-            )
+            consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
+            memory = ConnectionMemory.adopt(frame.fds[1], consumed, taken)
+            self._hold(frame.id, memory, peer, adopted=True)
         except (OSError, BadMemory) as error:
             log.warning("a connection cannot be served: %s", error)
             peer.close()
@@ -137,21 +155,28 @@ class Intake:
                 close_all(frame.fds[1:])
             self._end(frame.id)
             return
-        if connection.adopted:
-            self.adopted += 1
-        elif self._store is not None:
-            self._store.keep(frame.id, memory.fd)
-            self._watch_writes()
-        self._held[frame.id] = (connection, peer)
-        self._spawn(self._open(connection, peer))
+        self.adopted += 1
 
-    async def _open(self, connection: KeptConnection, peer: socket.socket) -> None:
+    def _hold(
+        self, id_: int, memory: ConnectionMemory, peer: socket.socket, *, adopted: bool
+    ) -> None:
+        """Serve a kept connection. Raises BadMemory if what another gateway has left cannot be used."""
+        connection = KeptConnection(memory, self._make, lambda: self._end(id_), adopted=adopted)
+        self._held[id_] = (connection, peer)
+        self._spawn(self._open(lambda: connection, peer, connection.forget))
+
+    async def _open(
+        self,
+        make: Callable[[], asyncio.BaseProtocol],
+        peer: socket.socket,
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: connection, peer)
+            await loop.connect_accepted_socket(make, peer)
         except (OSError, RuntimeError) as error:  # uvloop's, if it cannot open a transport
             log.warning("a connection cannot be served: %s", error)
-            connection.forget()
+            forget()
             peer.close()
 
     def _end(self, id_: int) -> None:
@@ -165,11 +190,3 @@ class Intake:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _memory_of(peer: socket.socket, frame: Frame) -> ConnectionMemory:
-    """Return the memory of a connection; new memory if it has none. Raises OSError, BadMemory."""
-    consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
-    if len(frame.fds) == 1:
-        return ConnectionMemory.create(consumed, taken)
-    return ConnectionMemory.adopt(frame.fds[1], consumed, taken)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 NO_RESPONDERS = "503"
 _PING_TIMEOUT = 60  # seconds; nats-py closes an unresponsive connection long before
+_SAME_ERROR_AGAIN = 5.0  # seconds until an error is logged once more while it repeats
 
 
 class NoResponders(Unavailable):
@@ -124,6 +126,7 @@ class NatsTransport:
     errors: dict[str, int] = field(default_factory=dict)
     # set while the first connection is awaited
     _refused: asyncio.Future[Exception] | None = None
+    _last_logged: tuple[str, float] = ("", 0.0)  # text, time
 
     @classmethod
     async def connect(
@@ -279,9 +282,19 @@ class NatsTransport:
             self._refused.set_result(error)
         if isinstance(error, (nats.errors.Error, OSError)):
             # A permission error surfaces only here: nats-py's publish has long returned.
-            log.warning("nats: %s %s", name, error)
+            self._log_error(f"{name} {error}")
         else:
             log.error("a handler failed: %s %s", name, error, exc_info=error)
+
+    def _log_error(self, text: str) -> None:
+        """Log an error of NATS, unless the last one was the same, a moment ago.
+
+        nats-py tells each failed try to reconnect twice, ten times a second.
+        """
+        last, at = self._last_logged
+        if text != last or time.monotonic() - at > _SAME_ERROR_AGAIN:
+            log.warning("nats: %s", text)
+            self._last_logged = text, time.monotonic()
 
     async def _on_disconnect(self) -> None:
         if not self.client.is_closed:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-TEXTS, SOUNDS = ("chat",), ("speech",)
+TEXTS, SOUNDS = ("chat", "seeing"), ("speech",)
 FINDINGS = ("lost", "wrong", "changed", "doubled")
 VERDICTS = ("equal", "broken", *FINDINGS)
 

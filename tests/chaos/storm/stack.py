@@ -10,34 +10,60 @@ from pathlib import Path
 from chaos.processes import Processes, processes
 from e2e import markov
 from motet_shared.testing import free_port
-from support.checkpoints import tts_checkpoints
+from support.checkpoints import embedding_checkpoints, tts_checkpoints
 from support.checkpoints.asr_checkpoints import tiny_whisper
 from support.checkpoints.diffusion_checkpoints import stable_diffusion
 from support.stages import diffusion_stage
 
 CHAT, ASR_MODEL, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
+EYES, VECTORS = "eyes", "vectors"
 STORE = "fdstore"
 TWO = 2  # of each
+_EYES_PATH = Path(__file__).resolve().parents[3] / "models" / "pocket-chat"
 
 
-def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, ...]]:
-    """Return module and flags of a process, by role."""
+def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return role, and module with flags, by the name of a process."""
     chat, brush = markov.save(folder / CHAT), stable_diffusion(folder / BRUSH)
     ears, voice = (
         tiny_whisper(folder / ASR_MODEL),
         tts_checkpoints.pocket_tts(folder / VOICE, threshold=1.0),
     )
-    heard = ("--model", str(ears), "--name", ASR_MODEL, "--no-fallback", "--no-live")
+    heard = (
+        "--model",
+        str(ears),
+        "--name",
+        ASR_MODEL,
+        "--no-fallback",
+        "--no-live",
+        "--threads",
+        "1",
+    )
     # One sentence at a time: what is computed together is rounded together, and a sound must come out to the bit.
     spoken = ("--model", str(voice), "--name", VOICE, "--greedy", "--max-running", "1")
+    texts = ("--model", f"{CHAT}={chat}", "--model", f"{EYES}={_EYES_PATH}")
+    seen = ("--model", str(_EYES_PATH), "--name", EYES, "--threads", "1")
+    vectors = embedding_checkpoints.sentence_transformer(folder / VECTORS)
+    # One text at a time, for the same reason.
+    alone = ("--max-batch-tokens", "1", "--threads", "1")
+    embedded = ("--model", str(vectors), "--name", VECTORS, *alone)
     return {
-        "gateway": ("motet_gateway", "--descriptor-store", str(socket), "--patience", "10"),
-        "tokenizer": ("motet_tokenizer", "--model", f"{CHAT}={chat}"),
-        "decode": ("motet_llm", "--model", str(chat), "--name", CHAT, "--threads", "1"),
-        "vad": ("motet_vad",),
-        "asr": ("motet_asr", *heard, "--parallel", "1"),
-        "tts": ("motet_tts", *spoken, "--threads", "1"),
-        "diffusion": ("motet_diffusion", *diffusion_stage.flags(brush)),
+        "gateway": (
+            "gateway",
+            ("motet_gateway", "--descriptor-store", str(socket), "--patience", "10"),
+        ),
+        "tokenizer": ("tokenizer", ("motet_tokenizer", *texts)),
+        "decode": (
+            "decode",
+            ("motet_llm", "--model", str(chat), "--name", CHAT, "--threads", "1"),
+        ),
+        "seeing decode": ("decode", ("motet_llm", *seen, "--deterministic")),
+        "encoder": ("encoder", ("motet_encoder", *seen)),
+        "embedding": ("embedding", ("motet_embedding", *embedded)),
+        "vad": ("vad", ("motet_vad",)),
+        "asr": ("asr", ("motet_asr", *heard, "--parallel", "1")),
+        "tts": ("tts", ("motet_tts", *spoken, "--threads", "1")),
+        "diffusion": ("diffusion", ("motet_diffusion", *diffusion_stage.flags(brush))),
     }
 
 
@@ -49,8 +75,8 @@ async def storm_stack(folder: Path) -> AsyncIterator[tuple[Processes, str]]:
     async with processes() as stack:
         argv = ("motet_fdstore", "--path", str(socket), "--port", str(port))
         await stack.add(STORE, STORE, argv, is_service=False)
-        for role, command in commands.items():
+        for name, (role, command) in commands.items():
             for number in range(1, TWO + 1):
-                await stack.add(f"{role}-{number}", role, command)
+                await stack.add(f"{name}-{number}", role, command)
         await stack.all_ready()
         yield stack, f"http://127.0.0.1:{port}"

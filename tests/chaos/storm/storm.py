@@ -2,11 +2,11 @@
 
     PYTHONPATH=tests:models python -m chaos.storm.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
 
-Chats, speech, transcripts, spoken conversations and pictures; two processes of each service, gateways behind a
-descriptor store; tiny models whose answers are known from a quiet time. The clients write a history, which
-`chaos.storm.check` judges without knowing anything of the servers. What was lost, changed, doubled or refused, what
-died by itself, what is left behind in an idle service, and what a process has grown by are findings; with one the
-exit code is 1.
+Chats, with pictures too, speech, transcripts, spoken conversations, drawings and embeddings; two processes of each
+service, gateways behind a descriptor store; small models whose answers are known from a quiet time. The clients write
+a history, which `chaos.storm.check` judges without knowing anything of the servers. Findings are what was lost,
+changed, doubled or refused, what died by itself, what is left behind in an idle service, and what a process has grown
+by in memory, descriptors and threads; with one the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from chaos.processes import NATS, Processes
-from chaos.storm.account import Account, Blow
+from chaos.storm.account import Account, Blow, Resources
 from chaos.storm.check import check
 from chaos.storm.history import History
 from chaos.storm.stack import STORE, storm_stack
@@ -41,7 +41,7 @@ _LOOKS = 30  # one per second, until all are idle
 
 @dataclass(frozen=True)
 class Storm:
-    """Define a storm. `clients`: so many per share of each kind of traffic, of which there are eight."""
+    """Define a storm. `clients`: so many per share of each kind of traffic, of which there are ten."""
 
     seed: int
     seconds: float = 600.0
@@ -68,7 +68,7 @@ class Weather:
         """Return the account of it all. The stack is ready before, and must be ready again afterwards."""
         traffic = Traffic(self.url, random.Random(self.storm.seed + 1), self.history)
         await traffic.learn()
-        before = self._memory()
+        before = self._resources()
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             supervisor = tasks.create_task(self.stack.supervise())
@@ -142,18 +142,21 @@ class Weather:
             f"{name}: says nothing" for instance, name in names.items() if instance not in said
         ]
 
-    def _memory(self) -> dict[int, int]:
-        """Return bytes by process."""
+    def _resources(self) -> dict[int, Resources]:
+        """Return what each process has, by its id."""
+        return {member.pid: _resources(member.pid) for member in self.stack.members}
+
+    def _growth(self, before: dict[int, Resources]) -> dict[str, Resources]:
+        """Return the growth of the processes that have lived through all of it."""
+        survivors = [member for member in self.stack.members if member.pid in before]
         return {
-            member.pid: psutil.Process(member.pid).memory_info().rss
-            for member in self.stack.members
+            member.name: _resources(member.pid).since(before[member.pid]) for member in survivors
         }
 
-    def _growth(self, before: dict[int, int]) -> dict[str, int]:
-        """Return the bytes by which processes have grown that have lived through all of it."""
-        now = self._memory()
-        survivors = [member for member in self.stack.members if member.pid in before]
-        return {member.name: now[member.pid] - before[member.pid] for member in survivors}
+
+def _resources(pid: int) -> Resources:
+    process = psutil.Process(pid)
+    return Resources(process.memory_info().rss, process.num_fds(), process.num_threads())
 
 
 async def run(storm: Storm, folder: Path, say: Callable[[str], None] = print) -> Account:
@@ -181,7 +184,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--every", type=float, default=10.0, help="seconds from one blow to the next"
     )
-    parser.add_argument("--clients", type=int, default=1, help="eight times so many ask at a time")
+    parser.add_argument("--clients", type=int, default=1, help="ten times so many ask at a time")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of blows")
     given = parser.parse_args(argv)
     storm = Storm(given.seed, given.seconds, given.every, given.clients, tuple(given.kinds))
@@ -190,7 +193,8 @@ def main(argv: list[str] | None = None) -> int:
     print(account.table())
     for finding in account.findings():
         print("FINDING", finding)
-    print("why questions broke off:", dict(Counter(answer.detail for answer in account.broken)))
+    print("why requests broke off:", dict(Counter(answer.detail for answer in account.broken)))
+    print(*account.remarkable(), sep="\n")
     return 1 if account.findings() else 0
 
 

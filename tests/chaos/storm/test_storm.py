@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.storm.account import Account, Blow
+from chaos.storm.account import Account, Blow, Resources
 from chaos.storm.check import Answer, Report
 from chaos.storm.storm import Storm, run
 
@@ -31,7 +31,7 @@ async def test_a_storm_changes_no_answer(tmp_path: Path) -> None:
     assert not account.findings(), f"MOTET_CHAOS_SEED={SEED}\n{account.table()}"
     assert len(account.blows) >= SECONDS / EVERY / 2
     assert {answer.kind for answer in account.answers if answer.verdict == "equal"} == {
-        *("chat", "speech", "transcript", "conversation", "picture")
+        *("chat", "seeing", "speech", "transcript", "conversation", "picture", "embedding")
     }
 
 
@@ -45,7 +45,9 @@ def account(found: list[Answer], **other: object) -> Account:
 
 
 def test_a_clean_account_has_no_findings() -> None:
-    clean = account(answers("equal", 99) + answers("broken", 1), growth={"decode-1": 1 << 20})
+    clean = account(
+        answers("equal", 99) + answers("broken", 1), growth={"decode-1": Resources(1 << 20, 2, 1)}
+    )
     assert clean.findings() == []
     assert "99.0% completed" in clean.table()
 
@@ -59,9 +61,22 @@ def test_what_else_must_not_be_is_found() -> None:
     done = answers("equal", 99)
     assert account(done, died=["asr-1"]).findings() == ["asr-1 died by itself"]
     assert account(done, left=["tts-2: busy"]).findings() == ["left behind: tts-2: busy"]
-    assert account(done, growth={"vad-1": 65 << 20}).findings() == ["vad-1 has grown by 65 MB"]
+    grown = Resources(65 << 20, descriptors=33)
+    assert account(done, growth={"vad-1": grown}).findings() == [
+        f"vad-1 has {65 << 20} more of memory",
+        "vad-1 has 33 more of descriptors",
+    ]
     assert account(answers("equal", 9) + answers("broken", 1)).findings() == [
-        "90.0% completed, at least 95% should be"
+        "90.0% completed, at least 99% should be"
     ]
     calm = account(done + answers("broken", 1, began=100.0))
     assert calm.findings() == ["broken off though nothing had happened: chat: why"]
+
+
+def test_what_a_gateway_dies_of_together_with_the_store_is_counted_apart() -> None:
+    found = answers("equal", 9) + answers("broken", 1) + answers("equal", 9, began=100.0)
+    blows = [Blow("kill", "gateway-1", 0.5, 0.6), Blow("kill", "fdstore", 0.5, 0.6)]
+    apart = Account(Report(found), blows, [], [], {})
+    assert apart.completed == 1.0
+    assert apart.findings() == []
+    assert "store and gateway" in apart.table()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import random
 from collections.abc import Awaitable, Callable
@@ -11,9 +13,10 @@ from typing import Any
 
 import httpx
 import websockets
+from PIL import Image, ImageDraw
 
 from chaos.storm.history import History, Told
-from chaos.storm.stack import ASR_MODEL, BRUSH, CHAT, VOICE
+from chaos.storm.stack import ASR_MODEL, BRUSH, CHAT, EYES, VECTORS, VOICE
 from chaos.streams import Outcome, ask, request
 from support.clients.realtime_client import TRANSCRIPTION, Client, sound
 from support.media.spoken import say, silence, wav
@@ -67,9 +70,32 @@ async def _whole(http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Respo
 
 # ------------------------------------------------------------------------------------------------------- the questions
 async def chat(http: httpx.AsyncClient, number: int, told: Told) -> str:
-    """A streamed chat or completion, greedy or sampled."""
+    """Ask for a streamed chat or completion, greedy or sampled."""
+    return await _text(http, request(number, CHAT, TOKENS), told)
+
+
+async def seeing(http: httpx.AsyncClient, number: int, told: Told) -> str:
+    """Ask for a streamed chat about a picture."""
+    content = [
+        {"type": "text", "text": "What is in the picture?"},
+        {"type": "image_url", "image_url": {"url": _drawn(number)}},
+    ]
+    said = {"messages": [{"role": "user", "content": content}], "max_tokens": TOKENS}
+    sampled = {"temperature": 0.8, "seed": number} if number else {"temperature": 0}
+    return await _text(http, {"model": EYES, "stream": True, **said, **sampled}, told)
+
+
+def _drawn(number: int) -> str:
+    """Return a data URL of a picture of one shape."""
+    canvas, file = Image.new("RGB", (64, 64), "white"), io.BytesIO()
+    corner = 6 + 8 * number
+    ImageDraw.Draw(canvas).ellipse((corner, corner, corner + 28, corner + 28), fill="red")
+    canvas.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+async def _text(http: httpx.AsyncClient, body: dict[str, Any], told: Told) -> str:
     outcome = Outcome()
-    body = request(number, CHAT, TOKENS)
     await ask(http, body, outcome, lambda: told(len(outcome.text)))
     if outcome.error is not None:
         raise _checked(outcome.error, outcome.text)
@@ -114,6 +140,17 @@ async def picture(http: httpx.AsyncClient, number: int, told: Told) -> str:
     return str(
         (await _whole(http, "/v1/images/generations", json=body)).json()["data"][0]["b64_json"]
     )
+
+
+async def embedding(http: httpx.AsyncClient, number: int, told: Told) -> str:
+    """Ask for the vectors of some words."""
+    body = {
+        "model": VECTORS,
+        "input": [f"t{1 + len(word) + number}" for word in _LINES[number].split()],
+        "encoding_format": "base64",
+    }
+    found = (await _whole(http, "/v1/embeddings", json=body)).json()["data"]
+    return " ".join(row["embedding"] for row in found)
 
 
 async def conversation(http: httpx.AsyncClient, number: int, told: Told) -> tuple[str, str, bytes]:
@@ -169,6 +206,8 @@ KINDS: dict[str, tuple[Ask, int]] = {
     "transcript": (transcript, 1),
     "conversation": (conversation, 1),
     "picture": (picture, 1),
+    "seeing": (seeing, 1),
+    "embedding": (embedding, 1),
 }
 
 

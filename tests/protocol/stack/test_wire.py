@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 
 import nats
 import pytest
@@ -19,6 +19,7 @@ from motet_shared.testing import NatsServer, running
 from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 from support.running.service_process import service_process
+from support.running.until import until
 from support.services.echo_worker import EchoWorker
 from support.services.stream_world import ids
 
@@ -48,12 +49,6 @@ async def echo_worker(server: NatsServer) -> AsyncIterator[EchoWorker]:
 
 async def seen(bus: Bus, count: int = 1) -> None:
     await bus.directory.wait_for(lambda d: len(d.ready("tokenizer")) >= count, 60)
-
-
-async def eventually(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110  # what is waited for lies in another process
-            await asyncio.sleep(0.02)
 
 
 async def retryable(work: Awaitable[list[int]]) -> list[int] | None:
@@ -99,7 +94,7 @@ async def test_a_slow_reader_slows_only_itself(server: NatsServer) -> None:
         ) as slow:
             assert len(await ids(gateway.open("tokenizer", Echo(count=2000)))) == 2000
             assert slow.received <= 32
-        await eventually(lambda: not worker.bus.calls.active)
+        await until(lambda: not worker.bus.calls.active)
 
 
 async def test_restart_of_nats(server: NatsServer) -> None:
@@ -107,7 +102,7 @@ async def test_restart_of_nats(server: NatsServer) -> None:
         await seen(gateway)
         before = gateway.open("tokenizer", Echo(count=30, delay_ms=100))
         reading = asyncio.create_task(ids(before))
-        await eventually(lambda: before.received > 3)
+        await until(lambda: before.received > 3)
         await server.kill()
         await asyncio.sleep(0.5)
         await server.start()
@@ -130,7 +125,7 @@ async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
-        await eventually(lambda: stream.received > 5)
+        await until(lambda: stream.received > 5)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(errors.WorkerLost):
             await asyncio.wait_for(reading, 10)
@@ -147,7 +142,7 @@ async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
-        await eventually(lambda: stream.received > 5)
+        await until(lambda: stream.received > 5)
         process.send_signal(signal.SIGSTOP)
         with pytest.raises(errors.WorkerLost):
             await asyncio.wait_for(reading, 10)
@@ -164,7 +159,7 @@ async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
         reading = asyncio.create_task(ids(stream))
-        await eventually(lambda: stream.received > 2)
+        await until(lambda: stream.received > 2)
         process.terminate()
         assert await asyncio.wait_for(reading, 15) == list(range(20))
         assert await asyncio.wait_for(process.wait(), 60) == 0
@@ -178,9 +173,9 @@ async def test_a_second_sigterm_sends_what_runs_elsewhere(server: NatsServer) ->
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=100_000, delay_ms=20))
         reading = asyncio.create_task(ids(stream))
-        await eventually(lambda: stream.received > 2)
+        await until(lambda: stream.received > 2)
         process.terminate()
-        await eventually(
+        await until(
             lambda: (
                 [beat.state for beat in gateway.directory.instances("tokenizer")] == ["draining"]
             )
@@ -198,11 +193,11 @@ async def test_a_dead_caller_process_frees_its_calls(server: NatsServer) -> None
         await seen(gateway)
         for _ in range(8):
             await gateway.open("tokenizer", Echo(count=10_000, delay_ms=5)).start()
-        await eventually(lambda: len(worker.bus.calls.active) == 8)
+        await until(lambda: len(worker.bus.calls.active) == 8)
         await gateway.monitor.close()  # no goodbye: the connections just end
         await gateway.control.close()
         await gateway.frames.close()
-        await eventually(lambda: not worker.bus.calls.active)
+        await until(lambda: not worker.bus.calls.active)
 
 
 async def test_permissions_are_refused_and_reported(server: NatsServer) -> None:
@@ -210,7 +205,7 @@ async def test_permissions_are_refused_and_reported(server: NatsServer) -> None:
         await gateway.control.publish(subjects.operation("decode", "generate"), b"x")
         await gateway.control.publish(subjects.frames_to("tokenizer-1"), b"x")
         await gateway.control.publish(subjects.heartbeat("decode-1"), b"x")
-        await eventually(lambda: sum(gateway.control.errors.values()) >= 3)  # type: ignore[attr-defined]
+        await until(lambda: sum(gateway.control.errors.values()) >= 3)  # type: ignore[attr-defined]
     with pytest.raises(errors.ConfigError):
         await Bus.connect("gateway-x", ProcessConfig(nats_url=server.url, nats_password="wrong"))
 
@@ -231,7 +226,7 @@ async def test_the_service_api_answers_like_any_nats_service(server: NatsServer)
 
             await client.subscribe(inbox, cb=collect)
             await client.publish("$SRV.PING", b"", reply=inbox)
-            await eventually(lambda: len(answers) == 2)
+            await until(lambda: len(answers) == 2)
             assert {a["type"] for a in answers} == {"io.nats.micro.v1.ping_response"}
             assert {a["name"] for a in answers} == {"motet-gateway", "motet-tokenizer"}
             stats = json.loads(

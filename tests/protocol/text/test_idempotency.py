@@ -24,12 +24,17 @@ import pytest
 from motet_gateway.context import GatewayContext
 from motet_gateway.service import Gateway
 from motet_shared.messages import Text
-from motet_shared.testing import NatsServer, free_port
+from motet_shared.testing import NatsServer, free_port, running
 from support.running.fork_server import ForkServer
+from support.running.node import node
+from support.running.until import until
 from support.services.fake_services import MODEL, FakeTokenizer, fake_services
+from support.services.voice_services import VOICE, ScriptedTts
 from support.stages.served_gateway import KEY, served_gateway
 from support.stages.tenants_stage import ACME, OTHER, document
 
+ROOT = Path(__file__).resolve().parents[3]
+OPENAI_NODE = "6.49.0"
 WORDS = 60
 ASKED: Any = [{"role": "user", "content": "Tell me."}]
 
@@ -173,6 +178,89 @@ async def test_openai_gets_one_whole_reply_through_a_switch(
         assert reply.choices[0].message.content == text_of(first.sampling.seed)
         assert reply.usage is not None
         await charged(reply.usage.total_tokens, one, other)
+
+
+async def with_openai_for_node(folder: Path, port: int) -> asyncio.subprocess.Process:
+    """Install OpenAI's package for Node.js in `folder`, and start a chat of it."""
+    script = folder / "openai_chat.mjs"
+    script.write_bytes((ROOT / "tests/support/javascript/openai_chat.mjs").read_bytes())
+    install = ("npm", "install", "--no-audit", "--no-fund", f"openai@{OPENAI_NODE}")
+    installing = await asyncio.create_subprocess_exec(*install, cwd=folder)
+    assert await asyncio.wait_for(installing.wait(), 200) == 0
+    url, pipe = f"http://127.0.0.1:{port}/v1", asyncio.subprocess.PIPE
+    argv = (node(), str(script), url, KEY, MODEL)
+    return await asyncio.create_subprocess_exec(*argv, cwd=folder, stdout=pipe)
+
+
+@pytest.mark.extended("conformance")
+async def test_openai_for_node_gets_one_whole_reply_through_a_switch(
+    nats: NatsServer, tokenizer: FakeTokenizer, tmp_path: Path
+) -> None:
+    tokenizer.pace = 0.02
+    async with gateways(nats) as (one, other), proxied(one.port) as (proxy, client):
+        asking = await with_openai_for_node(tmp_path, client.base_url.port or 0)
+        await until(lambda: tokenizer.sent >= 10)
+        proxy.switch(other.port)
+        told, _ = await asyncio.wait_for(asking.communicate(), 60)
+        reply = json.loads(told)
+        first, second = tokenizer.requests
+        assert first.sampling.seed == second.sampling.seed
+        assert reply["text"] == text_of(first.sampling.seed)
+        await charged(reply["tokens"], one, other)
+
+
+async def test_a_response_is_whole_through_a_switch_and_stored_once(
+    nats: NatsServer, tokenizer: FakeTokenizer
+) -> None:
+    tokenizer.pace = 0.02
+    async with gateways(nats) as (one, other), proxied(one.port, max_retries=2) as (proxy, client):
+        asked = asyncio.create_task(
+            client.responses.create(model=MODEL, input="Tell me.", extra_headers=keyed("response"))
+        )
+        await until(lambda: tokenizer.sent >= 10)
+        proxy.switch(other.port)
+        reply = await asked
+        first, second = tokenizer.requests
+        assert first.sampling.seed == second.sampling.seed
+        assert reply.output_text == text_of(first.sampling.seed)
+        assert (await client.responses.retrieve(reply.id)).output_text == reply.output_text
+        assert reply.usage is not None
+        await charged(reply.usage.total_tokens, one, other)
+
+
+async def test_a_response_in_the_background_is_queued_once(
+    nats: NatsServer, tokenizer: FakeTokenizer
+) -> None:
+    async with gateways(nats) as (one, other), proxied(one.port) as (proxy, client):
+        ids = set()
+        for port in (one.port, other.port):
+            proxy.switch(port)
+            made = await client.responses.create(
+                model=MODEL, input="Tell me.", background=True, extra_headers=keyed("queued")
+            )
+            ids.add(made.id)
+        (name,) = ids
+        async with asyncio.timeout(20):
+            while (found := await client.responses.retrieve(name)).status != "completed":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert len(tokenizer.requests) == 1
+        assert found.output_text == text_of(tokenizer.requests[0].sampling.seed)
+
+
+async def test_the_events_of_a_response_are_given_again(
+    nats: NatsServer, tokenizer: FakeTokenizer
+) -> None:
+    async with gateways(nats) as (one, other), proxied(one.port) as (proxy, client):
+        told = []
+        for port in (one.port, other.port):
+            proxy.switch(port)
+            stream = await client.responses.create(
+                model=MODEL, input="Tell me.", stream=True, extra_headers=keyed("events")
+            )
+            told.append([event.model_dump() async for event in stream])
+        assert told[0] == told[1]
+        assert told[0][-1]["type"] == "response.completed"
+        assert len(tokenizer.requests) == 1
 
 
 async def test_a_stream_is_whole_after_it_is_asked_for_again(
@@ -358,6 +446,33 @@ async def test_a_reply_is_given_again_and_charged_once(
             model=MODEL, messages=ASKED, extra_headers=keyed("another")
         )
         assert other_one.id not in replies[0][0].decode()
+
+
+async def test_a_sound_is_given_again_and_spoken_once(
+    nats: NatsServer, tokenizer: FakeTokenizer
+) -> None:
+    bus = await nats.bus("tts")
+    async with (
+        running(ScriptedTts(bus)) as voice,
+        gateways(nats) as (one, other),
+        proxied(one.port) as (proxy, client),
+    ):
+        for gateway in (one, other):
+            await gateway.bus.directory.wait_for(lambda d: d.ready("tts"), 10)
+        sounds = []
+        for port in (one.port, other.port):
+            proxy.switch(port)
+            made = await client.audio.speech.create(
+                model=VOICE,
+                voice="alto",
+                input="Two red circles.",
+                response_format="opus",
+                extra_headers=keyed("sound"),
+            )
+            sounds.append(made.content)
+        assert sounds[0] == sounds[1]
+        assert len(voice.requests) == 1
+    await bus.close()
 
 
 async def test_another_request_under_the_key_is_refused(

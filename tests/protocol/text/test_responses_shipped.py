@@ -20,6 +20,7 @@ from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
+from support.running.until import until
 from support.stages.served_gateway import KEY, Served, served_gateway
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -220,9 +221,3 @@ async def test_a_chat_whose_client_leaves_stops_the_model(
                 break
         assert decode.load()["running"] > 0
     await until(lambda: decode.load()["running"] == 0)
-
-
-async def until(is_so: Any) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from motet_shared.wire.bus import Bus
 from support.checkpoints.tiny_tokenizers import EOS, byte_level, write_folder
 from support.peers.scripted_openai import OpenAIServer
 from support.running.refusals import refuses
+from support.running.until import until
 
 TEXT = "The red circle is left of the blue square."
 SCRIPT = byte_level().encode(TEXT).ids
@@ -69,14 +69,8 @@ async def world_of(
 
 async def idle(host: EngineHost) -> None:
     """Wait until no call is active, and require that nothing of one is left."""
-    await eventually(lambda: not host.bus.calls.active)
+    await until(lambda: not host.bus.calls.active)
     host.check_integrity()
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # the server's threads change what is waited for
-            await asyncio.sleep(0.01)
 
 
 def generate(
@@ -176,7 +170,7 @@ async def test_load_is_the_servers_own(folder: Path) -> None:
     async with world_of(
         folder, prepare=lambda server: setattr(server, "metrics", metrics)
     ) as world:
-        await eventually(lambda: world.host.load()["running"] == 3.0)
+        await until(lambda: world.host.load()["running"] == 3.0)
         load = world.host.load()
         assert (load["queued"], load["kv_free"]) == (2.0, 0.75)
         await items(world.tokenizer, generate())
@@ -281,7 +275,7 @@ async def test_refusals_of_the_server_keep_their_kind(
         with pytest.raises(error):
             await items(world.tokenizer, generate())
         world.server.failure = None
-        await eventually(lambda: world.host.bus.state == "ready")
+        await until(lambda: world.host.bus.state == "ready")
         assert ids_of((await items(world.tokenizer, generate()))[0]) == SCRIPT
 
 
@@ -322,8 +316,8 @@ async def test_leaving_cancels_at_the_server(folder: Path, at: int) -> None:
         async with world.tokenizer.open("decode", generate()) as stream:
             if at:
                 await anext(stream.batches())
-            await eventually(world.server.paused.is_set)
-        await eventually(lambda: world.server.cancelled == 1)
+            await until(world.server.paused.is_set)
+        await until(lambda: world.server.cancelled == 1)
 
 
 async def test_a_deadline_cancels_at_the_server(folder: Path) -> None:
@@ -331,7 +325,7 @@ async def test_a_deadline_cancels_at_the_server(folder: Path) -> None:
         world.server.pause_at = 3
         with pytest.raises(errors.DeadlineExceeded):
             await items(world.tokenizer, generate(), deadline=0.5)
-        await eventually(lambda: world.server.cancelled == 1)
+        await until(lambda: world.server.cancelled == 1)
 
 
 async def test_a_reader_that_waits_is_not_sent_more(folder: Path) -> None:
@@ -339,7 +333,7 @@ async def test_a_reader_that_waits_is_not_sent_more(folder: Path) -> None:
         world_of(folder) as world,
         world.tokenizer.open("decode", generate(), window=4) as slow,
     ):
-        await eventually(lambda: slow.received == 4)
+        await until(lambda: slow.received == 4)
         assert ids_of((await items(world.tokenizer, generate()))[0]) == SCRIPT
         assert slow.received == 4
         assert ids_of([body async for body in slow]) == SCRIPT  # type: ignore[misc]
@@ -358,7 +352,7 @@ async def test_a_server_that_breaks_a_reply_off_is_left_until_it_answers(folder:
         with pytest.raises(errors.Unavailable):
             await read()
         assert found == SCRIPT[:5]
-        await eventually(lambda: world.host.bus.state == "ready")
+        await until(lambda: world.host.bus.state == "ready")
         rest, _ = await items(world.tokenizer, generate(output=found))
         assert ids_of(rest) == SCRIPT[5:]
 
@@ -366,9 +360,9 @@ async def test_a_server_that_breaks_a_reply_off_is_left_until_it_answers(folder:
 async def test_a_server_that_is_down_takes_no_new_work(folder: Path) -> None:
     async with world_of(folder) as world:
         world.server.down = True
-        await eventually(lambda: world.host.bus.state == "warming")
+        await until(lambda: world.host.bus.state == "warming")
         with pytest.raises(errors.Draining):
             await items(world.tokenizer, generate(), instance=world.host.bus.instance)
         world.server.down = False
-        await eventually(lambda: world.host.bus.state == "ready")
+        await until(lambda: world.host.bus.state == "ready")
         assert ids_of((await items(world.tokenizer, generate()))[0]) == SCRIPT

@@ -150,11 +150,10 @@ def test_a_gpu_is_tested_in_short_parts() -> None:
         names = [step.name for step in steps]
         assert len(set(names)) == len(names)
     files = {part for step in gpu_parts.gpu_steps({}) for part in step.argv if "test_gpu_" in part}
-    alone = {"benchmark", "compile", "tuning"}  # the first is a step itself, others need no GPU
     written = {
         str(path.relative_to(ROOT))
-        for path in gpu_parts.TESTS.glob("test_gpu_*.py")
-        if path.stem.removeprefix("test_gpu_") not in alone
+        for path in gpu_parts.TESTS.rglob("test_gpu_*.py")
+        if path.parent.name != "tools"  # which are steps themselves, or need no GPU
     }
     assert files == written
     dry = [part for step in gpu_parts.gpu_steps({gpu_parts.DRY: "1"}) for part in step.argv]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import math
@@ -21,6 +20,7 @@ from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.messages import PROTOCOL, Heartbeat
 from motet_shared.process.exits import identity_of
 from motet_shared.wire.bus import keep_key, wanted_key
+from support.running.until import until
 
 TIMEOUT = 30.0
 TELLS = (
@@ -56,13 +56,6 @@ def beat(instance: str, **load: float) -> Heartbeat:
     return Heartbeat(
         v=PROTOCOL, role=role, instance=instance, state="ready", seq=1, load=dict(load)
     )
-
-
-async def until(condition: Any) -> Any:
-    async with asyncio.timeout(TIMEOUT):
-        while not (found := condition()):  # noqa: ASYNC110 - what is waited for is outside
-            await asyncio.sleep(0.01)
-    return found
 
 
 async def test_a_model_is_started_to_wait_for_the_processes_of_the_one_that_leaves() -> None:

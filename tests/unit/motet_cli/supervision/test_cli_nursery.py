@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from motet_cli.supervision.logs import Log
 from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.process.starts import now
+from support.running.until import until
 
 TIMEOUT = 30.0
 QUICK = BackoffPolicy(first=0.01, cap=0.05, burst=3, pause=30.0)
@@ -109,12 +110,6 @@ async def fork(nursery: Nursery, spec: ChildSpec) -> Child:
 async def wait_for(child: Child) -> int:
     async with asyncio.timeout(TIMEOUT):
         return await child.wait()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(TIMEOUT):
-        while not condition():  # noqa: ASYNC110 - what is waited for is outside of this process
-            await asyncio.sleep(0.01)
 
 
 async def started_child(nursery: Nursery, spec: ChildSpec) -> Child:

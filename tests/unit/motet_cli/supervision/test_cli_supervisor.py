@@ -20,6 +20,7 @@ from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.process.actor import EXIT_CONFIG
+from support.running.until import until
 
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
 IGNORES_TERM = (
@@ -58,12 +59,6 @@ async def supervised(log: Log, *specs: ChildSpec) -> AsyncIterator[Supervisor]:
         yield supervisor
     finally:
         await supervisor.kill()
-
-
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for is outside of this process
-            await asyncio.sleep(0.01)
 
 
 async def restarted(supervisor: Supervisor, number: int = 0, times: int = 1) -> None:

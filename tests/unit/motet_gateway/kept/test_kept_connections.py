@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -280,6 +281,23 @@ def test_what_cannot_go_on_breaks_and_shows_no_wrong_byte(workers: Workers) -> N
 
 
 @pytest.mark.long
+def test_a_gateway_that_can_make_no_memory_serves_without_keeping(workers: Workers) -> None:
+    """No file may grow: what is kept for a connection is a file in memory."""
+    limits = [resource.prlimit(one.pid, resource.RLIMIT_FSIZE) for one in workers.running]
+    try:
+        for one, (_, most) in zip(workers.running, limits, strict=True):
+            resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (0, most))
+        targets = [f"/stream?seed={n}&tokens=50&choices=1&size=0" for n in range(4)]
+        for seed, reply in enumerate(together([partial(workers.ask, at) for at in targets])):
+            check_stream(reply, seed, 50, 1)
+    finally:
+        for one, limit in zip(workers.running, limits, strict=True):
+            resource.prlimit(one.pid, resource.RLIMIT_FSIZE, limit)
+    with kills(workers):
+        reply = workers.ask("/stream?seed=9&tokens=900&choices=1&size=0")
+    check_stream(reply, 9, 900, 1)
+
+
 def test_a_client_that_leaves_meanwhile_leaves_nothing(workers: Workers) -> None:
     client = workers.connect()
     client.sendall(head("/stream?seed=1&tokens=100000&choices=1&size=100"))

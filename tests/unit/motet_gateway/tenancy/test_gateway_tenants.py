@@ -16,6 +16,7 @@ from motet_shared.messages import Chat
 from motet_shared.tenants import digest
 from motet_shared.testing import settle
 from support.clients.gateway_client import Socket, session, world
+from support.running.until import until
 from support.services.fake_services import MODEL, words
 from support.stages.tenants_stage import (
     ACME,
@@ -355,10 +356,6 @@ async def test_a_conversation_beyond_the_context_cap_loses_its_oldest_turns(tmp_
 
 
 # -------------------------------------------------------------------------------------------------- a file that changes
-async def eventually(condition: Any, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -372,13 +369,13 @@ async def test_a_revoked_key_is_refused_within_seconds(tmp_path: Path) -> None:
         rewrite(here.path, document("", (ACME, GONE)))
         here.made.service.watch()
         keys = here.made.service.authenticator._keys
-        await eventually(lambda: here.made.service.authenticator._keys is not keys)
+        await until(lambda: here.made.service.authenticator._keys is not keys)
         assert (await here.done(GONE)).status == 200
         async with socket(here, OTHER):
             talk = Socket(here.made.app, headers=bearer(GONE))
             await talk.expect("session.created")
             rewrite(here.path, document("requests_per_minute = 1"))
-            await eventually(lambda: talk.closed)
+            await until(lambda: talk.closed)
             assert talk.closed == 3000, "a session does not outlive its key"
             assert (await here.done(GONE)).status == 401
             await settle()

@@ -1,6 +1,7 @@
 """The life of an actor process: states, refusals, crashes, exit codes, stats."""
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -185,3 +186,19 @@ def test_what_runs_without_torch_imports_without_torch() -> None:
     code = f"import sys; sys.modules['torch'] = None; import {modules}"  # None: as if it were not installed
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError("too much"), "overloaded"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "overloaded"),
+        (RuntimeError("can't start new thread"), "overloaded"),
+        (RuntimeError("something else"), "internal"),
+        (OSError(errno.EACCES, "Permission denied"), "internal"),
+        (errors.BadRequest("no"), "invalid_request"),
+    ],
+)
+def test_what_lacks_memory_may_be_tried_again(error: Exception, code: str) -> None:
+    wire = errors.as_motet_error(error)
+    assert (wire.code, wire.retryable) == (code, code == "overloaded")

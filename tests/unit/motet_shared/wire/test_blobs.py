@@ -29,6 +29,7 @@ from motet_shared.blobs.tcp import BlobClient, Get
 from motet_shared.errors import BlobError, Overloaded
 from motet_shared.messages import BlobRef
 from support.peers.stream_server import listening
+from support.running.until import until
 
 MB = 1 << 20
 ROOT = Path(__file__).parents[4]
@@ -168,12 +169,6 @@ def over_tcp(ref: BlobRef) -> BlobRef:
 
 def changed(ref: BlobRef, **fields: Any) -> BlobRef:
     return msgspec.structs.replace(ref, **fields)
-
-
-async def until(condition: Any, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in several processes
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 65, 300_000, 3 * MB])

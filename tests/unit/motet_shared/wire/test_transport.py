@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from asyncio import StreamReader, StreamWriter
 
+import pytest
+
 from motet_shared.wire.transport import NatsTransport
 from support.peers.stream_server import listening
+from support.running.until import until
 
 _INFO = (
     b'INFO {"server_id":"x","version":"2.12.0","proto":1,"headers":true,"max_payload":1048576}\r\n'
@@ -41,3 +44,18 @@ async def test_a_flush_covers_a_subscription() -> None:
         await transport.flush()
         assert b"SUB subject  1" in recording.answered
         await transport.close()
+
+
+async def test_an_outage_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    """Every failed try is counted, and one of them is logged."""
+    recording = RecordingServer()
+    async with listening(recording.serve) as port:
+        transport = await NatsTransport.connect(
+            f"nats://127.0.0.1:{port}", name="test", inbox_prefix="_INBOX"
+        )
+    try:
+        await until(lambda: transport.errors.get("ConnectionRefusedError", 0) >= 6)
+    finally:
+        await transport.close()
+    logged = [record for record in caplog.records if "ConnectionRefusedError" in record.message]
+    assert len(logged) == 1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).parents[3] / "kernels" / "RESULTS.md"
-PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
+RESULTS = Path(__file__).parents[4] / "kernels" / "RESULTS.md"
+PACKAGE = Path(__file__).parents[4] / "kernels" / "motet_kernels" / "gpu"
 MODULES = {path.stem for path in PACKAGE.rglob("*.py") if "\ndef samples(" in path.read_text()}
 
 

@@ -18,7 +18,7 @@ from motet_llm.engine.engine import Engine
 from motet_shared.messages import Sampling
 from support.families import language_families as families
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 PROMPT = [(7 * i + 3) % 50 for i in range(11)]
 TOKENS = 3
 KNOWN = families.causal_classes()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROGRAM = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "gpu_kernels"]
 # The modules of the kernels: those that have calls to compile.
 NOUNS = {
