@@ -112,8 +112,8 @@ def _check_kind(directory: Directory, role: str, name: str) -> None:
     """Raise WrongModelKind if `name`, or the model that it stands for, has another role."""
     for other, (kind, endpoint) in _KINDS.items():
         # What a model of a shared role makes is known once it is loaded.
-        names = _names if _role_of(other) != _role_of(role) else _announced
-        if other != role and name in names(directory, other):
+        known = _names if _role_of(other) != _role_of(role) else _announced
+        if other != role and name in known(directory, other):
             message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
             raise WrongModelKind(message, param="model")
     other = role_of_alias(name)
