@@ -274,6 +274,7 @@ class NatsTransport:
         # uvloop.
         with contextlib.suppress(RuntimeError):
             await self.client.close()
+        self._close_try()
 
     async def _on_error(self, error: Exception) -> None:
         name = type(error).__name__
@@ -283,6 +284,8 @@ class NatsTransport:
         if isinstance(error, (nats.errors.Error, OSError)):
             # A permission error surfaces only here: nats-py's publish has long returned.
             self._log_error(f"{name} {error}")
+            if not self.client.is_connected:
+                self._close_try()
         else:
             log.error("a handler failed: %s %s", name, error, exc_info=error)
 
@@ -295,6 +298,14 @@ class NatsTransport:
         if text != last or time.monotonic() - at > _SAME_ERROR_AGAIN:
             log.warning("nats: %s", text)
             self._last_logged = text, time.monotonic()
+
+    def _close_try(self) -> None:
+        """Close the connection of a try to reconnect that has failed, or is no longer wanted.
+
+        nats-py leaves it open, in the event loop, for ever: it replaces it by that of the next try.
+        """
+        if self.client._transport is not None:
+            self.client._transport.close()
 
     async def _on_disconnect(self) -> None:
         if not self.client.is_closed:

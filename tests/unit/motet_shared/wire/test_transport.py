@@ -59,3 +59,30 @@ async def test_an_outage_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixt
         await transport.close()
     logged = [record for record in caplog.records if "ConnectionRefusedError" in record.message]
     assert len(logged) == 1
+
+
+async def test_a_failed_try_to_reconnect_leaves_no_connection() -> None:
+    """The server accepts and says nothing, as one that is stopped does."""
+    recording = RecordingServer()
+    tries: list[StreamWriter] = []
+    ended: list[StreamWriter] = []
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        if not tries:
+            tries.append(writer)
+            await recording.serve(reader, writer)
+            return
+        tries.append(writer)
+        await reader.read()
+        ended.append(writer)
+
+    async with listening(serve) as port:
+        transport = await NatsTransport.connect(
+            f"nats://127.0.0.1:{port}", name="test", inbox_prefix="_INBOX"
+        )
+        tries[0].transport.abort()
+        try:
+            await until(lambda: len(ended) >= 2)
+            assert len(tries) <= 1 + len(ended) + 1, "the good one, and the one that is tried now"
+        finally:
+            await transport.close()
