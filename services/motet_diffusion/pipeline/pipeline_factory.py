@@ -229,7 +229,7 @@ class PipelineFactory:
                 pipeline.video_processor.postprocess_video, output_type="pt"
             )
             decode = decode_in_parts(self.vae, lambda part: on_part(processed(part)))
-            vae.decode = locked(self._vae_lock, decode)
+            setattr(vae, "decode", locked(self._vae_lock, decode))  # noqa: B010 - one of its names
         with self._text_lock:
             prompts = self.image_prompts.read(pipeline, drawing)
         controls = self.controlnets.of(drawing, pipeline, generator)

@@ -146,7 +146,7 @@ NAMES = sorted({*MAKERS, *SAME_MODULES})
 # What a folder of the class makes videos of: a prompt, or a prompt and an image.
 _KINDS = {
     "LTXPipeline": ["draw", "change"],
-    "LTXImageToVideoPipeline": ["draw", "change"],
+    "LTXImageToVideoPipeline": ["change"],
     "CogVideoXImageToVideoPipeline": ["change"],
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from motet_media.video_file import VideoWriter
 from motet_shared.errors import BadRequest
 from support.checkpoints import diffusion_checkpoints
 from support.families import video_families
@@ -38,7 +40,7 @@ async def test_a_video_is_an_mp4_of_its_length_and_the_same_each_time(folder: Pa
     assert [stroke.step for stroke in seen.strokes] == [1, 2, 3, 4, 5]
     assert len(seen.previews) == 2
     assert {Image.open(BytesIO(data)).format for data in seen.previews} == {"WEBP"}
-    with av.open(BytesIO(seen.outcome.data)) as file:
+    with av.open(BytesIO(seen.outcome.data), "r") as file:
         video = file.streams.video[0]
         assert (video.codec_context.name, video.average_rate) == ("h264", RATE)
         shapes = [frame.to_ndarray(format="rgb24").shape for frame in file.decode(video)]
@@ -58,16 +60,29 @@ async def test_a_format_that_the_model_does_not_make_is_refused(
 
 
 async def test_the_frames_of_the_file_are_those_that_were_decoded() -> None:
-    from motet_media.video_file import VideoWriter
-
     ramp = np.linspace(0, 255, SIDE * SIDE * 3).astype(np.uint8).reshape(SIDE, SIDE, 3)
     frames = np.stack([np.full_like(ramp, 40 * number) for number in range(6)])
     writer = VideoWriter(frame_rate=23.976)
     writer.add(frames[:1])
     writer.add(frames[1:])
-    with av.open(BytesIO(writer.finish())) as file:
+    with av.open(BytesIO(writer.finish()), "r") as file:
         video = file.streams.video[0]
         assert round(float(video.average_rate or 0), 3) == 23.976
         read = np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video)])
     assert writer.frames == len(read) == 6
     assert np.abs(read.astype(int) - frames).max() <= 4
+
+
+def test_the_same_frames_give_the_same_bytes_on_any_thread() -> None:
+    frames = np.random.default_rng(0).normal(128, 19, (9, 32, 32, 3)).clip(0, 255).astype(np.uint8)
+
+    def encode() -> bytes:
+        writer = VideoWriter(frame_rate=16)
+        writer.add(frames)
+        return writer.finish()
+
+    files = set()
+    for _ in range(12):
+        with ThreadPoolExecutor(1) as fresh:
+            files.add(fresh.submit(encode).result())
+    assert len(files) == 1
