@@ -93,6 +93,7 @@ def parser(up_defaults: Mapping[str, Any] | None = None) -> argparse.ArgumentPar
     _add_listen(commands)
     _add_talk(commands)
     _add_draw(commands)
+    _add_film(commands)
     _add_models(commands)
     _add_adapter(commands)
     _add_pull(commands)
@@ -262,7 +263,7 @@ def _add_up(
     up.add_argument(
         "--draw",
         metavar="MODEL",
-        help="image model of diffusers: folder, name, org/name or none (default: pocket-draw)",
+        help="image or video model of diffusers: folder, name, org/name or none (default: pocket-draw)",
     )
     up.add_argument(
         "--embed",
@@ -615,7 +616,7 @@ def _add_talk(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     draw = _command(
-        commands, "draw", "commands.draw", "Generate an image from TEXT and write it to a file."
+        commands, "draw", "drawing.draw", "Generate an image from TEXT and write it to a file."
     )
     _add_server(draw)
     draw.add_argument(
@@ -673,6 +674,35 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="how much to change the image, above 0 up to 1 (default: the model's)",
     )
     draw.add_argument("text", metavar="TEXT", nargs="+", help="prompt of the image")
+
+
+def _add_film(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    film = _command(
+        commands, "film", "drawing.film", "Make a video from TEXT and write it to a file."
+    )
+    _add_server(film)
+    film.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="film.mp4",
+        help="MP4 file to write (default: %(default)s)",
+    )
+    film.add_argument("--model", help="video model (default: the server's first)")
+    film.add_argument("--seconds", type=float, help="length (default: the model's)")
+    film.add_argument(
+        "--size", metavar="WxH", help="size in pixels, such as 832x480 (default: the model's)"
+    )
+    film.add_argument("--steps", type=int, help="denoising steps (default: the model's)")
+    film.add_argument("--guidance", type=float, help="guidance scale (default: the model's)")
+    film.add_argument("--negative", metavar="TEXT", default="", help="negative prompt")
+    film.add_argument(
+        "--seed",
+        type=int,
+        help="seed of the noise; equal seeds give equal videos (default: random)",
+    )
+    film.add_argument("--image", metavar="FILE", help="image that the video begins with")
+    film.add_argument("text", metavar="TEXT", nargs="+", help="prompt of the video")
 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -26,6 +26,7 @@ class EngineConfig:
     max_running: most pictures at a time, including those in text encoding or decoding. max_rows:
     most rows of one forward pass; a picture with guidance takes two. max_waiting: most requests in
     the queue beyond these. max_pixels, max_steps: of one picture; larger requests are refused.
+    max_frames: of one video.
 
     packed: keep a second copy of the weights of convolutions, laid out for the first size drawn
     (CPU, float32). loras: adapters that pictures may name, "name=path" each: a safetensors file, or
@@ -48,6 +49,7 @@ class EngineConfig:
     max_waiting: int = 64
     max_pixels: int = 2048 * 2048
     max_steps: int = 200
+    max_frames: int = 257
     packed: bool = True
     loras: tuple[str, ...] = ()
     step_cache: float = 0.0
@@ -84,7 +86,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(ProcessConfig):
-    """Generate pictures from text: one process serves one diffusion model.
+    """Generate pictures or videos from text: one process serves one diffusion model.
 
     `EngineConfig` documents the engine's own settings.
     """
@@ -122,6 +124,7 @@ class DiffusionConfig(ProcessConfig):
         "maximum size of a picture: width times height", default=2048 * 2048, min=64
     )
     max_steps: int = setting("maximum number of denoising steps of a picture", default=200, min=1)
+    max_frames: int = setting("maximum number of frames of a video", default=257, min=1)
     packed: bool = setting(
         "keep a second copy of convolution weights in a faster layout (CPU)", default=True
     )

@@ -1,15 +1,17 @@
-"""Stream one picture to one caller: turn engine events into items, encode files in threads."""
+"""Stream one picture or video to one caller: engine events become items, threads encode files."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from PIL.Image import Image
 from torch import Tensor
 
-from motet_diffusion.engine.request import Event, PictureRequest, StepDone
+from motet_diffusion.engine.request import Event, FramesDecoded, PictureRequest, StepDone
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_media.pictures import to_file
+from motet_media.video_file import VideoWriter
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Overloaded
 from motet_shared.messages import Checkpoint, DenoisingProgress, Draw, Picture
@@ -21,7 +23,10 @@ _STORE_WAIT = 5.0  # seconds that a finished picture waits for space in the blob
 
 
 class PictureStream:
-    """Send the items of one call: progress per step, then the picture."""
+    """Send the items of one call: progress per step, then the picture or video.
+
+    frame_rate: of a video, whose frames are encoded as they come; 0 for a picture.
+    """
 
     def __init__(
         self,
@@ -30,19 +35,31 @@ class PictureStream:
         drawing: PictureRequest,
         rgb_preview: RGBPreview,
         store: BlobStore,
+        frame_rate: float = 0.0,
     ):
         self._call, self._request, self._drawing = call, request, drawing
         self._rgb_preview, self._store = rgb_preview, store
+        self._frame_rate = frame_rate
+        self._video = VideoWriter(frame_rate) if frame_rate else None
 
     async def send_event(self, event: Event) -> bool:
         """Send an event. Return True if it was the last; raise the error of a failed picture."""
         if isinstance(event, StepDone):
             await self._step(event)
             return False
+        if isinstance(event, FramesDecoded):
+            if self._video is not None:
+                await asyncio.to_thread(self._video.add, event.frames)
+            return False
         if event.error is not None:
             raise event.error
         if event.picture is not None:
-            await self._send_picture(event.picture, event.steps)
+            data = await asyncio.to_thread(self._encode, event.picture)
+            await self._send(data, *event.picture.size, event.steps)
+        elif (video := self._video) is not None:
+            data = await asyncio.to_thread(video.finish)
+            shape = (video.width, video.height, event.steps, video.frames, self._frame_rate)
+            await self._send(data, *shape)
         return True
 
     async def _step(self, step: StepDone) -> None:
@@ -79,10 +96,11 @@ class PictureStream:
         except Overloaded:  # a checkpoint is optional
             return None
 
-    async def _send_picture(self, picture: Image, steps: int) -> None:
-        data = await asyncio.to_thread(self._encode, picture)
+    async def _send(self, data: bytes, *shape: Any) -> None:
         ref = await self._store.put_async(data, readers=[self._call.caller], wait=_STORE_WAIT)
-        await self._call.send(Picture(ref, *picture.size, steps))
+        await self._call.send(Picture(ref, *shape))
 
     def _encode(self, picture: Image) -> bytes:
-        return to_file(picture, self._request.format, self._request.quality)
+        """Return a picture, or the preview of a video, as a file."""
+        form = self._request.format
+        return to_file(picture, "webp" if form == "mp4" else form, self._request.quality)

@@ -60,7 +60,10 @@ class Diffusion(Actor):
         )
         await self._store.start()
         created = int((Path(self.config.model) / "model_index.json").stat().st_mtime)
-        self._card = ModelCard(name=engine_config.model_name, context=0, created=created)
+        is_video = engine.factory.rules.is_video
+        self._card = ModelCard(
+            name=engine_config.model_name, context=0, created=created, videos=is_video
+        )
         self._thread = EngineThread.on_loop(
             engine, lambda events: list(map(self._deliver, events)), self.crash
         )
@@ -91,11 +94,13 @@ class Diffusion(Actor):
     # ------------------------------------------------------------------------------------ operation
     @operation(Draw)
     async def draw(self, call: Call, request: Draw) -> None:
-        """Draw one picture and stream its steps."""
+        """Draw one picture or video and stream its steps."""
         self.check_served(request.model)
         drawing = await self._drawing(request)
         queue = self.events[call.id] = asyncio.Queue()
-        stream = PictureStream(call, request, drawing, self.thread.engine.rgb_preview, self._store)
+        engine = self.thread.engine
+        rate = engine.factory.rules.frame_rate
+        stream = PictureStream(call, request, drawing, engine.rgb_preview, self._store, rate)
         self.thread.submit(call.id, drawing)
         done = False
         try:
@@ -128,6 +133,7 @@ class Diffusion(Actor):
             guidance_scale=request.guidance_scale,
             seed=request.seed & (2**63 - 1),
             strength=request.strength,
+            seconds=request.seconds,
             previews=max(request.previews, 0),
             checkpoint_every=max(request.checkpoint_every, 0),
             scheduler=request.scheduler,
@@ -140,6 +146,7 @@ class Diffusion(Actor):
                 ImagePrompt(one.name, scale=one.scale) for one in request.image_prompts
             ),
         )
+        self._check_format(request)
         self.thread.engine.factory.check(drawing)
         kind = "draw" if request.image is None else "change" if request.mask is None else "fill"
         self.thread.engine.factory.rules.completed(drawing, kind)
@@ -148,6 +155,15 @@ class Diffusion(Actor):
         drawing = await self._with_conditions(drawing, request)
         drawing = self.thread.engine.factory.rules.completed(drawing)
         return replace(drawing, **await self._resumed(request))
+
+    def _check_format(self, request: Draw) -> None:
+        """Raise BadRequest if a video is asked of a model of pictures, or the other way round."""
+        is_video = self.thread.engine.factory.rules.is_video
+        if (request.format == "mp4") == is_video:
+            return
+        makes, remedy = ("videos", "mp4") if is_video else ("pictures", "png, jpeg or webp")
+        message = f"format: {request.model} makes {makes}, no {request.format}; give {remedy}"
+        raise BadRequest(message, param="format")
 
     async def _with_images(
         self, drawing: PictureRequest, image: BlobRef, mask: BlobRef | None

@@ -155,6 +155,14 @@ class GatewayConfig(ProcessConfig):
         "time without progress after which a job is given to another gateway", default=15.0, min=1.0
     )
     jobs: int = setting("most image jobs that this gateway runs at a time", default=2, min=0)
+    videos: int = setting("most videos that this gateway makes at a time", default=1, min=0)
+    open_videos: int = setting(
+        "most videos of a tenant that wait or are made at a time", default=16, min=1
+    )
+    video_ttl: Duration = setting(
+        "time that videos are stored, finished or not", default=86_400.0, min=1.0
+    )
+    video_timeout: Duration = setting("longest time for one video", default=7200.0, min=1.0)
     response_ttl: Duration = setting(
         "time that responses of /v1/responses are stored", default=2_592_000.0, min=1.0
     )

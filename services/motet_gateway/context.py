@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 
@@ -33,6 +33,8 @@ from motet_gateway.tenancy.client_secrets import ClientSecrets
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenants_file import TenantsFile
+from motet_gateway.videos.jobs import VideoJobs
+from motet_gateway.videos.store import VideoStore
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Draining, Overloaded
 from motet_shared.process.telemetry import Metrics
@@ -41,6 +43,9 @@ from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 
 from .config import GatewayConfig
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
 
 
 class GatewayContext:
@@ -81,6 +86,7 @@ class GatewayContext:
         self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
         self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
+        self.videos: VideoJobs | None = None
         self.responses: ResponseStore | None = None
         self.response_queue: WorkQueue | None = None
         self.files: FileStore | None = None
@@ -157,6 +163,7 @@ class GatewayContext:
         )
         self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
         self.jobs.start(config.jobs)
+        await self._open_videos(client)
         documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
         self.responses = ResponseStore(documents, self.stored)
         self.response_queue = await WorkQueue.open(
@@ -175,14 +182,30 @@ class GatewayContext:
         documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
         self.idempotency = Entries(documents, self.stored)
 
+    async def _open_videos(self, client: Client) -> None:
+        config = self.config
+        documents = JetStreamDocuments(client, "motet_videos", config.video_ttl)
+        queue = await WorkQueue.open(
+            client,
+            "motet_video_jobs",
+            subjects.jobs("film"),
+            consumer="film",
+            ttl=config.video_ttl,
+            patience=config.job_patience,
+        )
+        store = VideoStore(documents, self.stored, config.video_ttl)
+        self.videos = VideoJobs(self.bus, store, queue, self.uploads, config.video_timeout)
+        self.videos.start(config.videos)
+
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""
         await self.sessions.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
-        if self.jobs is not None:
-            await self.jobs.close()
+        for jobs in (self.jobs, self.videos):
+            if jobs is not None:
+                await jobs.close()
         if self._uploads is not None:
             await asyncio.wait([self._uploads])
             if self._uploads.exception() is None:

@@ -47,6 +47,7 @@ from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
 from motet_gateway.openai.schema import ChatBody, CompletionBody
 from motet_gateway.openapi import answers, messages, ollama, responses, stored_files
 from motet_gateway.openapi import operations as watching
+from motet_gateway.openapi import videos as answered_videos
 from motet_gateway.openapi.document import JSON, openapi, query_parameters
 from motet_gateway.openapi.forms import (
     Schema,
@@ -54,6 +55,7 @@ from motet_gateway.openapi.forms import (
     edit_form,
     file_form,
     transcription_form,
+    video_form,
     voice_form,
 )
 from motet_gateway.operations import health, stack
@@ -72,6 +74,8 @@ from motet_gateway.realtime.webrtc.endpoint import CallsQuery, create_call, hang
 from motet_gateway.responses import retrieval
 from motet_gateway.responses.endpoints import create_response
 from motet_gateway.responses.schema import ResponseBody
+from motet_gateway.videos import endpoints as videos
+from motet_gateway.videos.schema import ContentQuery, RemixBody, VideosQuery
 from motet_gateway.vllm.tokens import (
     DetokenizeBody,
     TokenizeBody,
@@ -186,6 +190,40 @@ _RESPONSES = (
         STREAM, summary="What was given to it", tag="responses", errors=(400, *_STORED),
         parameters=query_parameters(retrieval.ItemsQuery),
         answer={JSON: responses.InputItems},
+    ),
+)  # fmt: skip
+
+_VIDEOS = (
+    Route(
+        "POST", "/v1/videos", TENANT, videos.create_video, STREAM, once=True,
+        summary="A video, made when there is room", tag="videos", errors=(503,),
+        body=video_form(), answer={JSON: answered_videos.Video},
+    ),
+    Route(
+        "GET", "/v1/videos", TENANT, videos.list_videos, STREAM,
+        summary="Videos, a page at a time", tag="videos", errors=(400, 503),
+        parameters=query_parameters(VideosQuery), answer={JSON: answered_videos.VideoList},
+    ),
+    Route(
+        "GET", "/v1/videos/{video_id}", TENANT, videos.get_video, STREAM,
+        summary="Where a video stands", tag="videos", errors=_STORED,
+        answer={JSON: answered_videos.Video},
+    ),
+    Route(
+        "DELETE", "/v1/videos/{video_id}", TENANT, videos.delete_video, STREAM, once=True,
+        summary="It is made no further, and not kept any longer", tag="videos", errors=_STORED,
+        answer={JSON: answered_videos.DeletedVideo},
+    ),
+    Route(
+        "GET", "/v1/videos/{video_id}/content", TENANT, videos.get_video_content, STREAM,
+        summary="The video itself, or its newest preview", tag="videos", errors=(400, *_STORED),
+        parameters=query_parameters(ContentQuery),
+        answer={"video/mp4": _BYTES, "image/webp": _BYTES},
+    ),
+    Route(
+        "POST", "/v1/videos/{video_id}/remix", TENANT, videos.remix_video, STREAM, once=True,
+        summary="A video with another prompt", tag="videos", errors=_STORED,
+        body=RemixBody, answer={JSON: answered_videos.Video},
     ),
 )  # fmt: skip
 
@@ -468,7 +506,7 @@ _OPERATION = (
 )  # fmt: skip
 
 ROUTES: tuple[Route, ...] = (
-    *_TEXTS, *_RESPONSES, *_MESSAGES, *_OLLAMA, *_SOUNDS, *_MODELS, *_IMAGES, *_FILES,
-    *_OPERATION,
+    *_TEXTS, *_RESPONSES, *_MESSAGES, *_OLLAMA, *_SOUNDS, *_MODELS, *_IMAGES, *_VIDEOS,
+    *_FILES, *_OPERATION,
     *page_routes(),
 )  # fmt: skip

@@ -600,11 +600,11 @@ class ImagePrompt(Struct, array_like=True, gc=False):
 
 
 class Draw(Request, tag="draw"):
-    """Request an image (anyone → diffusion): `DenoisingProgress` items for progress, one `Picture` at the end.
+    """Request an image or a video (anyone → diffusion): `DenoisingProgress` items, one `Picture` at the end.
 
     The noise depends on `seed` alone. Zero (None for the scales) stands for the model's default.
     With `image`, that image is edited; with `mask` (an image of the same size) only where the mask
-    is white.
+    is white. A video is a request in the format mp4, and begins with `image`.
     """
 
     model: str
@@ -624,8 +624,9 @@ class Draw(Request, tag="draw"):
     scheduler: str = ""  # by name; empty: the model's own
     controls: list[Control] = []
     image_prompts: list[ImagePrompt] = []
-    format: Literal["png", "jpeg", "webp"] = "png"
+    format: Literal["png", "jpeg", "webp", "mp4"] = "png"
     quality: int = 90  # quality of jpeg and webp, 1 to 100
+    seconds: float = 0.0  # length of a video; 0: the model's default
     resume: Checkpoint | None = None
     request_id: str = ""
 
@@ -894,17 +895,19 @@ class DenoisingProgress(Struct, array_like=True, omit_defaults=True, tag="k"):
 
     step: int  # from 1
     steps: int
-    preview: bytes = b""  # preview of the result, a file in the request's format
+    preview: bytes = b""  # preview of the result, a file in the request's format; webp of a video
     checkpoint: Checkpoint | None = None
 
 
 class Picture(Struct, array_like=True, tag="z"):
-    """Finished image, a file in the request's format that is leased to the caller."""
+    """Finished image or video, a file in the request's format that is leased to the caller."""
 
     ref: BlobRef
     width: int
     height: int
     steps: int
+    frames: int = 1
+    frame_rate: float = 0.0  # frames per second; 0: an image
 
 
 class ScalingTarget(Struct, array_like=True, tag="j"):
@@ -1134,6 +1137,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     reasoning: bool = False  # replies may hold reasoning apart from their text
     reasoning_switch: bool = False  # reasoning can be switched off: `Chat.reasoning_effort`
     images: bool = False  # chats may contain images, or these can be embedded
+    videos: bool = False  # it makes videos, not images
     multi_vector: bool = False  # embeddings have a vector for each token
     audio: bool = False  # chats may contain sound
     sampling: dict[str, float] = {}  # recommended values by field of `Sampling`

@@ -1,4 +1,4 @@
-"""Cancel, death and move of every family of pictures, in processes of its own.
+"""Cancel, death and move of every family of pictures and of videos, in processes of its own.
 
 The families are the exact rows of docs/pictures.md. One for each form of a denoiser's calls is in
 `make test-long`; all others are in `make extended PART=storm`.
@@ -24,7 +24,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Draw, Heartbeat
 from motet_shared.testing import NatsServer
 from motet_shared.wire.bus import Bus
-from support.families import picture_families
+from support.families import picture_families, video_families
 from support.running import strikes
 from support.running.fork_server import ForkServer
 from support.stages.diffusion_stage import LOADED
@@ -40,7 +40,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 EXACT = exact_rows(PAGE.read_text())
-COVERING = ("StableDiffusionPipeline", "ZImagePipeline")  # tensors with rows; lists of rows
+# Tensors with rows; lists of rows; videos.
+COVERING = ("StableDiffusionPipeline", "ZImagePipeline", "WanPipeline")
 ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
 STEPS, SIDE = 60, 128  # enough for a picture to be struck while it is drawn
@@ -87,7 +88,7 @@ def cases() -> list[Any]:
         pytest.param(
             name, marks=pytest.mark.long if name in COVERING else pytest.mark.extended("storm")
         )
-        for name in EXACT
+        for name in [*EXACT, *video_families.NAMES]
     ]
 
 
@@ -96,7 +97,8 @@ async def test_every_family_survives_leaving_moving_and_death(
     processes: World, family: str, tmp_path: Path
 ) -> None:
     """What is left is freed; what loses its instance goes on at the other one, to equal bytes."""
-    folder = picture_families.write(family, tmp_path / "model")
+    families = video_families if family in video_families.NAMES else picture_families
+    folder = families.write(family, tmp_path / "model")
     await processes.begin(family, folder, TWO)
     whole, instances = await drawn(processes, family)
     assert len(instances) == 1
@@ -118,7 +120,8 @@ async def drawn(
     Returns what was drawn, and the instances that drew it.
     """
     outcome, files, instances = Drawn(), dict[str, bytes](), set[str | None]()
-    kinds = EXACT[family].kinds
+    is_video = family in video_families.NAMES
+    kinds = video_families.kinds_of(family) if is_video else EXACT[family].kinds
     if "draw" not in kinds:
         files["image"] = _file("RGB")
         if "change" not in kinds:
@@ -135,6 +138,8 @@ async def drawn(
         steps=steps,
         strength=1.0,
         checkpoint_every=2,
+        format="mp4" if is_video else "png",
+        seconds=0.1 if is_video else 0.0,
     )
     strokes = draw(world.bus, world.store, request, outcome, patience=60.0, **files)  # type: ignore[arg-type]
     async with asyncio.timeout(120), aclosing(strokes):

@@ -244,6 +244,7 @@ class Specimens:
             wire.Audio(bytes(96), [("a", 0, 5)], 0, 3, Usage(1, 2)),
             wire.DenoisingProgress(1, 2, b"png", wire.Checkpoint(1, b"data")),
             wire.Picture(self.picture, 32, 32, 2),
+            wire.Picture(self.picture, 32, 32, 2, 9, 8.0),
         ]
 
 

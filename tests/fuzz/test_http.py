@@ -37,6 +37,7 @@ PATIENCE = 20.0  # seconds for an answer
 # A server whose services are all there has no reason for any other.
 MAY_FAIL = {503}
 SERVED = {"text": MODEL, "responses": MODEL, "messages": MODEL, "sound": ASR_MODEL, "images": BRUSH}
+SERVED |= {"videos": BRUSH}
 RANKED = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score")
 SERVED |= {"ollama": MODEL, "realtime": MODEL}
 OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE, **dict.fromkeys(RANKED, RANKER)}

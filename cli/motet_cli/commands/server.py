@@ -196,6 +196,36 @@ class Server:
                 reply = opened.enter_context(self._streamed("/v1/images/generations", json=body))
             yield from _events(reply.iter_lines())
 
+    def film(self, fields: dict[str, Any], image: Path | None) -> Message:
+        """Queue a video, which begins with `image` if there is one, and return its state."""
+        with ExitStack() as opened:
+            sent: dict[str, Any] = {"json": fields}
+            if image is not None:
+                files = {"input_reference": opened.enter_context(image.open("rb"))}
+                sent = {"data": {name: str(v) for name, v in fields.items()}, "files": files}
+            return self._answer("POST", "/v1/videos", **sent).json()  # type: ignore[no-any-return]
+
+    def film_status(self, video_id: str) -> Message:
+        """Return where a video stands."""
+        return self._answer("GET", f"/v1/videos/{video_id}").json()  # type: ignore[no-any-return]
+
+    def film_content(self, video_id: str) -> bytes:
+        """Return the file of a video that is made."""
+        return self._answer("GET", f"/v1/videos/{video_id}/content").content
+
+    def delete_film(self, video_id: str) -> None:
+        """Have the server make or keep a video no longer."""
+        self._answer("DELETE", f"/v1/videos/{video_id}")
+
+    def _answer(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        """Return the whole answer to a request. Raises MotetError for any status but 200."""
+        try:
+            reply = self._http.request(method, path, **sent)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        _check(reply)
+        return reply
+
     def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
         """Return the English translation of a sound file."""
         form = fields | {"model": model, "response_format": "json"}

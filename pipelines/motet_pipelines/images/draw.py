@@ -34,7 +34,7 @@ ROLE = "diffusion"
 _INLINE = 1 << 20  # largest checkpoint, in bytes, that is sent within its request
 
 
-_End = tuple[bytes, int, int, int]  # the file, width, height, steps
+_End = tuple[bytes, int, int, int]  # the file, width, height, steps; of videos never recorded
 _strokes = msgspec.msgpack.Decoder(DenoisingProgress)
 _ends: msgspec.msgpack.Decoder[_End] = msgspec.msgpack.Decoder(_End)
 
@@ -48,6 +48,7 @@ class Drawn(StreamMoves):
     height: int = 0
     step: int = 0  # denoising steps done
     steps: int = 0
+    seconds: float = 0.0  # length of a video; 0: a picture
 
 
 async def draw(
@@ -210,3 +211,5 @@ class _Attempt:
         outcome = self._outcome
         outcome.data, outcome.width, outcome.height = data, picture.width, picture.height
         outcome.step = outcome.steps = picture.steps
+        if picture.frame_rate:
+            outcome.seconds = picture.frames / picture.frame_rate

@@ -23,11 +23,12 @@ from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.image_to_image import SDEdit
 from motet_diffusion.pipeline.pipeline_factory import GUIDERS, PipelineFactory
 from motet_diffusion.pipeline.trial import picture_of
+from motet_diffusion.pipeline.video import as_frames
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
 from .checkpoint import memory_tensors, pack, unpack
 from .model_call import ModelCall
-from .request import Event, Key, PictureDone, PictureRequest, StepDone
+from .request import Event, FramesDecoded, Key, PictureDone, PictureRequest, StepDone
 from .step_batcher import LoopCancelled, StepBatcher
 
 log = logging.getLogger(__name__)
@@ -88,16 +89,27 @@ class DenoiseLoop:
             self._on_end(self.key)  # before `end`: afterwards `cancel` is not called any more
             self._batcher.end(self.key)
 
-    def _draw(self) -> Image.Image:
+    def _draw(self) -> Image.Image | None:
+        """Return the picture, or None after all frames of a video were emitted."""
         self._factory.check_scheduler(self.drawing)
-        pipeline = self._factory.open(self.drawing, self._denoise, self._generator)
+        on_part = self._emit_frames if self._factory.decodes_in_parts else None
+        pipeline = self._factory.open(self.drawing, self._denoise, self._generator, on_part)
         self._wrap_scheduler(pipeline.scheduler)
         self._guiders = {name: getattr(pipeline, name, None) for name in GUIDERS}
         arguments = self._factory.rules.arguments(self.drawing, self._generator)
         if self._factory.rules.uses_sdedit(self.drawing):
             self._sdedit = SDEdit(pipeline, pipeline.vae, self.drawing, self._generator)
             arguments |= self._sdedit.arguments()
-        return _picture(picture_of(pipeline, arguments))
+        drawn = picture_of(pipeline, arguments)
+        if not self._factory.rules.is_video:
+            return _picture(drawn)
+        if on_part is None:
+            self._emit_frames(drawn)
+        return None
+
+    def _emit_frames(self, video: Tensor) -> None:
+        """Emit frames: `[1, frames, 3, height, width]` in 0 to 1."""
+        self._report(FramesDecoded(self.key, as_frames(video)))
 
     def _report(self, event: Event) -> None:
         if not self._cancelled:

@@ -121,7 +121,7 @@ def entrywise(compute: Callable[..., Any], *values: Any) -> Any:
 
 def _shape(name: str, value: Any, rows: int) -> Hashable:
     if isinstance(value, Tensor):
-        if name in _TIME_PARAMETERS:
+        if _is_time(name, value):
             return ("time", value.dtype)
         if _has_rows(name, value, rows):
             axis = _ROW_DIMENSIONS.get(name, 0)
@@ -146,7 +146,7 @@ def _shape(name: str, value: Any, rows: int) -> Hashable:
 def _join(name: str, values: list[Any], rows: list[int]) -> Any:
     first = values[0]
     if isinstance(first, Tensor):
-        if name in _TIME_PARAMETERS:
+        if _is_time(name, first):
             return torch.cat(
                 [value.reshape(-1).expand(count) for value, count in zip(values, rows, strict=True)]
             )
@@ -162,6 +162,11 @@ def _join(name: str, values: list[Any], rows: list[int]) -> Any:
             entrywise(lambda *entries: _join(name, list(entries), rows), *map(tuple, values))
         )
     return first
+
+
+def _is_time(name: str, value: Tensor) -> bool:
+    """Return True for a timestep of all rows or of each; one for each token is as other tensors."""
+    return name in _TIME_PARAMETERS and value.ndim < 2
 
 
 def _has_rows(name: str, value: Tensor, rows: int) -> bool:

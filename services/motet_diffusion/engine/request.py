@@ -1,4 +1,4 @@
-"""Define the engine's requests, one picture each, and the events that it emits."""
+"""Define the engine's requests, one picture or video each, and the events that it emits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
@@ -44,14 +46,15 @@ class ImagePrompt(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PictureRequest:
-    """Request for one picture.
+    """Request for one picture, or for one video of a model that makes these.
 
     Zeros and Nones stand for the model's defaults; `Rules.completed` fills them.
 
     image: RGB, the picture to change; mask: L, white where it changes. strength: how far from the
     image, above 0 and at most 1. previews: number of estimates, the first after a fifth of the
-    steps. checkpoint_every: steps; 0: none. scheduler: name; "": the model's own. loras, controls,
-    image_prompts: adapters and ControlNets of the model that take part. resume: a checkpoint (see
+    steps. checkpoint_every: steps; 0: none. seconds, frames: length of a video. scheduler: name;
+    "": the model's own. loras, controls, image_prompts: adapters and ControlNets of the model that
+    take part. resume: a checkpoint (see
     `checkpoint`); resume_step: the steps done in it.
     """
 
@@ -65,6 +68,8 @@ class PictureRequest:
     image: Image | None = None
     mask: Image | None = None
     strength: float | None = None
+    seconds: float = 0.0
+    frames: int = 0
     previews: int = 0
     checkpoint_every: int = 0
     scheduler: str = ""
@@ -92,8 +97,16 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class FramesDecoded:
+    """Report the next frames of a video: 8-bit RGB, `[frames, height, width, 3]`."""
+
+    key: Key
+    frames: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
 class PictureDone:
-    """Report the finished picture, or the error."""
+    """Report the finished picture, the end of a video whose frames came before, or the error."""
 
     key: Key
     picture: Image | None = None
@@ -101,4 +114,4 @@ class PictureDone:
     error: MotetError | None = None
 
 
-Event = StepDone | PictureDone
+Event = StepDone | FramesDecoded | PictureDone

@@ -45,6 +45,7 @@ from .schedulers import make_scheduler
 from .shared_modules import LockedModule, SharedDenoiser, locked
 from .support import DENOISERS, DRAW, kinds_of, relatives
 from .trial import Trial, attempt, scheduler_cause, trial_request
+from .video import cause_of, decode_in_parts, decodes_in_parts, unpacked
 
 log = logging.getLogger(__name__)
 GUIDERS = ("guider", "ocr_guider")  # HunyuanImage's, which remember what they guided
@@ -72,10 +73,13 @@ class PipelineFactory:
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
         self.vae = self.pipeline.vae
+        if cause := cause_of(self.pipeline):
+            raise self._refused(cause)
         self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
         self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
+        self.decodes_in_parts = self.rules.is_video and decodes_in_parts(self.vae)
         self._condition_causes: dict[tuple[str, str, str], str] = {}
         self._try_conditions()
         if config.packed:
@@ -204,15 +208,28 @@ class PipelineFactory:
         """Return the pipeline for a kind of picture; the drawing one where its loop is entered."""
         return self._pipelines.get(kind, self.pipeline)
 
-    def open(self, drawing: PictureRequest, denoise: Denoise, generator: torch.Generator) -> Any:
+    def open(
+        self,
+        drawing: PictureRequest,
+        denoise: Denoise,
+        generator: torch.Generator,
+        on_part: Callable[[Tensor], None] | None = None,
+    ) -> Any:
         """Return a pipeline for one picture, with `denoise` as its denoiser.
 
-        generator: of the picture, for what is sampled before the pipeline is called.
+        generator: of the picture, for what is sampled before the pipeline is called. on_part: gets
+        a video's parts `[1, frames, 3, height, width]` in 0 to 1, while its VAE decodes them.
         """
         pipeline = copy.copy(self.pipeline_of(kind_of(drawing)))
         attributes = vars(pipeline)
         scheduler = make_scheduler(drawing.scheduler, pipeline.scheduler)
-        attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
+        vae = attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
+        if on_part is not None:
+            processed = functools.partial(
+                pipeline.video_processor.postprocess_video, output_type="pt"
+            )
+            decode = decode_in_parts(self.vae, lambda part: on_part(processed(part)))
+            setattr(vae, "decode", locked(self._vae_lock, decode))  # noqa: B010 - one of its names
         with self._text_lock:
             prompts = self.image_prompts.read(pipeline, drawing)
         controls = self.controlnets.of(drawing, pipeline, generator)
@@ -255,20 +272,23 @@ class PipelineFactory:
 
         Raises ValueError if the family packs its latents in another way.
         """
-        if latents.ndim == 3:
+        if latents.ndim == 3 and self.rules.is_video:
+            latents = unpacked(self.pipeline, latents, drawing)
+        elif latents.ndim == 3:
             latents = self.pipeline._unpack_latents(
                 latents, drawing.height, drawing.width, self.pipeline.vae_scale_factor
             )
         config = self.vae.config
-        if latents.ndim == 5:  # a VAE of videos, as Qwen-Image's: a picture is the only frame
-            latents = latents[:, :, 0]
         channels = getattr(config, "latent_channels", None) or config.z_dim
+        if latents.ndim == 5:  # of videos, whose first frame it is, or a picture as the only frame
+            latents = latents[:, :, 0] if latents.shape[1] == channels else latents[:, 0]
         if latents.ndim != 4 or latents.shape[1] != channels:
             raise ValueError(f"latents of {tuple(latents.shape)}, the VAE has {channels} channels")
-        if getattr(config, "latents_mean", None) is not None:
+        moments = config if hasattr(config, "latents_mean") else self.vae  # LTX has them as buffers
+        if getattr(moments, "latents_mean", None) is not None:
             mean, std = (
-                torch.tensor(values).view(1, -1, 1, 1).to(latents)
-                for values in (config.latents_mean, config.latents_std)
+                torch.as_tensor(values).view(1, -1, 1, 1).to(latents)
+                for values in (moments.latents_mean, moments.latents_std)
             )
             return latents * std + mean
         shift = getattr(config, "shift_factor", None) or 0.0

@@ -18,6 +18,7 @@ from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, Unsupp
 
 from .image_to_image import STRENGTH, supports_sdedit
 from .schedulers import names_for
+from .video import default_length, default_size, family_of, length_multiple
 
 DEFAULTS_FILE = "generation_config.json"  # beside model_index.json; diffusers has no such file
 # Known names with their minimum values.
@@ -26,6 +27,7 @@ _MINIMUMS = {
     "guidance_scale": 0.0,
     "strength": 0.0,
     "max_sequence_length": 1,
+    "frame_rate": 1.0,
 }
 # Denoisers with a table of positions, and how many patches of a side their `pos_embed_max_size` stands for.
 _PATCHES_PER_SIDE: dict[str, Callable[[int], int]] = {
@@ -47,7 +49,8 @@ def kind_of(drawing: PictureRequest) -> str:
 def vae_scale_of(pipeline: Any) -> int:
     """Return the number of pixels of a latent, per side."""
     scale = getattr(pipeline, "vae_scale_factor", None)
-    return int(scale or pipeline.vae_scale_factor_spatial)
+    scale = scale or getattr(pipeline, "vae_scale_factor_spatial", None)
+    return int(scale or pipeline.vae_spatial_compression_ratio)
 
 
 def folder_defaults(folder: Path) -> dict[str, float]:
@@ -92,18 +95,21 @@ class Rules:
         denoiser_config: Any,
         defaults: Mapping[str, float],
     ):
-        self._config, self._denoiser_config, self._pipeline = (
+        self._config, self._denoiser_config, self.pipeline = (
             config,
             denoiser_config,
             pipeline,
         )
         self._defaults = defaults
+        self._family = family_of(pipeline)
         self._parameters = {
             kind: inspect.signature(p.__call__).parameters for kind, p in pipelines.items()
         }
         self._sdedit_kinds = (
             {"change", "fill"} - self._parameters.keys()
-            if "draw" in self._parameters and supports_sdedit(self._pipeline)
+            if "draw" in self._parameters
+            and self._family is None
+            and supports_sdedit(self.pipeline)
             else set()
         )
         for kind in self._sdedit_kinds:
@@ -119,6 +125,18 @@ class Rules:
         """Return the kinds for which diffusers has a pipeline of this family."""
         return [kind for kind in self._parameters if kind not in self._sdedit_kinds]
 
+    @property
+    def is_video(self) -> bool:
+        """Return True if the model makes videos, not pictures."""
+        return self._family is not None
+
+    @property
+    def frame_rate(self) -> float:
+        """Return the frames per second of the model's videos; 0 for pictures."""
+        if self._family is None:
+            return 0.0
+        return float(self._defaults.get("frame_rate") or self._family.frame_rate)
+
     def uses_sdedit(self, drawing: PictureRequest) -> bool:
         """Return True if the picture is changed by entering the drawing pipeline midway."""
         return kind_of(drawing) in self._sdedit_kinds
@@ -127,16 +145,17 @@ class Rules:
     def size_multiple(self) -> int:
         """Return the number that width and height are multiples of, in pixels."""
         patch = getattr(self._denoiser_config, "patch_size", None)
+        patch = patch[-1] if isinstance(patch, (list, tuple)) and self.is_video else patch
         patch = patch if isinstance(patch, int) else 1
-        packed = 2 if hasattr(self._pipeline, "_unpack_latents") else 1
-        processor = getattr(self._pipeline, "image_processor", None)
+        packed = 2 if hasattr(self.pipeline, "_unpack_latents") and not self.is_video else 1
+        processor = getattr(self.pipeline, "image_processor", None)
         own = int(processor.config.vae_scale_factor) if processor is not None else 1
         return max(self.vae_scale * max(patch, packed), own)
 
     @property
     def max_side(self) -> int | None:
         """Return the pixels per side that the denoiser has positions for; None: any number."""
-        denoiser = type(getattr(self._pipeline, "transformer", None)).__name__
+        denoiser = type(getattr(self.pipeline, "transformer", None)).__name__
         if (patches := _PATCHES_PER_SIDE.get(denoiser)) is None:
             return None
         config = self._denoiser_config
@@ -145,13 +164,15 @@ class Rules:
     @property
     def vae_scale(self) -> int:
         """Return the number of pixels of a latent, per side."""
-        return vae_scale_of(self._pipeline)
+        return vae_scale_of(self.pipeline)
 
     @property
     def default_size(self) -> tuple[int, int]:
         """Return (width, height) in pixels."""
+        if self.is_video:
+            return default_size(self.pipeline, self.vae_scale)
         size = getattr(self._denoiser_config, "sample_size", None)
-        size = getattr(self._pipeline, "default_sample_size", None) if size is None else size
+        size = getattr(self.pipeline, "default_sample_size", None) if size is None else size
         height, width = size if isinstance(size, (list, tuple)) else (size or 64, size or 64)
         return int(width) * self.vae_scale, int(height) * self.vae_scale
 
@@ -176,7 +197,8 @@ class Rules:
             height=height,
             steps=steps,
             guidance_scale=self._guidance(drawing, kind),
-            strength=self._strength(drawing, kind, steps),
+            strength=None if self.is_video else self._strength(drawing, kind, steps),
+            frames=self._frames(drawing),
         )
 
     def arguments(self, drawing: PictureRequest, generator: torch.Generator) -> dict[str, Any]:
@@ -204,6 +226,8 @@ class Rules:
             "_auto_resize": False,  # else Kontext reads the image in about 1024x1024
             "output_resolution": math.isqrt(drawing.width * drawing.height),  # Qwen-Image 2.1's
             "use_kv_cache": False,  # of one picture, which others do not share
+            "num_frames": drawing.frames or None,
+            "frame_rate": self.frame_rate or None,
         }
         return {
             name: value for name, value in given.items() if name in known and value is not None
@@ -250,14 +274,14 @@ class Rules:
     def _check_scheduler(self, name: str) -> None:
         if not name:
             return
-        if name not in (known := names_for(self._pipeline.scheduler)):
+        if name not in (known := names_for(self.pipeline.scheduler)):
             found = f"give one of {', '.join(known)}" if known else "it has only its own"
             message = f"scheduler: {name[:40]!r} is not for this model; {found}"
             raise BadRequest(message, param="scheduler")
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self._parameters:
-            family = type(self._pipeline).__name__
+            family = type(self.pipeline).__name__
             name = f"{self._config.model_name} ({family})"
             if kind == "draw":
                 message = f"image: {name} only changes pictures; send one"
@@ -290,6 +314,24 @@ class Rules:
             )
             raise BadRequest(message, param="size")
         return width, height
+
+    def _frames(self, drawing: PictureRequest) -> int:
+        """Return the number of frames of a video: what is asked for, to the nearest that it can have."""
+        if not self.is_video:
+            if drawing.seconds or drawing.frames:
+                message = f"seconds: {self._config.model_name} makes pictures, not videos"
+                raise BadRequest(f"{message}; leave it out", param="seconds")
+            return 0
+        if not 0 <= drawing.seconds < math.inf:
+            raise BadRequest(f"seconds: {drawing.seconds}; give more than 0", param="seconds")
+        wanted = drawing.frames or drawing.seconds * self.frame_rate
+        limit, multiple = self._config.max_frames, length_multiple(self.pipeline)
+        if not wanted:
+            wanted = min(default_length(self.pipeline), limit)
+        if wanted > limit:
+            most = f"{limit / self.frame_rate:.3g} seconds ({limit} frames, max_frames)"
+            raise PayloadTooLarge(f"seconds: give at most {most}", param="seconds")
+        return max(round((wanted - 1) / multiple), 1) * multiple + 1
 
     def _steps(self, drawing: PictureRequest, kind: str) -> int:
         limit = self._config.max_steps
@@ -333,8 +375,8 @@ class Rules:
         listed = "guidance_scale" if name.endswith(("cfg_scale", "guidance_scale")) else name
         if listed in self._defaults:
             return self._defaults[listed]
-        if listed == "guidance_scale" and getattr(self._pipeline, "guider", None) is not None:
-            return self._pipeline.guider.guidance_scale
+        if listed == "guidance_scale" and getattr(self.pipeline, "guider", None) is not None:
+            return self.pipeline.guider.guidance_scale
         parameter = self._parameters[kind].get(name)
         default = None if parameter is None else parameter.default
         return fallback if default in (None, inspect.Parameter.empty) else default

@@ -27,7 +27,7 @@ class SharedDenoiser:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    def cache_context(self, name: str) -> AbstractContextManager[None]:
+    def cache_context(self, name: str, **_step: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
     def _reset_stateful_cache(self) -> None:

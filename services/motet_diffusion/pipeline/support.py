@@ -11,10 +11,15 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from .video import FAMILIES
+
 DENOISERS = ("transformer", "unet")
 DRAW, CHANGE, FILL = "draw", "change", "fill"
 # What the class names of a family end with, by kind, where diffusers' auto classes have no entry.
-_ENDINGS = {CHANGE: ("Img2ImgPipeline",), FILL: ("InpaintPipeline", "InpaintingPipeline")}
+_ENDINGS = {
+    CHANGE: ("Img2ImgPipeline", "ImageToVideoPipeline"),
+    FILL: ("InpaintPipeline", "InpaintingPipeline"),
+}
 # Components that read a further picture, which must accompany every request.
 _CONTROLS = (
     "controlnet",
@@ -30,7 +35,11 @@ _FURTHER_MODELS = {
     " pictures take turns (its component `vision_language_encoder`)",
 }
 # Packages that pipelines of diffusers cannot do without, and Motet does not bring.
-_PACKAGES = {"Cosmos2TextToImagePipeline": "cosmos_guardrail", "PRXPipeline": "ftfy"}
+_PACKAGES = {
+    "Cosmos2TextToImagePipeline": "cosmos_guardrail",
+    "PRXPipeline": "ftfy",
+    "WanImageToVideoPipeline": "ftfy",
+}
 # Inputs that some pipelines require, and no route of a picture has.
 _FOREIGN_INPUTS = (
     "control_image",
@@ -60,10 +69,18 @@ def call_parameters(kind: Any) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(kind.__call__).parameters
 
 
+def is_video(kind: Any) -> bool:
+    """Return True if pipelines of this class make videos."""
+    return "num_frames" in call_parameters(kind)
+
+
 def refusal(kind: Any) -> str | None:
     """Return why no pipeline of this class is served; None if it has to be tried."""
     components = inspect.signature(kind.__init__).parameters
     parameters = call_parameters(kind)
+    package = _PACKAGES.get(kind.__name__, "")
+    if package and importlib.util.find_spec(package) is None:
+        return f"it needs the package {package}, which is not installed"
     if ".deprecated." in kind.__module__:
         return "diffusers has deprecated it"
     if "prompt" not in parameters:
@@ -89,9 +106,8 @@ def refusal(kind: Any) -> str | None:
         return "it reads its text outside of `encode_prompt`, where pictures take turns"
     if "image" in parameters and not {"height", "strength"} & parameters.keys():
         return "it chooses the size of a picture, which is none of its arguments"
-    package = _PACKAGES.get(kind.__name__, "")
-    if package and importlib.util.find_spec(package) is None:
-        return f"it needs the package {package}, which is not installed"
+    if is_video(kind) and kind.__name__ not in FAMILIES:
+        return "its frames are not compared with those of diffusers"
     return None
 
 

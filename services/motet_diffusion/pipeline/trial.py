@@ -23,6 +23,7 @@ from motet_diffusion.engine.request import PictureRequest
 
 from .rules import Rules, kind_of
 from .support import DRAW, FILL
+from .video import length_multiple
 
 log = logging.getLogger(__name__)
 CELLS = 8  # latents, or patches of them, per side of the trial picture
@@ -170,6 +171,7 @@ def trial_request(rules: Rules, kind: str) -> PictureRequest:
     width, height = (
         math.ceil(max(side, smallest) / multiple) * multiple for side in (width, height)
     )
+    frames = 2 * length_multiple(rules.pipeline) + 1 if rules.is_video else 0
     image = None if kind == DRAW else Image.new("RGB", (width, height), "gray")
     mask = Image.new("L", (width, height), 255) if kind == FILL else None
     return PictureRequest(
@@ -180,6 +182,7 @@ def trial_request(rules: Rules, kind: str) -> PictureRequest:
         image=image,
         mask=mask,
         strength=None if kind == DRAW else 1.0,
+        frames=frames,
     )
 
 
@@ -187,6 +190,10 @@ def _result_cause(images: Any, drawing: PictureRequest, calls: list[tuple[Call, 
     """Return why what a pipeline returned is no picture; "" if it is one."""
     if not calls:
         return "it draws without its denoiser"
+    if drawing.frames and isinstance(images, Tensor) and images.ndim == 5:
+        if (length := images.shape[1]) != drawing.frames:
+            return f"it gives {length} frames for {drawing.frames}"
+        images = images[:, 0]
     if not isinstance(images, Tensor) or images.ndim != 4 or len(images) != 1:
         return "it gives several pictures, or none, for one request"
     size = (images.shape[3], images.shape[2])

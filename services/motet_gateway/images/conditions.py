@@ -50,12 +50,13 @@ def image_files(
     Raises BadRequest for what is no base64, PayloadTooLarge for more than `most` bytes.
     """
     return [
-        _file(body.image, f"{field}[{number}].image", most)
+        file_of(body.image, f"{field}[{number}].image", most)
         for number, body in enumerate(bodies or [])
     ]
 
 
-def _file(text: str, param: str, most: int) -> bytes:
+def file_of(text: str, param: str, most: int) -> bytes:
+    """Return a file that is sent as base64 or as a data URL. Raises like `image_files`."""
     if text.startswith(_DATA_URL):
         text = text.partition(",")[2]
     if len(text) * 3 // 4 > most + 2:

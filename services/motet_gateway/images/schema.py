@@ -27,7 +27,7 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _SEED_MASK = 2**63 - 1
 # The image of a failed worker continues from its last checkpoint. Each has some hundred kilobytes,
 # so not every step has one.
-_CHECKPOINT_EVERY = 4  # steps
+CHECKPOINT_EVERY = 4  # steps
 
 
 class ImageBody(ImageOptions, kw_only=True):
@@ -145,7 +145,7 @@ def requests(body: ImageBody, model: str, request_id: str) -> list[Draw]:
 
 def image_request(options: ImageOptions, model: str, request_id: str) -> Draw:
     """Return a request with the image options but without prompt and seed."""
-    width, height = _size(options.size)
+    width, height = size_of(options.size)
     return Draw(
         model=model,
         prompt="",
@@ -157,14 +157,14 @@ def image_request(options: ImageOptions, model: str, request_id: str) -> Draw:
         guidance_scale=options.guidance_scale,
         loras=[Adapter(lora.name, lora.scale) for lora in options.loras or []],
         previews=options.partial_images or 0,
-        checkpoint_every=_CHECKPOINT_EVERY,
+        checkpoint_every=CHECKPOINT_EVERY,
         format=options.output_format or "png",
         quality=90 if options.output_compression is None else max(options.output_compression, 1),
         request_id=request_id,
     )
 
 
-def _size(size: str | None) -> tuple[int, int]:
+def size_of(size: str | None) -> tuple[int, int]:
     """Return (width, height) in pixels; zeros mean the model's default."""
     if size is None or size == "auto":
         return 0, 0

@@ -8,10 +8,12 @@ from __future__ import annotations
 from motet_gateway.http.problems import WrongModelKind
 from motet_pipelines.chat.models import CHAT_ROLES, check_known, servable
 from motet_shared.errors import Unavailable, UnknownModel
+from motet_shared.messages import ModelCard
 from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import check_served, served
 
 CHAT = "chat"  # the roles of CHAT_ROLES, which jointly serve chats, completions and sessions
+VIDEO = "video"  # models of the role `diffusion` that make videos; the role stands for the others
 
 # By role: names, each also with a suffix after "-" or "." (a date, a size). The longest match
 # decides.
@@ -46,6 +48,7 @@ _KNOWN = {
         "gpt-image-1.5",
         "gpt-image-2",
     ),
+    VIDEO: ("sora-2", "sora-2-pro"),
     "embedding": ("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"),
 }
 
@@ -55,6 +58,7 @@ _KINDS = {
     "asr": ("a transcription model", "/v1/audio/transcriptions"),
     "tts": ("a speech model", "/v1/audio/speech"),
     "diffusion": ("an image model", "/v1/images/generations"),
+    VIDEO: ("a video model", "/v1/videos"),
     "embedding": ("an embedding model", "/v1/embeddings"),
     "ranking": ("a ranker", "/v1/rerank"),
     "speakers": ("a speaker embedding model", "/v1/audio/transcriptions (diarized_json)"),
@@ -63,19 +67,20 @@ _KINDS = {
 
 
 def model_of(directory: Directory, role: str, name: str) -> str:
-    """Return the served model of `role` that `name` refers to.
+    """Return the served model of `role` that `name` refers to; `role` may be CHAT or VIDEO, too.
 
     One of OpenAI's names for the role refers to any of its models; an empty name does too, except
     in chats. Raises UnknownModel, Unavailable, or WrongModelKind for a model of another role.
     """
     if role == CHAT:
         return _chat_model(directory, name)
-    models = served(directory, role)
+    models = _served(directory, role)
     if name not in models:
         _check_kind(directory, role, name)
         if not name or role_of_alias(name) == role:
-            name = next(iter([*models, *_coming(directory, role)]), name or "any")
-    check_served(directory, role, name)
+            coming = _coming(directory, _role_of(role))
+            name = next(iter([*models, *coming]), name or "any")
+    check_served(directory, _role_of(role), name)
     return name
 
 
@@ -106,7 +111,9 @@ def _chat_model(directory: Directory, name: str) -> str:
 def _check_kind(directory: Directory, role: str, name: str) -> None:
     """Raise WrongModelKind if `name`, or the model that it stands for, has another role."""
     for other, (kind, endpoint) in _KINDS.items():
-        if other != role and name in _names(directory, other):
+        # What a model of a shared role makes is known once it is loaded.
+        known = _names if _role_of(other) != _role_of(role) else _announced
+        if other != role and name in known(directory, other):
             message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
             raise WrongModelKind(message, param="model")
     other = role_of_alias(name)
@@ -128,6 +135,24 @@ def _offered(directory: Directory, role: str) -> list[str]:
 
 
 def _names(directory: Directory, role: str) -> list[str]:
-    roles = CHAT_ROLES if role == CHAT else (role,)
-    served = {c.name for one in roles for beat in directory.instances(one) for c in beat.models}
-    return sorted(served.union(*(_offered(directory, one) for one in roles)))
+    roles = CHAT_ROLES if role == CHAT else (_role_of(role),)
+    offered = (
+        set[str]() if role == VIDEO else {n for one in roles for n in _offered(directory, one)}
+    )
+    return sorted(offered.union(_announced(directory, role)))
+
+
+def _announced(directory: Directory, role: str) -> list[str]:
+    roles = CHAT_ROLES if role == CHAT else (_role_of(role),)
+    cards = [c for one in roles for beat in directory.instances(one) for c in beat.models]
+    return [card.name for card in cards if card.videos == (role == VIDEO)]
+
+
+def _served(directory: Directory, role: str) -> dict[str, ModelCard]:
+    cards = served(directory, _role_of(role))
+    return {name: card for name, card in cards.items() if card.videos == (role == VIDEO)}
+
+
+def _role_of(role: str) -> str:
+    """Return the role that serves a kind of models."""
+    return "diffusion" if role == VIDEO else role

@@ -29,6 +29,7 @@ Surface = Literal[
     "speech",
     "transcription",
     "images",
+    "videos",
     "realtime",
     "responses",
     "messages",
@@ -101,7 +102,7 @@ HINTS: tuple[Hint, ...] = (
     *_each("", _LITELLM, _HTTP),
     *_each("", "metadata prompt_cache_key keep_alive", _HTTP),
     *_each("", "store", _HTTP, (False,)),
-    *_each("", "user", ("embeddings", "speech", "transcription", "images")),
+    *_each("", "user", ("embeddings", "speech", "transcription", "images", "videos")),
     *_each("", "safety_identifier", ("completions", *_MEDIA)),
     *_each("", f"{_RECORDS} {_LITELLM} metadata user", ("rerank", "score")),
     *_each("", "priority", ("rerank",)),  # of Cohere's queue

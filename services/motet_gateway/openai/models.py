@@ -76,7 +76,7 @@ def _described(role: str, card: ModelCard, status: str = "ready") -> dict[str, A
         "created": card.created,
         "owned_by": "motet",
         "status": status,
-        "kind": KINDS[role],
+        "kind": "video" if card.videos else KINDS[role],
         "capabilities": capabilities(role, card),
     }
     if role == "decode":
@@ -105,7 +105,7 @@ def capabilities(role: str, card: ModelCard) -> list[str]:
                 *(["vision"] if card.images else []),
             ],
             "ranking": ["rerank", "score"],
-            "diffusion": ["image"],
+            "diffusion": ["video" if card.videos else "image"],
         }
         return words[role]
     able = {

@@ -189,7 +189,7 @@ class Model(Struct):
     object: Literal["model"]
     created: Unix
     owned_by: str
-    kind: Literal["chat", "speech", "transcription", "embedding", "ranking", "image"]
+    kind: Literal["chat", "speech", "transcription", "embedding", "ranking", "image", "video"]
     status: Literal["ready", "starting", "unloaded", "loading", "failed"]
     capabilities: list[str] = []
     loading: Loading | None = None

@@ -11,6 +11,7 @@ from motet_gateway.audio.transcription_schema import DIARIZED, FORMATS, GRANULAR
 from motet_gateway.audio.voices import LONGEST_NAME, LONGEST_WORDS
 from motet_gateway.files.schema import LONGEST, SHORTEST, purposes
 from motet_gateway.images.schema import EditBody
+from motet_gateway.videos.schema import VideoBody
 
 Schema = dict[str, Any]
 
@@ -99,6 +100,16 @@ def edit_form() -> Schema:
         "mask": {**_FILE, "description": "Where it may be changed: transparent, or else white."},
     }
     return _form(files | fields, "image", "prompt")
+
+
+def video_form() -> Schema:
+    """Return the schema of POST /v1/videos as a form."""
+    schema = msgspec.json.schema_components(
+        [VideoBody], ref_template="#/components/schemas/{name}"
+    )[1]["VideoBody"]
+    fields = {name: _as_text(field) for name, field in schema["properties"].items()}
+    image = {**_FILE, "description": "The image that the video begins with."}
+    return _form(fields | {"input_reference": image}, "prompt")
 
 
 def _as_text(field: Schema) -> Schema:

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Event, Key, PictureDone, PictureRequest, StepDone
+from motet_diffusion.engine.request import (
+    Event,
+    FramesDecoded,
+    Key,
+    PictureDone,
+    PictureRequest,
+    StepDone,
+)
 
 # Of 255: the order of float additions differs with the company, nothing else, and a value may then round another way.
 TOLERANCE = 1
@@ -86,7 +93,17 @@ class RecordingEngine:
         done = self.done(key)
         if done.error is not None:
             raise done.error
+        if done.picture is None:
+            return np.concatenate(self.frames(key)).astype(np.int64)
         return np.asarray(done.picture).astype(np.int64)
+
+    def frames(self, key: Key) -> list[Any]:
+        """Return the frames of a video, in the parts in which they came."""
+        return [
+            event.frames
+            for event in self.events
+            if isinstance(event, FramesDecoded) and event.key == key
+        ]
 
     def steps(self, key: Key) -> list[StepDone]:
         return [event for event in self.events if isinstance(event, StepDone) and event.key == key]

@@ -1,0 +1,1 @@
+"""Have images and videos made by a running server: `motet draw`, `motet film`."""

@@ -1,0 +1,198 @@
+"""Make videos as durable jobs, which survive restarts of all processes.
+
+A job is a record (Video) and an entry of a work queue. A gateway takes an entry, has the video made
+and acknowledges it. If the diffusion service dies, another instance goes on from the last
+checkpoint; if the gateway dies, the job is delivered to another one, which makes the same video
+from the same seed. A gateway writes the record at every change of its revision that it knows: if
+that fails, the video was deleted, or is another gateway's by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from motet_gateway.http.problems import NotFound, Problem
+from motet_gateway.images.schema import CHECKPOINT_EVERY, size_of
+from motet_gateway.openai.aliases import VIDEO, model_of
+from motet_gateway.storage.work_queue import WorkQueue
+from motet_pipelines.images.draw import Drawn, draw
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import MotetError, as_motet_error
+from motet_shared.messages import Draw
+from motet_shared.wire.bus import Bus
+
+from .store import OVER, Video, VideoStore
+
+log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 5  # attempts after which a job has failed
+_SAVE_INTERVAL = 0.5  # seconds between two updates of a record
+_PREVIEWS = 4
+_DONE = 99  # percent of a video that is made and not stored yet
+
+
+class VideoJobs:
+    """Make `parallel` videos at a time. deadline: seconds for one attempt."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: VideoStore,
+        queue: WorkQueue,
+        uploads: Callable[[], Coroutine[Any, Any, BlobStore]],
+        deadline: float,
+    ):
+        self._bus, self.store, self._queue = bus, store, queue
+        self._uploads, self._deadline = uploads, deadline
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, parallel: int) -> None:
+        self._tasks = [
+            asyncio.create_task(self._queue.work(self._run), name=f"video-jobs-{n}")
+            for n in range(parallel)
+        ]
+
+    async def close(self) -> None:
+        """Stop; videos that are being made are returned to the queue."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def submit(self, owner: str, video: Video) -> None:
+        """Store and enqueue a video. Raises Unavailable if the store does not answer."""
+        await self.store.create(owner, video)
+        await self._queue.push(f"{owner}:{video.id}")
+
+    # ---------------------------------------------------------------------------------- making
+    async def _run(self, job: str, attempt: int) -> bool:
+        """Make one video; return True once it is over, False to try it again."""
+        owner, _, video_id = job.rpartition(":")
+        try:
+            video = await self.store.get(owner, video_id)
+        except NotFound:
+            return True
+        revision = await self.store.revision(owner, video_id)
+        if video.status in OVER or revision is None:
+            return True
+        attempted = _Attempt(self, owner, video, revision)
+        try:
+            return await attempted.run()
+        except Exception as error:
+            return await self._failed(attempted, attempt, as_motet_error(error))
+
+    async def _failed(self, attempted: _Attempt, attempt: int, error: MotetError) -> bool:
+        """Record why an attempt failed; return False if another one may succeed."""
+        if error.retryable and attempt < _MAX_ATTEMPTS:
+            log.warning("%s: %s; it is tried again", attempted.video.id, error.message)
+            return False
+        attempted.video.status, attempted.video.error = "failed", Problem.of(error).as_dict()
+        await attempted.end()
+        return True
+
+    async def drawn(self, owner: str, video: Video) -> tuple[Drawn, Any]:
+        """Return the result of a video, and the generator of its strokes that fills it."""
+        outcome = Drawn()
+        image = None if video.image is None else await self.store.read(owner, video.image)
+        request = request_of(video, model_of(self._bus.directory, VIDEO, video.model))
+        store = await self._uploads()
+        return outcome, draw(
+            self._bus, store, request, outcome, image=image, deadline=self._deadline
+        )
+
+
+class _Attempt:
+    """Make one video, as long as its record has the known revision."""
+
+    def __init__(self, jobs: VideoJobs, owner: str, video: Video, revision: int):
+        self._jobs, self._store, self._owner = jobs, jobs.store, owner
+        self.video, self._revision = video, revision
+        self._is_lost = False
+
+    async def run(self) -> bool:
+        """Make the video; return True, also if it was deleted or is another gateway's by now."""
+        making = asyncio.create_task(self._make(), name=f"job-{self.video.id}")
+        try:
+            while not making.done() and await self._save():
+                await asyncio.wait((making,), timeout=_SAVE_INTERVAL)
+        finally:
+            making.cancel()
+            await asyncio.wait((making,))
+        if self._is_lost:
+            await self._forget_files()
+        else:
+            data, seconds, width, height = making.result()
+            await self._complete(data, seconds, f"{width}x{height}")
+        return True
+
+    async def end(self) -> None:
+        """Store the video as over."""
+        if await self._save():
+            await self._store.close(self._owner, self.video.id)
+        else:
+            await self._forget_files()
+
+    async def _forget_files(self) -> None:
+        """Delete the files of a video that was deleted while it was made."""
+        if await self._store.revision(self._owner, self.video.id) is None:
+            await self._store.delete(self._owner, self.video)
+
+    async def _save(self) -> bool:
+        """Store what is known; return False if the video is this gateway's no longer."""
+        revision = await self._store.replace(self._owner, self.video, self._revision)
+        self._is_lost = revision is None
+        self._revision = revision or 0
+        return not self._is_lost
+
+    async def _make(self) -> tuple[bytes, float, int, int]:
+        video = self.video
+        outcome, strokes = await self._jobs.drawn(self._owner, video)
+        video.status = "in_progress"
+        async with aclosing(strokes):
+            async for stroke in strokes:
+                video.progress = _DONE * stroke.step // stroke.steps
+                if stroke.preview:
+                    await self._keep_preview(stroke.preview)
+        return outcome.data, outcome.seconds, outcome.width, outcome.height
+
+    async def _keep_preview(self, data: bytes) -> None:
+        """Replace the preview of the video; without room for it there is none."""
+        before = self.video.preview
+        try:
+            self.video.preview = await self._store.write(self._owner, "preview.webp", data)
+        except MotetError as error:
+            log.info("%s: no preview: %s", self.video.id, error.message)
+            return
+        if before is not None:
+            await self._store.files.delete(self._owner, before)
+
+    async def _complete(self, data: bytes, seconds: float, size: str) -> None:
+        video = self.video
+        video.content = await self._store.write(self._owner, f"{video.id}.mp4", data)
+        video.seconds, video.size = seconds, size
+        video.status, video.progress, video.completed_at = "completed", 100, int(time.time())
+        await self.end()
+
+
+def request_of(video: Video, model: str) -> Draw:
+    """Return the request for a video."""
+    width, height = size_of(video.size)
+    return Draw(
+        model=model,
+        prompt=video.prompt,
+        negative_prompt=video.negative_prompt,
+        width=width,
+        height=height,
+        steps=video.steps,
+        guidance_scale=video.guidance_scale,
+        seed=video.seed,
+        seconds=video.seconds,
+        previews=_PREVIEWS,
+        checkpoint_every=CHECKPOINT_EVERY,
+        format="mp4",
+        request_id=video.id,
+    )
