@@ -5,7 +5,8 @@
         writer.add(frames)
     data = writer.finish()
 
-H.264 with one thread: the same frames give the same bytes, whichever threads call the methods. All methods block: run them on a thread.
+H.264 with one thread: the same frames give the same bytes, whichever threads call the methods. All
+methods block: run them on a thread.
 """
 
 from __future__ import annotations

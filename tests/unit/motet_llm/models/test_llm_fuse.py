@@ -77,12 +77,16 @@ class Reader(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("called", "read", "nested", "shown", "decorated"):
-            setattr(self, name, torch.nn.Linear(32, 32))
+        self.called = torch.nn.Linear(32, 32)
+        self.read = torch.nn.Linear(32, 32)
+        self.nested = torch.nn.Linear(32, 32)
+        self.shown = torch.nn.Linear(32, 32)
+        self.decorated = torch.nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # The text `self.called.weight` reads nothing.
-        return self.called(x) @ self.read.weight
+        called: torch.Tensor = self.called(x)
+        return called @ self.read.weight
 
     def map(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(map(lambda row: row @ self.nested.weight.T, rows))
