@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,10 +72,12 @@ async def test_a_spoken_turn_over_it(stack: MotetStack, tmp_path: Path) -> None:
     async with browsing(stack.url, args) as page:
         await page.get_by_role("button", name="Talk", exact=True).click()
         await expect(page.get_by_role("region", name="Spoken conversation")).to_be_visible()
+        # A voice of random weights is a noise; its reply may be over before its text is looked at.
+        sounds = asyncio.create_task(eventually(page, "loudness() > 0.001"))
         user = page.locator("article.user > p").first
         await expect(user).to_contain_text("red", timeout=60_000)
         await expect(user).to_contain_text("blue square")
-        await eventually(page, "loudness() > 0.001")  # a voice of random weights is a noise
+        await sounds
         reply = page.locator("article.assistant > .text").first
         await expect(reply).not_to_be_empty()
         await page.get_by_role("button", name="End", exact=True).click()
