@@ -102,27 +102,25 @@ class Server:
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Have the server serve the adapter in a folder of its machine, from now on."""
-        self._order("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        body = {"lora_name": name, "lora_path": str(folder)}
+        self._answer("POST", "/v1/load_lora_adapter", json=body)
 
     def unload_adapter(self, name: str) -> None:
         """Have the server serve an adapter no longer."""
-        self._order("/v1/unload_lora_adapter", {"lora_name": name})
-
-    def _order(self, path: str, body: dict[str, str]) -> None:
-        try:
-            _check(self._http.post(path, json=body))
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        self._answer("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
 
     def metrics(self, page: str, **query: Any) -> dict[str, Any]:
         """Return the JSON document `/metrics/<page>`."""
+        return self._answer("GET", f"/metrics/{page}", params=query).json()  # type: ignore[no-any-return]
+
+    def _answer(self, method: str, path: str, **sent: Any) -> httpx.Response:
+        """Return the whole answer to a request. Raises MotetError for any status but 200."""
         try:
-            reply = self._http.get(f"/metrics/{page}", params=query)
-            _check(reply)
-            document: dict[str, Any] = reply.json()
-            return document
+            reply = self._http.request(method, path, **sent)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
+        _check(reply)
+        return reply
 
     @contextmanager
     def _streamed(self, path: str, **sent: Any) -> Iterator[httpx.Response]:
@@ -217,27 +215,14 @@ class Server:
         """Have the server make or keep a video no longer."""
         self._answer("DELETE", f"/v1/videos/{video_id}")
 
-    def _answer(self, method: str, path: str, **sent: Any) -> httpx.Response:
-        """Return the whole answer to a request. Raises MotetError for any status but 200."""
-        try:
-            reply = self._http.request(method, path, **sent)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
-        _check(reply)
-        return reply
-
     def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
         """Return the English translation of a sound file."""
         form = fields | {"model": model, "response_format": "json"}
-        try:
-            with path.open("rb") as sound:
-                reply = self._http.post(
-                    "/v1/audio/translations", data=form, files={"file": sound}, timeout=600
-                )
-            _check(reply)
-            return str(reply.json()["text"])
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        with path.open("rb") as sound:
+            reply = self._answer(
+                "POST", "/v1/audio/translations", data=form, files={"file": sound}, timeout=600
+            )
+        return str(reply.json()["text"])
 
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
         if isinstance(error, httpx.ConnectError):

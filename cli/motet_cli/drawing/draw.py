@@ -12,6 +12,8 @@ from typing import Any
 from motet_cli.commands.server import Server, read_key
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
+from .output import write
+
 _FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
 _BAR = 30  # characters
 _FORMS = {
@@ -32,14 +34,7 @@ def run(args: Namespace) -> int:
                 f"{server.url} serves no image model yet; start one with: motet up --draw PATH"
             )
         picture = _show_progress(server.drawing(fields | {"model": names[0]}, files))
-    try:
-        output.write_bytes(picture)
-    except OSError as error:
-        message = (
-            f"--output: cannot write {args.output!r}: {error.strerror}; give a file in a folder"
-        )
-        raise ConfigError(message, param="--output") from None
-    print(output)
+    write(args.output, picture)
     return 0
 
 

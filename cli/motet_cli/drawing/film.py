@@ -11,6 +11,8 @@ from typing import Any
 from motet_cli.commands.server import Server, read_key
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
+from .output import write
+
 _BAR = 30  # characters
 _POLL = 0.5  # seconds
 _ENDING = ".mp4"
@@ -32,14 +34,7 @@ def run(args: Namespace) -> int:
             data = server.film_content(video["id"])
         finally:
             server.delete_film(video["id"])
-    try:
-        output.write_bytes(data)
-    except OSError as error:
-        message = (
-            f"--output: cannot write {args.output!r}: {error.strerror}; give a file in a folder"
-        )
-        raise ConfigError(message, param="--output") from None
-    print(output)
+    write(args.output, data)
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from motet_gateway.http.asgi import header
 from motet_gateway.http.decoding import Decoder, explain
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Int64, Strict
@@ -74,7 +75,7 @@ async def read_body(http: Exchange, most: int, most_image: int) -> tuple[VideoBo
     `most`, `most_image`: bytes of a request and of an image. Raises BadRequest or a subclass, which
     names the field.
     """
-    if is_form(http):
+    if header(http.scope, b"content-type").lower().startswith(b"multipart/"):
         body, image = await _read_form(http, most)
     else:
         data = await http.body(most)
@@ -88,12 +89,6 @@ async def read_body(http: Exchange, most: int, most_image: int) -> tuple[VideoBo
     size_of(body.size)
     seconds_of(body)
     return body, image
-
-
-def is_form(http: Exchange) -> bool:
-    """Return True if the body of a request is a form."""
-    kind = next((value for name, value in http.scope["headers"] if name == b"content-type"), b"")
-    return bool(kind.lower().startswith(b"multipart/"))
 
 
 async def _read_form(http: Exchange, most: int) -> tuple[VideoBody, bytes]:

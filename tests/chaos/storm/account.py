@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from chaos.storm.check import VERDICTS, Answer, Report
 from chaos.storm.stack import STORE
@@ -93,7 +94,7 @@ class Account:
     def _lost_both_ends(self, answer: Answer) -> bool:
         return any(store.may_break(answer) for store, _ in self._both_ends)
 
-    @property
+    @cached_property
     def _both_ends(self) -> list[tuple[Blow, Blow]]:
         """Blows to the descriptor store, each with the one to a gateway at the same time."""
         return [
