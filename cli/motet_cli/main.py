@@ -359,6 +359,11 @@ def _add_up(
         help="format of log lines (default: text)",
     )
     up.add_argument(
+        "--site",
+        metavar="NAME",
+        help="name of this place, such as a data centre; work stays there while it can (MOTET_SITE)",
+    )
+    up.add_argument(
         "--state-file", metavar="PATH", help="write process and instance ids to this JSON file"
     )
     return up

@@ -32,6 +32,7 @@ from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.client_secrets import ClientSecrets
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_gateway.tenancy.tenant import Tenant
+from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_gateway.tenancy.tenants_file import TenantsFile
 from motet_gateway.videos.jobs import VideoJobs
 from motet_gateway.videos.store import VideoStore
@@ -78,6 +79,7 @@ class GatewayContext:
         self.metrics.connections.set_function(lambda: self.connections.total)
         self.hosts = Hosts(config.allowed_hosts, config.host)
         self.authenticator = Authenticator(config, self.limits, self.metrics.tenants, clock)
+        self.tenant_sites = TenantSites(config.site or "", self.authenticator.tenant)
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
@@ -161,7 +163,9 @@ class GatewayContext:
         self.store = await ImageStore.open(
             client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
-        self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
+        self.jobs = ImageJobs(
+            self.bus, self.store, self.uploads, config.request_timeout, self.tenant_sites
+        )
         self.jobs.start(config.jobs)
         await self._open_videos(client)
         documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
@@ -194,7 +198,9 @@ class GatewayContext:
             patience=config.job_patience,
         )
         store = VideoStore(documents, self.stored, config.video_ttl)
-        self.videos = VideoJobs(self.bus, store, queue, self.uploads, config.video_timeout)
+        self.videos = VideoJobs(
+            self.bus, store, queue, self.uploads, config.video_timeout, self.tenant_sites
+        )
         self.videos.start(config.videos)
 
     async def close(self) -> None:

@@ -140,6 +140,8 @@ class Decode(EngineActor):
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
+        if self._remote is not None:
+            self._remote.limit(call)
         self.thread.submit(
             call.id,
             request.prompt,
@@ -164,7 +166,7 @@ class Decode(EngineActor):
                 await asyncio.gather(feeding, return_exceptions=True)
             del self._running[call.id]
             if self._remote is not None:
-                self._remote.stop(call.id)
+                self._remote.forget(call.id)
             if not done.done() or done.cancelled():
                 self.thread.cancel(call.id)
 

@@ -11,11 +11,13 @@ from motet_shared.errors import (
     BadRequest,
     InternalError,
     MotetError,
+    NoAllowedSite,
     Overloaded,
     StreamBroken,
     Unavailable,
 )
 from motet_shared.messages import Chat, Encode, EncodedImage, Image
+from motet_shared.wire import sites
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
@@ -80,6 +82,8 @@ class ImageEncoding:
             try:
                 return await self._ask(call, request, image, instance)
             except _RETRYABLE as error:
+                if isinstance(error, NoAllowedSite):
+                    raise
                 failures += not isinstance(error, Overloaded)
                 if loop.time() >= retry_until or failures > self._config.max_moves:
                     raise
@@ -102,12 +106,16 @@ class ImageEncoding:
         if (instance := self._pick(model, key, avoid)) is not None:
             return instance
         directory = self._bus.directory
+        if not directory.may_serve(ROLE):
+            raise sites.refusal(f"{ROLE} for {model!r}")
         try:
             with directory.wanting(ROLE, model):
                 return str(
                     await directory.wait_for(lambda _: self._pick(model, key, avoid), patience)
                 )
         except TimeoutError:
+            if sites.allowed():
+                raise sites.refusal(f"{ROLE} for {model!r}") from None
             raise Unavailable(
                 f"no encoder instance for model {model!r} is ready; retry in a moment",
                 param="model",
@@ -115,11 +123,9 @@ class ImageEncoding:
 
     def _pick(self, model: str, key: str, avoid: Collection[str]) -> str | None:
         """Return the instance by rendezvous hashing: if one is lost, only its pictures move."""
-        names = [
-            beat.instance
-            for beat in self._bus.directory.ready(ROLE, model=model)
-            if beat.instance not in avoid
-        ]
+        directory = self._bus.directory
+        ready = [b for b in directory.ready(ROLE, model=model) if b.instance not in avoid]
+        names = [beat.instance for beat in directory.preferred(ready)]
         return max(
             names, key=lambda name: hashlib.blake2b(f"{key}/{name}".encode()).digest(), default=None
         )

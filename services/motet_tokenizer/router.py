@@ -5,6 +5,7 @@ A request goes to the instance where it costs the fewest seconds:
     cost = (tokens to prefill before it + its own that are not cached) · seconds per prefilled token
          + streams there · tokens that a reply has left · seconds that a stream adds to a step
          + seconds to load its adapter, where it is not resident
+         + what `site_margin` further streams would cost, if it is at another site
 
 This is cache-aware routing by expected cost, as in Preble (Srivatsa et al. 2024), SGLang's router
 and NVIDIA Dynamo's KV-aware router: cached tokens are known block by block (`PrefixIndex`), so a
@@ -22,6 +23,7 @@ from random import Random
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Heartbeat, ModelCard, tier_of
 from motet_shared.text.prefixes import ROOT, chain
+from motet_shared.wire import sites
 from motet_shared.wire.discovery import Directory
 from motet_tokenizer.prefix_index import ROLE, PrefixIndex
 
@@ -81,7 +83,7 @@ class Router:
         self._choose: Callable[[list[Heartbeat], str, PromptLoad], Heartbeat] = {
             "prefix": self._cheapest,
             "load": self._cheapest,
-            "random": lambda ready, model, load: self._random.choice(ready),
+            "random": lambda ready, model, load: self._random.choice(directory.preferred(ready)),
         }[policy]
         self._uses_caches = policy == "prefix"
 
@@ -112,9 +114,12 @@ class Router:
     ) -> str:
         """Return the result of `pick`, waiting for an instance to appear.
 
-        Raises Unavailable after `patience` seconds.
+        Raises Unavailable after `patience` seconds; NoAllowedSite if the request is limited to
+        sites, at once where decode is at none of them.
         """
         base = self._directory.base_of(model)
+        if not self._directory.may_serve(ROLE):
+            raise sites.refusal(f"{ROLE} for {model!r}")
 
         def pick_or_fail(directory: Directory) -> str | None:
             instance = self.pick(model, avoid, load)
@@ -126,6 +131,8 @@ class Router:
             with self._directory.wanting(ROLE, base):
                 instance = await self._directory.wait_for(pick_or_fail, patience)
         except TimeoutError:
+            if sites.allowed():
+                raise sites.refusal(f"{ROLE} for {model!r}") from None
             message = f"no decode instance for model {model!r} is ready after {patience:g} s; retry in a moment"
             raise Unavailable(message, param="model") from None
         return str(instance)
@@ -194,9 +201,13 @@ class Router:
         )
         # `row` is the median over instances: with few streams, an instance measures the price of a
         # step rather than that of a stream.
+        directory = self._directory
+        streams = directory.active(beat.instance)
+        if not directory.is_near(beat):
+            streams += directory.site_margin
         return (
             prefilled
-            + self._directory.active(beat.instance) * self._mean_reply / 2 * row
+            + streams * self._mean_reply / 2 * row
             + self._loading(beat, model)
         )
 

@@ -11,7 +11,8 @@
     │   └── ProtocolMismatch
     ├── Overloaded                  retryable: bounded queues are full
     ├── Unavailable                 retryable: no ready instance
-    │   └── Draining                retryable: this instance takes no new work
+    │   ├── Draining                retryable: this instance takes no new work
+    │   └── NoAllowedSite           retryable: no ready instance at the tenant's sites
     ├── StreamBroken                retryable: a stream ended without its End
     │   ├── WorkerLost              the peer is gone or hangs
     │   └── StreamGap               a frame is missing
@@ -124,6 +125,12 @@ class Draining(Unavailable):
     """Report an instance that takes no new work; retryable."""
 
     code = "draining"
+
+
+class NoAllowedSite(Unavailable):
+    """Report that no instance is ready at the sites to which a tenant is limited; retryable."""
+
+    code = "no_allowed_site"
 
 
 class StreamBroken(MotetError):

@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .errors import ConfigError
+from .wire import sites
 
 T = TypeVar("T", bound=Struct)
 Tier = Literal["flex", "default", "priority"]
@@ -40,6 +41,7 @@ STORED_BYTES = 1 << 30  # default of a tenant's stored_bytes; no other limit has
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _Positive = Annotated[int, Meta(ge=1)]
 _Count = Annotated[int, Meta(ge=0)]
+_Site = Annotated[str, Meta(pattern=sites.PATTERN)]
 
 
 class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +50,7 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     A limit per minute or hour is a token bucket: it may be spent at once and refills evenly. Tokens
     are those of prompts and replies, audio seconds those heard and spoken, `max_context` the tokens
     of one prompt with its reply, `service_tier` the highest tier that may be requested.
+    `sites` are those at which its work may be done, at every stage (`--site` of a process).
     `stored_bytes` limits the pictures and jobs that are stored at a time. `metrics`: its keys may
     read /metrics, which covers all tenants.
     """
@@ -61,6 +64,7 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_context: _Positive | None = None
     stored_bytes: _Count = STORED_BYTES
     service_tier: Tier = "priority"
+    sites: Annotated[tuple[_Site, ...], Meta(min_length=1)] | None = None
     metrics: bool = False
 
 
@@ -188,7 +192,7 @@ class _Reader:
             return msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
             message = str(error)
-            quoted = re.search(r"(?:`\$\.|unknown field `|required field `)(\w+)`", message)
+            quoted = re.search(r"(?:`\$\.|unknown field `|required field `)(\w+)(?:\[[^`]*\])?`", message)
             field = quoted[1] if quoted else ""
             what = message.partition(" - at")[0]
             if "unknown field" in message:

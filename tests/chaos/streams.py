@@ -57,11 +57,16 @@ class Streams:
 
     url: str
     requests: list[dict[str, Any]]
+    key: str = "none"  # of the client
     outcomes: list[Outcome] = field(default_factory=list)
 
     async def __aenter__(self) -> Streams:
         self._http = httpx.AsyncClient(
-            base_url=self.url, timeout=120, limits=LIMITS, trust_env=False
+            base_url=self.url,
+            timeout=120,
+            limits=LIMITS,
+            trust_env=False,
+            headers={"authorization": f"Bearer {self.key}"},
         )
         self.outcomes = [Outcome() for _ in self.requests]
         self._progress = asyncio.Event()

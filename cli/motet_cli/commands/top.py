@@ -163,11 +163,13 @@ class _Instances:
 def instances(view: View, narrow: bool = False) -> Table:
     """Return a table with a row for each instance.
 
-    narrow: fit 80 columns by leaving out role and batch.
+    narrow: fit 80 columns by leaving out role, site and batch. The site is shown only if there are any.
     """
     rates = view.rates()
+    sites = not narrow and any(one.get("site") for one in view.now["instances"])
     table = Table(box=None if narrow else box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("instance", "state") if narrow else ("role", "instance", "state"):
+    heads = ("instance", "state") if narrow else ("role", "instance", "state")
+    for name in (*heads, "site") if sites else heads:
         table.add_column(name, no_wrap=True)
     longest = max(
         (len(model) for one in view.now["instances"] for model in one["models"]), default=0
@@ -179,7 +181,10 @@ def instances(view: View, narrow: bool = False) -> Table:
                 NARROW_HEADS.get(name, name) if narrow else name, justify="right", no_wrap=True
             )
     for one in view.now["instances"]:
-        table.add_row(*_cells(one, rates.get(one["instance"]), narrow))
+        cells = _cells(one, rates.get(one["instance"]), narrow)
+        if sites:
+            cells.insert(len(heads), one.get("site", ""))
+        table.add_row(*cells)
     return table
 
 

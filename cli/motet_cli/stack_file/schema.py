@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from motet_shared.wire import sites
+
 Positive = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -70,6 +72,7 @@ class UpSettings(Table, frozen=True):
     tls_key: str | None = None
     insecure: bool | None = None
     log_format: Literal["text", "json"] | None = None
+    site: Annotated[str, Meta(pattern=sites.PATTERN)] | None = None
     state_file: str | None = None
 
 

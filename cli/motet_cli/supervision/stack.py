@@ -152,6 +152,7 @@ class Stack:
     descriptor_store: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
+    site: str | None = None
 
     def services(self) -> list[ChildSpec]:
         """Return one spec per process, in the order in which they are listed."""
@@ -574,6 +575,8 @@ class Stack:
         model: str | None = None,
     ) -> ChildSpec:
         common = ["--nats-url", self.nats_url, "--log-format", self.log_format]
+        if self.site is not None:
+            common += ["--site", self.site]
         return ChildSpec(
             name=name,
             role=role,

@@ -19,6 +19,7 @@ _TAKEN = (
     "MOTET_PEER_KEY",
     "MOTET_BLOB_HOST",
     "MOTET_BLOB_NAME",
+    "MOTET_SITE",
 )
 
 

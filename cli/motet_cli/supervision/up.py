@@ -193,6 +193,7 @@ def stack_of(
         planner=_planner_roles(args, len(llms) + len(declared)),
         insecure=args.insecure,
         log_format=args.log_format,
+        site=args.site,
     )
     return _on_devices(stack, placement_options(args, file, declared), listing, measured)
 

@@ -21,6 +21,7 @@ from motet_gateway.tenancy.auth import Caller
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import DeadlineExceeded, StreamBroken, UnsupportedParameter, as_motet_error
 from motet_shared.process import telemetry
+from motet_shared.wire import sites
 
 from .schema import BatchLine, Endpoint
 
@@ -90,7 +91,8 @@ async def answer(
     token = telemetry.request_id.set(request_id)
     try:
         _check(client.body)
-        await HANDLERS[request.url](service, http)  # type: ignore[index]
+        with sites.only(tenant.rights.sites):
+            await HANDLERS[request.url](service, http)  # type: ignore[index]
     except asyncio.CancelledError:
         raise
     except Exception as error:

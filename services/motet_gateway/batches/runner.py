@@ -67,6 +67,8 @@ class BatchRunner:
                 return
             if batch in self._running or batch in self._cooling:
                 continue
+            if not self._service.tenant_sites.admits(batch.owner):
+                continue  # for a gateway at another site
             if (lease := await self._queue.take(batch)) is not None:
                 task = asyncio.create_task(self._run(batch, lease), name=f"batch-{batch.id}")
                 self._running[batch] = task

@@ -18,6 +18,7 @@ from motet_gateway.idempotency import run as idempotency
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, WorkerLost
 from motet_shared.process import telemetry
+from motet_shared.wire import sites
 
 from .asgi import App, ClientGone, Headers, Receive, Scope, Send, header
 from .exchange import Exchange
@@ -75,7 +76,8 @@ class Guard:
                 raise WorkerLost(
                     "the gateway that had this request ended; whether it was carried out is not known"
                 )
-            await self._run(call, receive)
+            with sites.only(call.caller.tenant.rights.sites if call.caller is not None else ()):
+                await self._run(call, receive)
         except ClientGone:
             raise
         except Exception as error:
@@ -94,6 +96,7 @@ class Guard:
         door = self._service.authenticator
         secrets = self._service.client_secrets if self._route.client_secrets else None
         call.caller = door.authenticate(call.scope, secrets)
+        self._service.tenant_sites.check(call.caller.tenant)
         door.authorize(call.caller.tenant, self._route.access)
 
     async def _run(self, call: Exchange | Socket, receive: Receive) -> None:

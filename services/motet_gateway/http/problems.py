@@ -37,6 +37,12 @@ class Forbidden(BadRequest):
     code = "forbidden"
 
 
+class SiteNotAllowed(Forbidden):
+    """Signal that the tenant's requests may not be served at the site of this gateway."""
+
+    code = "site_not_allowed"
+
+
 class ForbiddenOrigin(Forbidden):
     code = "forbidden_origin"
 

@@ -25,6 +25,7 @@ from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.requests import random_seed
 from motet_gateway.storage.jetstream import ERRORS, unavailable
+from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, MotetError, UnsupportedParameter, as_motet_error
@@ -70,8 +71,10 @@ class ImageJobs:
         store: ImageStore,
         uploads: Callable[[], Coroutine[Any, Any, BlobStore]],
         deadline: float,
+        sites: TenantSites,
     ):
         self._bus, self._store, self._uploads, self._deadline = bus, store, uploads, deadline
+        self._sites = sites
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, parallel: int) -> None:
@@ -201,8 +204,12 @@ class ImageJobs:
         if record.status in OVER:  # cancelled, or its acknowledgement was lost
             await self._save(record)
             return True
+        owner = owner_of(job)
+        if not self._sites.admits(owner):
+            return False  # for a gateway at another site
         try:
-            await self._draw_unless_cancelled(record)
+            with self._sites.limited(owner):
+                await self._draw_unless_cancelled(record)
         except ERRORS:
             raise
         except Exception as error:

@@ -73,6 +73,7 @@ class Instance(Struct):
     instance: str
     state: str
     host: str
+    site: str
     pid: int
     models: list[str]
     load: dict[str, float]

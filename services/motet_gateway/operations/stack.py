@@ -62,13 +62,14 @@ async def replies(
 
 
 def instances(directory: Directory) -> list[dict[str, Any]]:
-    """Return role, instance, state, host, pid, models, load and work of each, by role and name."""
+    """Return role, instance, state, host, site, pid, models, load and work of each, by role and name."""
     found = [
         {
             "role": beat.role,
             "instance": beat.instance,
             "state": beat.state,
             "host": beat.host,
+            "site": beat.site,
             "pid": beat.pid,
             "models": [card.name for card in beat.models],
             "load": msgspec.to_builtins(beat.load),

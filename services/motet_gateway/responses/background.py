@@ -68,8 +68,11 @@ class BackgroundResponses:
             record = await self._store.get(owner, response_id)
             if record.status in OVER:
                 return True
+            if not self._service.tenant_sites.admits(owner):
+                return False  # for a gateway at another site
             run = _Run(self._service, self._store, owner, record)
-            await run.until_over()
+            with self._service.tenant_sites.limited(owner):
+                await run.until_over()
         except NotFound:  # it was deleted, or has expired
             return True
         except Exception as error:

@@ -45,6 +45,11 @@ class Rights:
         return priority
 
     @property
+    def sites(self) -> tuple[str, ...]:
+        """Return the sites at which the tenant's work may be done; empty: everywhere."""
+        return self.limits.sites or ()
+
+    @property
     def max_context(self) -> int:
         """Return the most tokens of a prompt with its reply; 0: the model's limit."""
         return self.limits.max_context or 0

@@ -20,6 +20,7 @@ from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.images.schema import CHECKPOINT_EVERY, size_of
 from motet_gateway.openai.aliases import VIDEO, model_of
 from motet_gateway.storage.work_queue import WorkQueue
+from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import Drawn, draw
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError, as_motet_error
@@ -46,9 +47,10 @@ class VideoJobs:
         queue: WorkQueue,
         uploads: Callable[[], Coroutine[Any, Any, BlobStore]],
         deadline: float,
+        sites: TenantSites,
     ):
         self._bus, self.store, self._queue = bus, store, queue
-        self._uploads, self._deadline = uploads, deadline
+        self._uploads, self._deadline, self._sites = uploads, deadline, sites
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, parallel: int) -> None:
@@ -79,9 +81,12 @@ class VideoJobs:
         revision = await self.store.revision(owner, video_id)
         if video.status in OVER or revision is None:
             return True
+        if not self._sites.admits(owner):
+            return False  # for a gateway at another site
         attempted = _Attempt(self, owner, video, revision)
         try:
-            return await attempted.run()
+            with self._sites.limited(owner):
+                return await attempted.run()
         except Exception as error:
             return await self._failed(attempted, attempt, as_motet_error(error))
 

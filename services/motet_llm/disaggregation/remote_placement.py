@@ -28,6 +28,9 @@ class RemotePlacement:
         self.policy = policy
         self.workers: Mapping[str, tuple[Heartbeat, ...]] = {}
         self.speed = CopySpeed()
+        # Sites that may compute the prompt, by request; those without an entry are not limited. Written
+        # by the loop before it submits a request, and until that has ended.
+        self.sites: dict[Key, tuple[str, ...]] = {}
         self._model = model
         self._given: Counter[str] = Counter()  # tokens by worker; written by the engine's thread
         self._back: Counter[str] = Counter()  # those whose transfer has ended; written by the loop
@@ -48,7 +51,12 @@ class RemotePlacement:
         """Return the prefill worker that computes a prompt, or None for this engine."""
         tokens = request.num_uncomputed - 1
         name = self._model if request.adapter is None else request.adapter.name
-        there = [self._offer(beat, request.priority) for beat in self.workers.get(name, ())]
+        allowed = self.sites.get(request.key)
+        there = [
+            self._offer(beat, request.priority)
+            for beat in self.workers.get(name, ())
+            if allowed is None or beat.site in allowed
+        ]
         transfer_token = self.speed.seconds_per_byte * token_bytes
         choice = choose(self.policy, tokens, here, there, transfer_token, self.delay)
         if choice is None:

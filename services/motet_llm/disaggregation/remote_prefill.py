@@ -18,6 +18,7 @@ from motet_llm.engine.thread import EngineThread
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, MotetError
 from motet_shared.messages import Generate, Heartbeat, KvChunk, ModelCard, Prefill
+from motet_shared.wire import sites
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_shared.wire.stream import Stream
@@ -81,17 +82,24 @@ class RemotePrefill:
             for card in beat.models:
                 if card.kv_format and self._kv.get(card.name) == card.kv_format:
                     found.setdefault(card.name, []).append(beat)
-        self._placement.workers = {name: tuple(beats) for name, beats in found.items()}
+        near = self._bus.directory.preferred
+        self._placement.workers = {name: tuple(near(beats)) for name, beats in found.items()}
 
     # -------------------------------------------------------------------------------------------------------- following
+    def limit(self, call: Call) -> None:
+        """Have the prompt of a call computed at its sites alone; before the engine gets its request."""
+        if call.sites:
+            self._placement.sites[call.id] = call.sites
+
     def on_handover(self, call: Call, handover: Handover) -> None:
         """Begin or stop the remote prefill of a request, as the engine says."""
         if not handover.instance:
             self.stop(call.id)
             return
-        task = asyncio.get_running_loop().create_task(
-            self._follow(call, handover), name=f"prefill {call.id}"
-        )
+        with sites.only(call.sites):  # the engine's outputs come outside the call's own task
+            task = asyncio.get_running_loop().create_task(
+                self._follow(call, handover), name=f"prefill {call.id}"
+            )
         self._tasks[call.id] = task
         task.add_done_callback(lambda done: self._ended(call.id, handover, done))
 
@@ -100,6 +108,11 @@ class RemotePrefill:
         task = self._tasks.get(key)
         if task is not None:
             task.cancel()
+
+    def forget(self, key: Key) -> None:
+        """Cancel the remote prefill of a request that has left, and forget its sites."""
+        self.stop(key)
+        self._placement.sites.pop(key, None)
 
     def _ended(self, key: Key, handover: Handover, task: asyncio.Task[None]) -> None:
         self._placement.take_back(handover.instance, len(handover.tokens) - handover.start)
@@ -118,11 +131,15 @@ class RemotePrefill:
             priority=request.priority,
             tenant=request.tenant,
         )
-        stream = self._bus.open(
-            ROLE, prefill, instance=handover.instance, deadline=call.remaining(), epoch=call.epoch
-        )
         cause = "incomplete"
         try:
+            stream = self._bus.open(
+                ROLE,
+                prefill,
+                instance=handover.instance,
+                deadline=call.remaining(),
+                epoch=call.epoch,
+            )
             async with stream:
                 await self._read(stream, handover)
         except TimeoutError:

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union
 
 from motet_shared.errors import ConfigError
 from motet_shared.peer_tls import PeerTls, peer_tls
-from motet_shared.wire import subjects
+from motet_shared.wire import sites, subjects
 
 T = TypeVar("T")
 _MISSING: Any = dataclasses.MISSING
@@ -141,6 +141,15 @@ class ProcessConfig:
     )
     peer_key: Path | None = setting("key of that certificate, in PEM", default=None)
     instance: str | None = setting("instance id (default: <role>-<random>)", default=None)
+    site: str | None = setting(
+        "name of the place where this process runs, such as a data centre (default: none)",
+        default=None,
+    )
+    site_margin: int = setting(
+        "streams that the own site may have more before work goes to another one",
+        default=4,
+        min=0,
+    )
     metrics_port: int = setting(
         "port of /metrics; 0: any free port, -1: off", default=0, min=-1, max=65535
     )
@@ -172,6 +181,9 @@ class ProcessConfig:
         if self.instance is not None and not _INSTANCE.fullmatch(self.instance):
             message = f"instance: {self.instance!r} cannot be part of a subject; use a-z, 0-9 and single hyphens"
             raise ConfigError(message, param="instance")
+        if self.site is not None and not sites.is_name(self.site):
+            message = f"site: {self.site!r} is no name of a site; use a-z, 0-9 and hyphens, at most 32"
+            raise ConfigError(message, param="site")
         for identity in self.wait_for_exit:
             if not _IDENTITY.fullmatch(identity):
                 message = f"wait_for_exit: {identity!r} is no process; give PID:START, the start in ticks of /proc"

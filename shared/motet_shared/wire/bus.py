@@ -8,6 +8,7 @@ connection. All frames for this process arrive on one subject, whatever the numb
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -20,10 +21,10 @@ from motet_shared.process.config import ProcessConfig
 from motet_shared.process.starts import START
 from motet_shared.process.vitals import Vitals
 
-from . import subjects
+from . import sites, subjects
 from .broker import Broker
 from .call import Calls
-from .discovery import HEARTBEAT_EVERY, Directory, ServiceResponder
+from .discovery import HEARTBEAT_EVERY, SITE_MARGIN, Directory, ServiceResponder
 from .epochs import NO_EPOCH, Epoch
 from .outbox import Outbox
 from .peers import Monitor
@@ -31,6 +32,8 @@ from .stream import Caller, Stream
 from .transport import Message, NatsTransport, Transport
 
 HOST = socket.gethostname()
+
+log = logging.getLogger(__name__)
 
 
 class Bus:
@@ -40,17 +43,29 @@ class Bus:
     """
 
     def __init__(
-        self, instance: str, control: Transport, frames: Transport, clock: Clock | None = None
+        self,
+        instance: str,
+        control: Transport,
+        frames: Transport,
+        clock: Clock | None = None,
+        *,
+        site: str = "",
+        site_margin: float = SITE_MARGIN,
     ):
+        """Create the bus of an instance.
+
+        `site`, `site_margin`: as of `Directory`.
+        """
         self.instance = instance
+        self.site = site
         self.role = subjects.role_of(instance)
         self.control = control
         self.frames = frames
         self.clock = clock or SystemClock()
         self.caller = Caller(instance, control, frames, self.clock)
         self._replies = Outbox(control)
-        self.calls = Calls(instance, frames, self._replies, self.clock)
-        self.directory = Directory(self.caller)
+        self.calls = Calls(instance, frames, self._replies, self.clock, site=site)
+        self.directory = Directory(self.caller, site, site_margin)
         self.broker = Broker([control, frames])
         self.monitor = Monitor(self.caller, self.calls, control, self.clock, self.broker)
         self.describe: Callable[[], dict[str, Any]] = dict
@@ -63,6 +78,7 @@ class Bus:
         self._beats = 0
         self._since_beat = 0.0
         self.caller.on_lost = self.directory.suspect
+        self.directory.on_dark = self._leave_dark
         self.directory.on_newcomer = self.directory.on_want = self.heartbeat
         self.caller.is_settled = lambda: self.broker.settled
         self.monitor.duties = [self._expire_silent, self._beat_when_due]
@@ -85,7 +101,9 @@ class Bus:
         prefix = subjects.inbox(instance)
         control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
         frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
-        bus = cls(instance, control, frames)
+        bus = cls(
+            instance, control, frames, site=config.site or "", site_margin=config.site_margin
+        )
         await bus.start()
         return bus
 
@@ -136,10 +154,38 @@ class Bus:
         deadline: float | None = None,
         epoch: Epoch = NO_EPOCH,
     ) -> Stream:
-        """Open a streaming call, see `stream`; `instance=None` reaches any instance of the role."""
+        """Open a streaming call, see `stream`; `instance=None` reaches any instance of the role.
+
+        Raises NoAllowedSite if the running task is limited to sites (`sites.only`), and the instance
+        is at none of them, or no instance of the role is ready there.
+        """
+        allowed = sites.allowed()
+        if allowed:
+            instance = self._allowed_instance(role, instance)
         return self.caller.open(
-            role, body, instance=instance, window=window, deadline=deadline, epoch=epoch
+            role,
+            body,
+            instance=instance,
+            window=window,
+            deadline=deadline,
+            epoch=epoch,
+            sites=allowed,
         )
+
+    def _allowed_instance(self, role: str, instance: str | None) -> str:
+        """Return `instance`, or the least busy one, if it is at an allowed site."""
+        if instance is None:
+            ready = self.directory.ready(role)
+            instance = self.directory.least_busy(ready) if ready else None
+        if instance is None or not sites.permits(self.directory.site_of(instance)):
+            raise sites.refusal(role)
+        return instance
+
+    def _leave_dark(self, site: str, instances: list[str]) -> None:
+        """Fail the streams at the instances of a site that went dark, so that they move at once."""
+        log.warning("site %s is dark: none of its %d instances is heard", site, len(instances))
+        for instance in instances:
+            self.caller.lost(instance, f"its site {site} is dark")
 
     # ------------------------------------------------------------------------------------- presence
     @property
@@ -164,6 +210,7 @@ class Bus:
             models=models,
             load=self._vitals.read() | self._counts() | load,
             host=HOST,
+            site=self.site,
             pid=os.getpid(),
             start=round(START.seconds, 3),
             offers=self.offers(),

@@ -24,6 +24,7 @@ from motet_shared.errors import (
     Draining,
     MalformedMessage,
     MotetError,
+    NoAllowedSite,
     Overloaded,
     PayloadTooLarge,
     ProtocolMismatch,
@@ -53,7 +54,7 @@ from motet_shared.messages import (
 from motet_shared.process import telemetry
 from motet_shared.process.clock import Clock
 
-from . import subjects
+from . import sites, subjects
 from .epochs import Epoch, Epochs
 from .outbox import Outbox
 from .transport import Message, Transport
@@ -75,6 +76,7 @@ class Call:
         self.caller = request.caller
         self.stream = request.stream
         self.epoch = Epoch(request.session, request.epoch)
+        self.sites = request.sites
         self.request = request.body
         self.id = f"{request.caller}/{request.stream}"
         self.expires = (
@@ -181,8 +183,9 @@ class Calls:
         replies: Outbox,
         clock: Clock,
         max_active: int = 1024,
+        site: str = "",
     ):
-        """Create the table of calls.
+        """Create the table of calls of an instance at `site`.
 
         `replies` sends bytes to reply subjects: NATS permits a reply only on the connection that
         received the request.
@@ -191,6 +194,7 @@ class Calls:
         self._replies = replies
         self.clock = clock
         self.max_active = max_active
+        self.site = site
         self.state = "starting"
         self.active: dict[tuple[str, int], Call] = {}
         self.handlers: dict[str, Handler] = {}
@@ -249,6 +253,11 @@ class Calls:
             return BadRequest(f"{self.instance} has no operation {type(call.request).__name__!r}")
         if self.state != "ready":
             return Draining(f"{self.instance} is {self.state} and takes no new work")
+        if call.sites and self.site not in call.sites:
+            return NoAllowedSite(
+                f"sites: {self.instance} is at {self.site or 'no site'}, not at {', '.join(call.sites)}",
+                param="sites",
+            )
         if self._epochs.is_over(call.epoch):
             return _over(call.epoch, self._epochs.newest(call.epoch.session))
         if len(self.active) >= self.max_active:
@@ -270,7 +279,8 @@ class Calls:
         try:
             name = f"{subjects.role_of(self.instance)}.{call.operation}"
             with telemetry.span(name, parent=telemetry.extract(headers)):
-                await self.handlers[call.operation](call, call.request)
+                with sites.only(call.sites):
+                    await self.handlers[call.operation](call, call.request)
             call.end()
         except asyncio.CancelledError:
             if call.expired:

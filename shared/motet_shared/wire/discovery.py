@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ import msgspec
 from motet_shared import __version__
 from motet_shared.messages import PROTOCOL, Heartbeat, decode_heartbeat
 
-from . import subjects
+from . import sites, subjects
 from .call import Calls
 from .outbox import Outbox
 from .presence import Presence
@@ -32,6 +33,8 @@ from .transport import Message
 HEARTBEAT_EVERY = 0.5
 WANTED_FOR = 2.0  # seconds that a refused request counts as one that waits
 EXPIRES_AFTER = 3.0  # seconds, counted in this process's monitor ticks
+DARK_AFTER = 1.25  # seconds without a heartbeat of any instance of a site
+SITE_MARGIN = 4.0  # streams by which an instance elsewhere must be less busy to be preferred
 
 
 @dataclass(slots=True)
@@ -43,15 +46,23 @@ class _Peer:
 
 
 class Directory:
-    """Track all instances with a recent heartbeat."""
+    """Track all instances with a recent heartbeat.
 
-    def __init__(self, caller: Caller):
+    site: of this process; "" if it has none. site_margin: streams that the least busy instance of its
+    own site may have more than the least busy elsewhere.
+    """
+
+    def __init__(self, caller: Caller, site: str = "", site_margin: float = SITE_MARGIN):
+        self.site, self.site_margin = site, site_margin
         self._caller = caller
         self._peers: dict[str, _Peer] = {}
         self._changed = asyncio.Event()
         self.on_newcomer: Callable[[], None] = lambda: None
         # called with the id of an instance that stopped or expired, e.g. store.forget
         self.on_gone: list[Callable[[str], None]] = []
+        # Called with a site of which nothing is heard any more, and its instances.
+        self.on_dark: Callable[[str, list[str]], None] = lambda site, instances: None
+        self._dark: set[str] = set()
         self.dropped: Counter[str] = Counter()
         self.presence = Presence()  # expected models, and models that have been ready
         # Requests of this process that wait for an instance, by (role, model).
@@ -75,7 +86,8 @@ class Directory:
     ) -> list[Heartbeat]:
         """Return the instances of a role that take new work, for `model` if given.
 
-        Instances that were just reported lost are included only if `suspects` is set.
+        Instances that were just reported lost are included only if `suspects` is set. Those of
+        sites at which the running task may have no work done are left out.
         """
         return [
             peer.heartbeat
@@ -84,7 +96,47 @@ class Directory:
             and peer.heartbeat.state == "ready"
             and (suspects or peer.heartbeat.seq > peer.suspected_at)
             and (model is None or any(card.name == model for card in peer.heartbeat.models))
+            and sites.permits(peer.heartbeat.site)
         ]
+
+    def site_of(self, instance: str) -> str:
+        """Return the site of an instance; "" if it has none or is unknown."""
+        peer = self._peers.get(instance)
+        return "" if peer is None else peer.heartbeat.site
+
+    def is_near(self, beat: Heartbeat) -> bool:
+        """Return True unless an instance is at another site than this process."""
+        return not self.site or not beat.site or beat.site == self.site
+
+    def preferred(self, beats: list[Heartbeat]) -> list[Heartbeat]:
+        """Return the near ones of some instances, or those elsewhere.
+
+        Those elsewhere if none is near, or if the least busy near one has more than `site_margin`
+        streams more than the least busy elsewhere.
+        """
+        near = [beat for beat in beats if self.is_near(beat)]
+        if not near or len(near) == len(beats):
+            return beats
+        far = [beat for beat in beats if not self.is_near(beat)]
+        excess = self._least_active(near) - self._least_active(far)
+        return far if excess > self.site_margin else near
+
+    def least_busy(self, beats: list[Heartbeat]) -> str:
+        """Return the instance with the fewest streams among the preferred ones of `beats`."""
+        names = [beat.instance for beat in self.preferred(beats)]
+        return min(names, key=lambda name: (self.active(name), random.random()))
+
+    def _least_active(self, beats: list[Heartbeat]) -> float:
+        return min(self.active(beat.instance) for beat in beats)
+
+    def may_serve(self, role: str) -> bool:
+        """Return True if a site where the running task may have work done has this role.
+
+        Also if it had it a moment ago, or may have it: an instance in any state counts.
+        """
+        if not sites.allowed():
+            return True
+        return any(map(sites.permits, self.presence.sites(role)))
 
     def base_of(self, model: str) -> str:
         """Return the base model of the adapter `model`, or `model` itself if it is no adapter."""
@@ -224,10 +276,25 @@ class Directory:
     async def tick(self, elapsed: float) -> None:
         """Advance time by `elapsed` seconds; remove peers silent for more than `EXPIRES_AFTER`."""
         self.presence.now += elapsed
+        ages: dict[str, float] = {}  # seconds since the newest heartbeat, by site
         for instance, peer in list(self._peers.items()):
             peer.age += elapsed
             if peer.age > EXPIRES_AFTER:
                 self._remove(instance)
+            else:
+                site = peer.heartbeat.site
+                ages[site] = min(ages.get(site, math.inf), peer.age)
+        self._note_dark(ages)
+
+    def _note_dark(self, ages: dict[str, float]) -> None:
+        """Report sites that went dark, unless nothing at all is heard: that is this process's fault."""
+        silent = {site for site, age in ages.items() if site and age > DARK_AFTER}
+        if len(silent) == len(ages):
+            return
+        for site in silent - self._dark:
+            beats = [peer.heartbeat for peer in self._peers.values()]
+            self.on_dark(site, [beat.instance for beat in beats if beat.site == site])
+        self._dark = silent
 
     def _remove(self, instance: str) -> None:
         self.presence.forget(instance)

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 
-from motet_shared.errors import DeadlineExceeded, Overloaded, StreamBroken, Unavailable
+from motet_shared.errors import (
+    DeadlineExceeded,
+    NoAllowedSite,
+    Overloaded,
+    StreamBroken,
+    Unavailable,
+)
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 
@@ -112,7 +118,7 @@ class EndlessFailover:
         return isinstance(error, StreamBroken) and self._now() - self._began > MIN_PROGRESS
 
     def _is_final(self, error: Exception) -> bool:
-        return False
+        return isinstance(error, NoAllowedSite)  # `pick` has waited
 
 
 class Failover(EndlessFailover):
@@ -185,4 +191,8 @@ class Failover(EndlessFailover):
         return self._known > before
 
     def _is_final(self, error: Exception) -> bool:
-        return self._outcome.moves > MOVES or (isinstance(error, Overloaded) and not self._known)
+        return (
+            self._outcome.moves > MOVES
+            or isinstance(error, NoAllowedSite)  # `pick` has waited
+            or (isinstance(error, Overloaded) and not self._known)
+        )

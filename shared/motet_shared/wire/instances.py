@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 from motet_shared.errors import Unavailable, UnknownModel
 from motet_shared.messages import Heartbeat, ModelCard
+from motet_shared.wire import sites
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 
@@ -50,10 +49,13 @@ async def pick(
 ) -> str:
     """Return the least busy ready instance for `model`, other than `avoid` if there is a choice.
 
-    Wait up to `patience` seconds for one to appear. Raises Unavailable if none did.
+    Wait up to `patience` seconds for one to appear. Raises Unavailable if none did, NoAllowedSite
+    if the running task is limited to sites where none did; at once, where the role is at none.
     """
     directory = bus.directory
     ready = directory.ready(role, model=model)
+    if not ready and not directory.may_serve(role):
+        raise sites.refusal(f"{role} for {model!r}")
     try:
         if not ready:
             with directory.wanting(role, model):
@@ -61,10 +63,9 @@ async def pick(
                     lambda d: _ready_or_failed(d, role, model), max(patience, 0.0)
                 )
     except TimeoutError:
+        if sites.allowed():
+            raise sites.refusal(f"{role} for {model!r}") from None
         raise Unavailable(
             f"no {role} for {model!r} is ready; retry in a moment", param="model"
         ) from None
-    names = [beat.instance for beat in ready]
-    names = [name for name in names if name != avoid] or names
-    value: str = min(names, key=lambda name: (directory.active(name), random.random()))
-    return value
+    return directory.least_busy([beat for beat in ready if beat.instance != avoid] or ready)

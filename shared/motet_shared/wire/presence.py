@@ -32,6 +32,7 @@ SLOWER = 2.0  # multiplier on the measured start time, since the machine may be 
 SHORTEST = 5.0  # seconds to wait for a replacement if the start was not measured
 SUPERVISOR = "operator"  # role that offers models
 ON_DEMAND = 600.0  # seconds to wait for a model that is loaded on demand, if no deadline is shorter
+SITE_RETURNS = 60.0  # seconds after which a role that a site has lost is not waited for any more
 NOTICED = 3.0  # seconds until a death is detected and a supervisor has started a replacement
 
 
@@ -50,6 +51,7 @@ class Presence:
         self.now = 0.0  # seconds, in monitor ticks; stands still during a broker outage
         self._served: OrderedDict[tuple[str, str], _Served] = OrderedDict()
         self._offers: dict[str, dict[tuple[str, str], Offer]] = {}  # by supervisor
+        self._sites: OrderedDict[tuple[str, str], float] = OrderedDict()  # last heard, by role and site
 
     def expect(self, pairs: Iterable[str]) -> None:
         """Set the expected models from ROLE=MODEL pairs; ROLE=none is ignored.
@@ -69,6 +71,10 @@ class Presence:
         """Record a supervisor's offers, or the models of a ready instance and its start time."""
         if beat.role == SUPERVISOR:
             self._offers[beat.instance] = {(one.role, one.model): one for one in beat.offers}
+        self._sites[beat.role, beat.site] = self.now
+        self._sites.move_to_end((beat.role, beat.site))
+        if len(self._sites) > REMEMBERED:
+            self._sites.popitem(last=False)
         if beat.state != "ready":
             return
         for card in beat.models:
@@ -81,6 +87,14 @@ class Presence:
     def forget(self, instance: str) -> None:
         """Withdraw the offers of a supervisor that is gone."""
         self._offers.pop(instance, None)
+
+    def sites(self, role: str) -> list[str]:
+        """Return the sites that have a role, or had it within the last `SITE_RETURNS` seconds."""
+        return [
+            site
+            for (known, site), heard in self._sites.items()
+            if known == role and self.now - heard <= SITE_RETURNS
+        ]
 
     def offer(self, role: str, model: str) -> Offer | None:
         """Return where a model that is loaded on demand stands; None if it is not."""

@@ -339,10 +339,11 @@ class Caller:
         window: int = 64,
         deadline: float | None = None,
         epoch: Epoch = NO_EPOCH,
+        sites: tuple[str, ...] = (),
     ) -> Stream:
         """Create a stream without sending its open.
 
-        `window` is the maximum number of items in flight; `deadline` is in seconds until
+        `sites`: where the work may be done; the caller has chosen `instance` there. `window` is the maximum number of items in flight; `deadline` is in seconds until
         completion. Raises ValueError if `window` is below 1.
         """
         if window < 1:
@@ -357,6 +358,7 @@ class Caller:
             body=body,
             session=epoch.session,
             epoch=epoch.number,
+            sites=sites,
         )
         subject = subjects.open_at(instance) if instance else subjects.operation(role, op)
         expires = None if deadline is None else self._clock.now() + deadline
