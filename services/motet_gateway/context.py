@@ -79,7 +79,7 @@ class GatewayContext:
         self.metrics.connections.set_function(lambda: self.connections.total)
         self.hosts = Hosts(config.allowed_hosts, config.host)
         self.authenticator = Authenticator(config, self.limits, self.metrics.tenants, clock)
-        self.tenant_sites = TenantSites(config.site or "", self.authenticator.tenant)
+        self.tenant_sites = TenantSites(bus.site, self.authenticator.tenant)
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)

@@ -83,7 +83,7 @@ class Router:
         self._choose: Callable[[list[Heartbeat], str, PromptLoad], Heartbeat] = {
             "prefix": self._cheapest,
             "load": self._cheapest,
-            "random": lambda ready, model, load: self._random.choice(directory.preferred(ready)),
+            "random": lambda ready, model, load: self._random.choice(ready),
         }[policy]
         self._uses_caches = policy == "prefix"
 
@@ -205,11 +205,7 @@ class Router:
         streams = directory.active(beat.instance)
         if not directory.is_near(beat):
             streams += directory.site_margin
-        return (
-            prefilled
-            + streams * self._mean_reply / 2 * row
-            + self._loading(beat, model)
-        )
+        return prefilled + streams * self._mean_reply / 2 * row + self._loading(beat, model)
 
     def _loading(self, beat: Heartbeat, model: str) -> float:
         """Return the seconds to load the adapter `model`; 0 where it is resident or requested."""

@@ -1065,7 +1065,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     deadline_ms: int | None = None  # remaining time until completion; capped at FOREVER
     session: str = ""  # realtime session, if the work is part of one of its replies
     epoch: int = 0  # epoch of that session; work of an older epoch is out of date, see `epochs`
-    sites: tuple[str, ...] = ()  # where the work may be done, at all further stages too; empty: anywhere
+    sites: tuple[str, ...] = ()  # where it may be done, further stages too; empty: anywhere
 
 
 class Credit(Struct, array_like=True, gc=False, tag="c"):
@@ -1197,7 +1197,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free
     offers: list[Offer] = []  # of a supervisor
     host: str = ""
-    site: str = ""  # of the process, see `--site`; empty: none
+    site: str = ""
     pid: int = 0
     start: float = 0.0  # seconds from process start until ready; 0: not measured
 

@@ -192,7 +192,9 @@ class _Reader:
             return msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
             message = str(error)
-            quoted = re.search(r"(?:`\$\.|unknown field `|required field `)(\w+)(?:\[[^`]*\])?`", message)
+            quoted = re.search(
+                r"(?:`\$\.|unknown field `|required field `)(\w+)(?:\[[^`]*\])?`", message
+            )
             field = quoted[1] if quoted else ""
             what = message.partition(" - at")[0]
             if "unknown field" in message:

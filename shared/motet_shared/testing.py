@@ -174,9 +174,9 @@ class NatsServer:
             nats_url=self.url, nats_password=password, nats_user=role, metrics_port=-1, **settings
         )
 
-    async def bus(self, role: str) -> Bus:
+    async def bus(self, role: str, site: str | None = None) -> Bus:
         """Return a connected bus; the caller closes it."""
-        config = self.config(role)
+        config = self.config(role, site=site)
         return await Bus.connect(config.instance_id(role), config)
 
 
@@ -350,9 +350,12 @@ class MemoryTransport:
         self.cut()
 
 
-async def memory_bus(hub: MemoryHub, role: str, clock: Clock | None = None) -> Bus:
+async def memory_bus(
+    hub: MemoryHub, role: str, clock: Clock | None = None, *, site: str = ""
+) -> Bus:
     """Return a started bus on the hub; the caller closes it."""
-    bus = Bus(subjects.new_instance(role), hub.transport(), hub.transport(), clock)
+    instance = subjects.new_instance(role)
+    bus = Bus(instance, hub.transport(), hub.transport(), clock, site=site)
     await bus.start()
     return bus
 

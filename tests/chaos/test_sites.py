@@ -8,7 +8,6 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from motet_shared.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
-MODEL, STREAMS, TOKENS = "markov", 12, 400
+MODEL, STREAMS, TOKENS = "markov", 12, 200
 PAUSE = 3.0  # seconds that a stream may pause when its site goes dark
 ANYWHERE, AT_B = "sk-motet-anywhere", "sk-motet-at-b"
 REQUESTS = [request(number, MODEL, TOKENS) for number in range(STREAMS)]
@@ -79,13 +78,11 @@ async def two_sites(folder: Path) -> AsyncIterator[Sites]:
         await running.add("gateway", "gateway", ("motet_gateway", *gateway, "--site=front"))
         for site, count in SITES.items():
             for n in range(count):
-                at: Any = f"--site={site}"
-                argv = ("motet_tokenizer", "--model", f"{MODEL}={model}", at)
-                await running.add(f"tokenizer-{site}{n}", "tokenizer", argv)
-                argv = ("motet_llm", "--model", str(model), "--name", MODEL, at)
-                await running.add(
-                    f"decode-{site}{n}", "decode", (*argv, "--threads=1", "--num-blocks=1000")
-                )
+                at = f"--site={site}"
+                text = ("motet_tokenizer", "--model", f"{MODEL}={model}", at)
+                await running.add(f"tokenizer-{site}{n}", "tokenizer", text)
+                engine = ("motet_llm", f"--model={model}", f"--name={MODEL}", "--threads=1", at)
+                await running.add(f"decode-{site}{n}", "decode", (*engine, "--num-blocks=1000"))
         sites = Sites(running, f"http://127.0.0.1:{port}")
         await sites.heard()
         yield sites

@@ -11,6 +11,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.files.store import FileStore
 from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.storage.jetstream import ERRORS
+from motet_gateway.storage.work_queue import Place
 from motet_shared.errors import as_motet_error
 
 from .cancelled import is_cancelled
@@ -67,8 +68,8 @@ class BatchRunner:
                 return
             if batch in self._running or batch in self._cooling:
                 continue
-            if not self._service.tenant_sites.admits(batch.owner):
-                continue  # for a gateway at another site
+            if self._service.tenant_sites.place(batch.owner) is Place.ELSEWHERE:
+                continue
             if (lease := await self._queue.take(batch)) is not None:
                 task = asyncio.create_task(self._run(batch, lease), name=f"batch-{batch.id}")
                 self._running[batch] = task

@@ -79,7 +79,10 @@ class ImageJobs:
 
     def start(self, parallel: int) -> None:
         self._tasks = [
-            asyncio.create_task(self._store.queue.work(self._run), name=f"image-jobs-{n}")
+            asyncio.create_task(
+                self._store.queue.work(self._run, lambda job: self._sites.place(owner_of(job))),
+                name=f"image-jobs-{n}",
+            )
             for n in range(parallel)
         ]
 
@@ -204,11 +207,8 @@ class ImageJobs:
         if record.status in OVER:  # cancelled, or its acknowledgement was lost
             await self._save(record)
             return True
-        owner = owner_of(job)
-        if not self._sites.admits(owner):
-            return False  # for a gateway at another site
         try:
-            with self._sites.limited(owner):
+            with self._sites.limited(owner_of(job)):
                 await self._draw_unless_cancelled(record)
         except ERRORS:
             raise

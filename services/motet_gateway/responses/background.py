@@ -17,7 +17,7 @@ import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.problems import NotFound, Problem
-from motet_gateway.storage.work_queue import WorkQueue
+from motet_gateway.storage.work_queue import Place, WorkQueue
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.usage import expected_tokens
 from motet_pipelines.chat.chat import received_length
@@ -50,7 +50,9 @@ class BackgroundResponses:
 
     def start(self, parallel: int) -> None:
         self._tasks = [
-            asyncio.create_task(self._queue.work(self._run), name=f"responses-{number}")
+            asyncio.create_task(
+                self._queue.work(self._run, self._place), name=f"responses-{number}"
+            )
             for number in range(parallel)
         ]
 
@@ -60,6 +62,9 @@ class BackgroundResponses:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _place(self, job: str) -> Place:
+        return self._service.tenant_sites.place(job.partition(".")[0])
+
     async def _run(self, job: str, attempt: int) -> bool:
         """Run one response; return True once it is over, False to try it again."""
         owner, _, response_id = job.partition(".")
@@ -68,8 +73,6 @@ class BackgroundResponses:
             record = await self._store.get(owner, response_id)
             if record.status in OVER:
                 return True
-            if not self._service.tenant_sites.admits(owner):
-                return False  # for a gateway at another site
             run = _Run(self._service, self._store, owner, record)
             with self._service.tenant_sites.limited(owner):
                 await run.until_over()

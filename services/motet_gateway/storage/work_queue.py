@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +26,22 @@ log = logging.getLogger(__name__)
 
 _RETRY_DELAY = 2.0  # seconds before the next attempt
 _FETCH = 5.0  # seconds to wait for a job
+_ELSEWHERE_PAUSE = 1.0  # seconds without a fetch after a job that must run elsewhere
+_COUNTED = 1024  # jobs whose attempts here are counted; the oldest are forgotten
 
 Run = Callable[[str, int], Awaitable[bool]]
+
+
+class Place(Enum):
+    """Where a job may run: at any gateway, at this one and some others, or only at others."""
+
+    ANYWHERE = 0
+    HERE = 1
+    ELSEWHERE = 2
+
+
+def _anywhere(job: str) -> Place:
+    return Place.ANYWHERE
 
 
 class _State(Struct):
@@ -50,6 +66,7 @@ class WorkQueue:
         self._client, self._js = client, client.jetstream(timeout=TIMEOUT)
         self._stream, self._subject, self._consumer = stream, subject, consumer
         self.patience = patience
+        self._attempts: OrderedDict[str, int] = OrderedDict()
 
     @classmethod
     async def open(
@@ -106,19 +123,20 @@ class WorkQueue:
         return (info.delivered.stream_seq if info.delivered is not None else 0) or 0
 
     # ------------------------------------------------------------------------------------- running
-    async def work(self, run: Run) -> None:
+    async def work(self, run: Run, place: Callable[[str], Place] = _anywhere) -> None:
         """Run one job after another, until cancelled.
 
         `run` takes the job's name and how many times it was delivered, and returns True once the
         job is over; with False it is delivered again after a moment. It is cancelled with this
-        task, and its job goes back to the queue.
+        task, and its job goes back to the queue. `place` says where a job may run; one that may not
+        run at every gateway is counted by the times that it ran at this one.
         """
         queue = None
         while True:
             try:
                 queue = queue or await self._subscribe()
                 for message in await queue.fetch(1, timeout=_FETCH):
-                    await self._run(message, run)
+                    await self._run_at(message, run, place(message.data.decode()))
             except ERRORS as error:  # the queue is empty, or NATS is unreachable
                 if not isinstance(error, TimeoutError):
                     log.warning("%s: %s", self._stream, error or type(error).__name__)
@@ -134,10 +152,27 @@ class WorkQueue:
         self.patience = (await queue.consumer_info()).config.ack_wait or self.patience
         return queue
 
-    async def _run(self, message: Msg, run: Run) -> None:
+    async def _run_at(self, message: Msg, run: Run, place: Place) -> None:
+        attempt = message.metadata.num_delivered
+        if place is Place.ELSEWHERE:
+            await message.nak()
+            await asyncio.sleep(_ELSEWHERE_PAUSE)
+            return
+        if place is Place.HERE:  # deliveries to gateways elsewhere were no attempts
+            attempt = self._count(message.data.decode())
+        await self._run(message, run, attempt)
+
+    def _count(self, job: str) -> int:
+        """Count an attempt of a job at this gateway; return how many there were."""
+        self._attempts[job] = self._attempts.pop(job, 0) + 1
+        if len(self._attempts) > _COUNTED:
+            self._attempts.popitem(last=False)
+        return self._attempts[job]
+
+    async def _run(self, message: Msg, run: Run, attempt: int) -> None:
         alive = asyncio.create_task(self._report(message))
         try:
-            over = await run(message.data.decode(), message.metadata.num_delivered)
+            over = await run(message.data.decode(), attempt)
             await (message.ack() if over else message.nak(delay=_RETRY_DELAY))
         except asyncio.CancelledError:
             with suppress(*ERRORS):

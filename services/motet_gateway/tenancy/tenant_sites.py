@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from motet_gateway.http.problems import SiteNotAllowed
+from motet_gateway.storage.work_queue import Place
 from motet_shared.errors import BadRequest
 from motet_shared.wire import sites
 
@@ -31,10 +32,12 @@ class TenantSites:
                 param="sites",
             )
 
-    def admits(self, owner: str) -> bool:
-        """Return True unless the jobs of a tenant must be left to gateways elsewhere."""
+    def place(self, owner: str) -> Place:
+        """Return where the jobs of a tenant may run, as seen from this gateway."""
         tenant = self._find(owner)
-        return tenant is None or self._is_here(tenant)
+        if tenant is None or not tenant.rights.sites:
+            return Place.ANYWHERE
+        return Place.HERE if self._is_here(tenant) else Place.ELSEWHERE
 
     @contextmanager
     def limited(self, owner: str) -> Iterator[None]:

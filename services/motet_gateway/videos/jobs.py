@@ -19,7 +19,7 @@ from typing import Any
 from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.images.schema import CHECKPOINT_EVERY, size_of
 from motet_gateway.openai.aliases import VIDEO, model_of
-from motet_gateway.storage.work_queue import WorkQueue
+from motet_gateway.storage.work_queue import Place, WorkQueue
 from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import Drawn, draw
 from motet_shared.blobs.store import BlobStore
@@ -55,7 +55,7 @@ class VideoJobs:
 
     def start(self, parallel: int) -> None:
         self._tasks = [
-            asyncio.create_task(self._queue.work(self._run), name=f"video-jobs-{n}")
+            asyncio.create_task(self._queue.work(self._run, self._place), name=f"video-jobs-{n}")
             for n in range(parallel)
         ]
 
@@ -71,6 +71,9 @@ class VideoJobs:
         await self._queue.push(f"{owner}:{video.id}")
 
     # ---------------------------------------------------------------------------------- making
+    def _place(self, job: str) -> Place:
+        return self._sites.place(job.rpartition(":")[0])
+
     async def _run(self, job: str, attempt: int) -> bool:
         """Make one video; return True once it is over, False to try it again."""
         owner, _, video_id = job.rpartition(":")
@@ -81,8 +84,6 @@ class VideoJobs:
         revision = await self.store.revision(owner, video_id)
         if video.status in OVER or revision is None:
             return True
-        if not self._sites.admits(owner):
-            return False  # for a gateway at another site
         attempted = _Attempt(self, owner, video, revision)
         try:
             with self._sites.limited(owner):

@@ -182,7 +182,9 @@ class ProcessConfig:
             message = f"instance: {self.instance!r} cannot be part of a subject; use a-z, 0-9 and single hyphens"
             raise ConfigError(message, param="instance")
         if self.site is not None and not sites.is_name(self.site):
-            message = f"site: {self.site!r} is no name of a site; use a-z, 0-9 and hyphens, at most 32"
+            message = (
+                f"site: {self.site!r} is no name of a site; use a-z, 0-9 and hyphens, at most 32"
+            )
             raise ConfigError(message, param="site")
         for identity in self.wait_for_exit:
             if not _IDENTITY.fullmatch(identity):

@@ -101,9 +101,7 @@ class Bus:
         prefix = subjects.inbox(instance)
         control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
         frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
-        bus = cls(
-            instance, control, frames, site=config.site or "", site_margin=config.site_margin
-        )
+        bus = cls(instance, control, frames, site=config.site or "", site_margin=config.site_margin)
         await bus.start()
         return bus
 
@@ -154,14 +152,18 @@ class Bus:
         deadline: float | None = None,
         epoch: Epoch = NO_EPOCH,
     ) -> Stream:
-        """Open a streaming call, see `stream`; `instance=None` reaches any instance of the role.
+        """Open a streaming call, see `stream`.
+
+        `instance=None` reaches any instance of the role, a near one if this process has a site.
 
         Raises NoAllowedSite if the running task is limited to sites (`sites.only`), and the instance
         is at none of them, or no instance of the role is ready there.
         """
         allowed = sites.allowed()
-        if allowed:
-            instance = self._allowed_instance(role, instance)
+        if instance is None and (allowed or self.site) and (ready := self.directory.ready(role)):
+            instance = self.directory.least_busy(ready)
+        if allowed and (instance is None or not sites.permits(self.directory.site_of(instance))):
+            raise sites.refusal(role)
         return self.caller.open(
             role,
             body,
@@ -171,15 +173,6 @@ class Bus:
             epoch=epoch,
             sites=allowed,
         )
-
-    def _allowed_instance(self, role: str, instance: str | None) -> str:
-        """Return `instance`, or the least busy one, if it is at an allowed site."""
-        if instance is None:
-            ready = self.directory.ready(role)
-            instance = self.directory.least_busy(ready) if ready else None
-        if instance is None or not sites.permits(self.directory.site_of(instance)):
-            raise sites.refusal(role)
-        return instance
 
     def _leave_dark(self, site: str, instances: list[str]) -> None:
         """Fail the streams at the instances of a site that went dark, so that they move at once."""

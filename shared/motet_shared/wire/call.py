@@ -278,9 +278,9 @@ class Calls:
         telemetry.request_id.set(getattr(call.request, "request_id", "") or call.id)
         try:
             name = f"{subjects.role_of(self.instance)}.{call.operation}"
-            with telemetry.span(name, parent=telemetry.extract(headers)):
-                with sites.only(call.sites):
-                    await self.handlers[call.operation](call, call.request)
+            parent = telemetry.extract(headers)
+            with telemetry.span(name, parent=parent), sites.only(call.sites):
+                await self.handlers[call.operation](call, call.request)
             call.end()
         except asyncio.CancelledError:
             if call.expired:

@@ -51,7 +51,9 @@ class Presence:
         self.now = 0.0  # seconds, in monitor ticks; stands still during a broker outage
         self._served: OrderedDict[tuple[str, str], _Served] = OrderedDict()
         self._offers: dict[str, dict[tuple[str, str], Offer]] = {}  # by supervisor
-        self._sites: OrderedDict[tuple[str, str], float] = OrderedDict()  # last heard, by role and site
+        self._sites: OrderedDict[tuple[str, str], float] = (
+            OrderedDict()
+        )  # last heard, by role and site
 
     def expect(self, pairs: Iterable[str]) -> None:
         """Set the expected models from ROLE=MODEL pairs; ROLE=none is ignored.

@@ -343,7 +343,9 @@ class Caller:
     ) -> Stream:
         """Create a stream without sending its open.
 
-        `sites`: where the work may be done; the caller has chosen `instance` there. `window` is the maximum number of items in flight; `deadline` is in seconds until
+        `sites`: where the work may be done; the caller has chosen `instance` there.
+
+        `window` is the maximum number of items in flight; `deadline` is in seconds until
         completion. Raises ValueError if `window` is below 1.
         """
         if window < 1:

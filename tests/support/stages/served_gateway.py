@@ -40,7 +40,7 @@ class Served:
 async def served_gateway(nats: NatsServer, **settings: Any) -> AsyncIterator[Gateway]:
     """Run a gateway without services; `gateway.bus.directory` has what it knows."""
     config = GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, **settings)
-    async with running(Gateway(config, await nats.bus("gateway"))) as gateway:
+    async with running(Gateway(config, await nats.bus("gateway", config.site))) as gateway:
         yield gateway
 
 

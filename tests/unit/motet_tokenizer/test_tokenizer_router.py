@@ -20,6 +20,8 @@ class Directory:
     def __init__(self) -> None:
         self.beats: dict[str, Heartbeat] = {}
         self.open: Counter[str] = Counter()
+        self.far: set[str] = set()
+        self.site_margin = 4.0
         self.on_gone: list[Any] = []
 
     def announce(
@@ -41,6 +43,9 @@ class Directory:
 
     def active(self, instance: str) -> float:
         return self.beats[instance].load.get("active", 0.0) + self.open[instance]
+
+    def is_near(self, beat: Heartbeat) -> bool:
+        return beat.instance not in self.far
 
 
 class Index:
@@ -87,6 +92,16 @@ def test_a_burst_between_two_heartbeats_is_spread() -> None:
     for _ in range(12):
         directory.open[str(router.pick("m"))] += 1
     assert directory.open == {"decode-a": 8, "decode-b": 4}
+
+
+def test_the_own_site_is_left_once_it_has_more_streams_than_the_margin_allows() -> None:
+    router, directory = made()
+    directory.far = {"decode-b"}
+    for active, chosen in ((0.0, "decode-a"), (3.0, "decode-a"), (5.0, "decode-b")):
+        directory.announce("decode-a", active=active)
+        directory.announce("decode-b")
+        assert router.pick("m") == chosen, active
+    assert router.pick("m", {"decode-b"}) == "decode-a"
 
 
 def test_the_smallest_context_counts() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from openai.types.realtime import RateLimitsUpdatedEvent
 
+from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_gateway.tenancy.tenants_file import TenantsFile
 from motet_shared.errors import ConfigError, ContextTooLong, InternalError
 from motet_shared.messages import Chat
-from motet_shared.tenants import digest
+from motet_shared.tenants import digest, load_tenants
 from motet_shared.testing import settle
 from support.clients.gateway_client import Socket, session, world
 from support.running.until import until
@@ -54,6 +55,24 @@ async def test_users_divide_the_share_of_their_tenant_and_no_other(tmp_path: Pat
         assert here.made.tokenizer.requests[-1].tenant == "acme\0other"
         await here.done(user="\0other")
         assert here.made.tokenizer.requests[-1].tenant.split("\0")[0] == "acme"
+
+
+async def test_a_tenant_is_served_at_its_sites_alone(tmp_path: Path) -> None:
+    async with limited(tmp_path, 'sites = ["eu-1", "eu-2"]') as here:
+        http = await here.done()
+        assert (http.status, http.json()["error"]["code"]) == (403, "site_not_allowed")
+        assert http.json()["error"]["param"] == "sites"
+        assert (
+            "eu-1, eu-2, and this gateway has no site (--site)" in http.json()["error"]["message"]
+        )
+        assert (await here.done(OTHER)).status == 200
+        here.path.write_text(document('sites = ["eu-1"]'))
+        here.made.service._use(load_tenants(here.path))
+        here.made.service.tenant_sites = TenantSites("eu-1", here.made.service.authenticator.tenant)
+        http = await here.done()
+        assert (http.status, http.json()["error"]["code"]) == (503, "no_allowed_site")
+        assert "ready at eu-1, the sites allowed" in http.json()["error"]["message"]
+        assert [one.tenant for one in here.made.tokenizer.requests] == ["other"]
 
 
 async def test_only_who_may_sees_the_metrics(tmp_path: Path) -> None:
