@@ -46,8 +46,9 @@ async def test_jobs_are_left_to_the_gateways_and_workers_of_the_tenants_sites(
             brush = FakeDiffusion(await nats.bus("diffusion", site))
             brushes[site] = await stack.enter_async_context(running(brush))
         for site in ("a", "b"):
-            gateway = served_gateway(nats, tenants_file=tenants, site=site)
-            gateways[site] = await stack.enter_async_context(gateway)
+            gateways[site] = await stack.enter_async_context(
+                served_gateway(nats, tenants_file=tenants, site=site)
+            )
         for gateway in gateways.values():
             await gateway.bus.directory.wait_for(lambda d: len(d.ready("diffusion")) == 2, 10)
         elsewhere = await stack.enter_async_context(Served(gateways["a"]).client(ACME))

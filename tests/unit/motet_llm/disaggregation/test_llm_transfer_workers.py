@@ -23,6 +23,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
 from motet_shared.messages import BlobRef, Generate, KvChunk, Prefill, Sampling, Tokens
 from motet_shared.testing import die, memory_buses, running
+from motet_shared.wire import sites
 from motet_shared.wire.bus import HOST, Bus
 from motet_tokenizer.router import Router
 from support.checkpoints.language_checkpoints import tiny_checkpoint
@@ -189,6 +190,27 @@ async def test_so_it_is_over_tcp_and_for_many(folder: Path, due: Reply) -> None:
         assert world.decode.stats()["remote_prefills"] == 7
         assert not world.decode.stats()["prefill_fallbacks"]
         await eventually(world.nothing_is_held)
+
+
+async def test_a_prompt_is_computed_at_the_sites_of_its_request_alone(
+    world: World, due: Reply
+) -> None:
+    for bus, site in ((world.decode.bus, "a"), (world.prefill.bus, "b")):
+        bus.site = bus.calls.site = site
+        bus.heartbeat()
+    await eventually(
+        lambda: [beat.site for beat in world.decode.bus.directory.ready("prefill")] == ["b"]
+    )
+    await asyncio.sleep(0.25)  # decode has looked at its workers again
+    with sites.only(("a",)):
+        assert (await world.tokens())[0] == due
+    assert world.prefill.bus.calls.requests == world.decode.stats()["remote_prefills"] == 0
+    prompt = PROMPT[1:]
+    with sites.only(("a", "b")):
+        await world.tokens(prompt=prompt)
+    assert world.prefill.bus.calls.requests == 1
+    assert not world.decode.stats()["prefill_fallbacks"]
+    await eventually(world.nothing_is_held)
 
 
 async def test_a_prefill_worker_that_dies_midway_costs_time(world: World, due: Reply) -> None:
