@@ -23,6 +23,7 @@ from motet_gateway.operations.metrics import GatewayMetrics
 from motet_gateway.operations.readiness import Readiness
 from motet_gateway.realtime.sessions import Sessions
 from motet_gateway.responses.store import ResponseStore
+from motet_gateway.storage.counts import SharedCounts
 from motet_gateway.storage.documents import NEVER, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.storage.quota import Stored
@@ -31,6 +32,7 @@ from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.client_secrets import ClientSecrets
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
+from motet_gateway.tenancy.shared_bucket import Accounts
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_gateway.tenancy.tenants_file import TenantsFile
@@ -96,6 +98,7 @@ class GatewayContext:
         self.batches: BatchStore | None = None
         self.batch_queue: BatchQueue | None = None
         self.idempotency: Entries | None = None
+        self.accounts: Accounts | None = None
         self.downloads = 0  # of models, for /api/pull
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -160,6 +163,9 @@ class GatewayContext:
         if client is None:
             return
         config = self.config
+        self.accounts = Accounts(await SharedCounts.open(client))
+        self.authenticator.share(self.accounts)
+        self.accounts.start()
         self.store = await ImageStore.open(
             client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
@@ -212,6 +218,8 @@ class GatewayContext:
         for jobs in (self.jobs, self.videos):
             if jobs is not None:
                 await jobs.close()
+        if self.accounts is not None:
+            await self.accounts.close()
         if self._uploads is not None:
             await asyncio.wait([self._uploads])
             if self._uploads.exception() is None:

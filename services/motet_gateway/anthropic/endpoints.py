@@ -31,7 +31,7 @@ async def create_message(service: GatewayContext, http: Exchange) -> None:
     data = await read_prompt(service, http, "messages", entries=MAX_ENTRIES)
     body = parse_messages(data, http.hints("messages"))
     asked = await _prepared(service, http, body)
-    with http.tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
+    with await http.tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
         reply = ChatReply(service, ticket)
         if body.stream:
             await _stream(http, asked, reply)
@@ -45,7 +45,7 @@ async def count_message_tokens(service: GatewayContext, http: Exchange) -> None:
     asked = await _prepared(service, http, parse_count(data, http.hints("messages")))
     asked.check_size()
     config = service.config
-    with http.tenant.take(1):
+    with await http.tenant.take(1):
         async with http.while_connected():
             with asked.renamed():
                 async with await leased_images(service, asked.pictures) as images:

@@ -85,7 +85,7 @@ async def speech(service: GatewayContext, http: Exchange) -> None:
     """Answer with speech, as raw bytes or as events."""
     body, cloned = await _asked(service, http)
     encoder = make_encoder(body.response_format)
-    with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
+    with await http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
         async with http.while_connected():
             spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
             if body.stream_format == "sse":
@@ -117,7 +117,7 @@ async def speech_in_json(service: GatewayContext, http: Exchange) -> None:
                 param="input",
             )
 
-    with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
+    with await http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
         spoken = _SpeechStream(service, http, body, encoder, ticket, cloned)
         await spoken.run(keep)
         await keep(await spoken.rest())

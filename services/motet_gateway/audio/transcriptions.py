@@ -62,7 +62,7 @@ async def _answer(service: GatewayContext, http: Exchange, task: Task) -> None:
         await _check(service, body)
         claimed = await decoding(claimed_seconds, body.file)
     expected = int(max(claimed, SHORTEST) * SECOND)
-    with http.tenant.take(audio=expected) as ticket:
+    with await http.tenant.take(audio=expected) as ticket:
         transcript = _TranscriptionCall(service, http, body, claimed if by_chat else None)
         with settled(ticket.audio, expected, lambda: transcript.length):
             await (transcript.stream() if body.stream else transcript.collect())

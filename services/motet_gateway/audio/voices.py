@@ -137,7 +137,7 @@ async def _decoded(http: Exchange, sound: bytes) -> bytes:
         expected = int(min(max(claimed, SECONDS[0]), SECONDS[1]) * SECOND)
         samples: Samples = np.zeros(0, np.float32)
         with (
-            http.tenant.take(audio=expected) as ticket,
+            await http.tenant.take(audio=expected) as ticket,
             settled(ticket.audio, expected, lambda: len(samples) * SECOND // RATE),
         ):
             try:

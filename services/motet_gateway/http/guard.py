@@ -71,7 +71,7 @@ class Guard:
         try:
             if isinstance(call, Socket):
                 await call.open()
-            self._admit(call)
+            await self._admit(call)
             if self._route.once and isinstance(call, Exchange) and call.is_repeated:
                 raise WorkerLost(
                     "the gateway that had this request ended; whether it was carried out is not known"
@@ -89,7 +89,7 @@ class Guard:
                 await _delay(error, call.caller.tenant if call.caller is not None else None)
             await call.fail(problem)
 
-    def _admit(self, call: Exchange | Socket) -> None:
+    async def _admit(self, call: Exchange | Socket) -> None:
         """Set the caller of a request; raises MotetError if it may not call this route now."""
         if self._route.access is Access.PUBLIC:
             return
@@ -97,6 +97,8 @@ class Guard:
         secrets = self._service.client_secrets if self._route.client_secrets else None
         call.caller = door.authenticate(call.scope, secrets)
         self._service.tenant_sites.check(call.caller.tenant)
+        if self._route.access is Access.TENANT:
+            await call.caller.tenant.prepare()
         door.authorize(call.caller.tenant, self._route.access)
 
     async def _run(self, call: Exchange | Socket, receive: Receive) -> None:

@@ -49,7 +49,7 @@ async def edits(service: GatewayContext, http: Exchange) -> None:
 
 async def _answer(pictures: _ImageCall) -> None:
     count = len(pictures.requests)
-    with pictures.http.tenant.take(count, images=count) as ticket:
+    with await pictures.http.tenant.take(count, images=count) as ticket:
         await (pictures.stream(ticket) if pictures.body.stream else pictures.collect(ticket))
 
 

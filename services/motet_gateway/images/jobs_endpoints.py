@@ -67,7 +67,7 @@ async def submit(service: GatewayContext, http: Exchange) -> None:
     fields = msgspec.structs.asdict(given)
     job = _owned(fields.pop("id") or "job-" + secrets.token_hex(12), http.tenant)
     count = given.n or 1
-    with http.tenant.take(
+    with await http.tenant.take(
         images=0 if await jobs.has(job) else count
     ) as ticket:  # a job is charged once
         record, is_new = await jobs.submit(job, GenerationBody(**fields))

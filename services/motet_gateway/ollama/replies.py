@@ -79,7 +79,7 @@ async def answer(
     """Answer with lines, or with one object. An error before the first text is raised."""
     request = asked.chat if isinstance(asked, PreparedChat) else asked.request
     lines = ReplyLines(kind, request.model)
-    with http.tenant.take(1, tokens=expected_tokens([request])) as ticket:
+    with await http.tenant.take(1, tokens=expected_tokens([request])) as ticket:
         reply: ChatReply | CompletionReply
         if isinstance(asked, PreparedChat):
             reply = ChatReply(service, ticket)

@@ -56,7 +56,7 @@ async def load_or_unload(
         await http.reply(200, msgspec.json.encode(_moved(kind, body.model, "unload")))
         return
     keep(service, http, body.model, body.keep_alive)
-    with http.tenant.take(1):
+    with await http.tenant.take(1):
         async with http.while_connected():
             base = service.bus.directory.base_of(body.model)
             await pick(service.bus, "decode", base, patience=service.config.request_timeout)

@@ -67,7 +67,9 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     if images and (named := _detail_named(body)):
         message = f"`{named}` is not supported in chats that generate images; omit it"
         raise UnsupportedParameter(message, param=named)
-    with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
+    with await http.tenant.take(
+        len(requests), tokens=expected_tokens(requests), images=images
+    ) as ticket:
         pictures = await read_images(service, body, accepts_images=is_seeing)
         if generation is None:
             await _plain(service, http, body, requests, pictures, head, ticket, audio)
@@ -143,7 +145,7 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     )
     requests = pinned(http, service.bus.directory, requests)
     prompts = len(requests) // (body.n or 1)
-    with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
+    with await http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
         details = reply_details(body)
         source = bounded_scores(_pipeline(service), details)
         choices = ChoiceStreams(service, http, requests, source, ticket, prompts)

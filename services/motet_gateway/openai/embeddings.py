@@ -94,7 +94,7 @@ async def embedded(
         text_tokens(text) if isinstance(text, str) else len(text) for text in given.texts
     )
     expected += PICTURE_TOKENS * len(given.pictures)
-    with http.tenant.take(tokens=expected) as ticket:
+    with await http.tenant.take(tokens=expected) as ticket:
         async with http.while_connected():
             with settled(ticket.tokens, expected, lambda: outcome.tokens):
                 parts = await _vectors(service, request, given, outcome)

@@ -29,7 +29,7 @@ async def score(service: GatewayContext, http: Exchange, request: Rank) -> tuple
     asked = asked if len(asked) > 1 else asked * len(request.documents)
     expected = sum(asked) + sum(map(text_tokens, request.documents))
     outcome, scores = Ranked(), list[float]()
-    with http.tenant.take(tokens=expected) as ticket:
+    with await http.tenant.take(tokens=expected) as ticket:
         async with http.while_connected():
             parts = rank(
                 service.bus,

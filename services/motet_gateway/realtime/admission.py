@@ -85,7 +85,7 @@ class TenantAdmission:
             if not is_admitted:
                 self._check_reply(settings, messages)
             limit = REPLY_TOKENS if settings.max_tokens is None else settings.max_tokens
-            ticket = self._tenant.take(
+            ticket = self._tenant.take_now(
                 tokens=messages_tokens(messages) + limit,
                 audio=SECOND if settings.speaks else 0,
                 is_admitted=is_admitted,

@@ -146,7 +146,7 @@ class _Run:
         token = telemetry.request_id.set(self._record.request_id)
         try:
             asked, tenant = await self._asked()
-            with tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
+            with await tenant.take(1, tokens=expected_tokens([asked.chat])) as ticket:
                 await self._begin()
                 reply = Reply(self._service, asked, ticket, shorten=self._body.truncation == "auto")
                 self._output = new_output(self._body, asked, self._record.id, None)

@@ -41,7 +41,7 @@ async def create_response(service: GatewayContext, http: Exchange) -> None:
         await _enqueue(service, http, body, chat, given, resource)
         return
     images = 0 if chat.generation is None else 1
-    with tenant.take(1, tokens=expected_tokens([chat.chat]), images=images) as ticket:
+    with await tenant.take(1, tokens=expected_tokens([chat.chat]), images=images) as ticket:
         response = Foreground(service, http, body, chat, given, resource, ticket)
         await (response.stream() if body.stream else response.collect())
 

@@ -20,6 +20,7 @@ from .buckets import Clock
 from .client_secrets import PREFIX, ClientSecret, ClientSecrets
 from .concurrency import ConcurrencyLimits
 from .counters import TenantCounters
+from .shared_bucket import Accounts
 from .tenant import Tenant
 
 _SUBPROTOCOL = "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket
@@ -55,6 +56,7 @@ class Authenticator:
         self._make: Callable[[str, TenantLimits], Tenant] = lambda name, limits: Tenant(
             name, limits, concurrency, counters, clock
         )
+        self._accounts: Accounts | None = None
         self._keyed = config.needs_key
         default = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))
         self._default = Caller(default)
@@ -71,11 +73,19 @@ class Authenticator:
                 self._tenants[name].limit(limits)
             else:
                 self._tenants[name] = self._make(name, limits)
+                if self._accounts is not None:
+                    self._tenants[name].share(self._accounts)
         for name in self._tenants.keys() - tenants.limits.keys():
             del self._tenants[name]
         self._keys = self._default_keys | {
             key.sha256: self._tenants[key.tenant] for key in tenants.keys
         }
+
+    def share(self, accounts: Accounts) -> None:
+        """Share limits and use of all tenants, those to come included, with other gateways."""
+        self._accounts = accounts
+        for tenant in (self._default.tenant, *self._tenants.values()):
+            tenant.share(accounts)
 
     def limits_of(self, name: str) -> TenantLimits:
         """Return the limits of a tenant by name, "" where no key is required.

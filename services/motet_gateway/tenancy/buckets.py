@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 NANOSECONDS = 1_000_000_000
 Clock = Callable[[], int]  # monotonic nanoseconds
@@ -73,24 +73,51 @@ class Bucket:
         return -(-lack // self.limit) if lack > 0 and self.limit else 0
 
 
-class Allowance:
-    """Account for one resource of a tenant: counted, and limited if there is a bucket."""
+class Account(Protocol):
+    """Describe what shares a resource of a tenant with other gateways."""
 
-    __slots__ = ("_counter", "_scale", "bucket", "kind")
+    bucket: Any
+
+    def bucket_of(self, limit: int, period: int, clock: Clock) -> Bucket: ...
+
+    def count(self, amount: float) -> None: ...
+
+    async def fetch(self, amount: int) -> None: ...
+
+
+class Allowance:
+    """Account for one resource of a tenant: counted, and limited if there is a bucket.
+
+    account: shares it with other gateways; None: this one counts for itself.
+    """
+
+    __slots__ = ("_clock", "_counter", "account", "bucket", "kind", "scale")
 
     def __init__(self, kind: str, counter: Counter, scale: int = 1):
         self.kind = kind  # name of the resource in errors and headers
         self.bucket: Bucket | None = None
-        self._counter, self._scale = counter, scale  # bucket units per counted unit
+        self.account: Account | None = None
+        self._counter, self.scale = counter, scale  # bucket units per counted unit
+        self._clock: Clock = time.monotonic_ns
+
+    def share(self, account: Account) -> None:
+        """Use a bucket that all gateways share from now on."""
+        self.account = account
+        if self.bucket is not None:
+            self.bucket = account.bucket_of(self.bucket.limit, self.bucket.period, self._clock)
 
     def bound(self, limit: int | None, period: int, clock: Clock) -> None:
         """Change the limit; None: unlimited."""
+        self._clock = clock
         if limit is None:
             self.bucket = None
+            if self.account is not None:
+                self.account.bucket = None
         elif self.bucket is None:
-            self.bucket = Bucket(limit * self._scale, period, clock)
+            make = Bucket if self.account is None else self.account.bucket_of
+            self.bucket = make(limit * self.scale, period, clock)
         else:
-            self.bucket.resize(limit * self._scale)
+            self.bucket.resize(limit * self.scale)
 
     def wait(self, amount: int) -> int:
         """Return the nanoseconds until `amount` may be used."""
@@ -104,7 +131,14 @@ class Allowance:
             self.bucket.charge(amount)
 
     def count(self, amount: int) -> None:
-        self._counter.inc(amount / self._scale)
+        self._counter.inc(amount / self.scale)
+        if self.account is not None:
+            self.account.count(amount)
+
+    async def fetch(self, amount: int) -> None:
+        """Have `amount` here if it is shared with other gateways and they leave as much."""
+        if self.account is not None and amount:
+            await self.account.fetch(amount)
 
 
 class Hold:

@@ -18,6 +18,7 @@ from .buckets import NANOSECONDS, Allowance, Bucket, Clock, Hold
 from .concurrency import ConcurrencyLimits, Slot
 from .counters import TenantCounters
 from .rights import Rights
+from .shared_bucket import Accounts
 
 SECOND = 1_000_000  # units of audio: microseconds
 _MINUTE, _HOUR = 60, 3600
@@ -89,6 +90,11 @@ class Tenant:
         self.audio = Allowance("audio seconds", counters.audio.labels(self._label), SECOND)
         self.limit(limits)
 
+    def share(self, accounts: Accounts) -> None:
+        """Share limits and use with all gateways that have these accounts."""
+        for one in (self.requests, self.tokens, self.images, self.audio):
+            one.share(accounts.of(self._label, one.kind, one.scale))
+
     def limit(self, limits: TenantLimits) -> None:
         """Replace the limits."""
         self.rights = Rights(self.rights.name, limits)
@@ -145,7 +151,27 @@ class Tenant:
             self._refusals.charge(1)
         return due / NANOSECONDS
 
-    def take(
+    async def prepare(self) -> None:
+        """Have a request and a token here, if limits are shared with other gateways."""
+        await self.requests.fetch(1)
+        await self.tokens.fetch(1)
+
+    async def take(
+        self, count: int = 1, *, tokens: int = 0, images: int = 0, audio: int = 0
+    ) -> Ticket:
+        """Reserve room for `count` replies and their probable use; `audio` in microseconds.
+
+        Raises as `take_now`, which it calls with what other gateways leave.
+        """
+        for allowance, amount in (
+            (self.tokens, tokens),
+            (self.images, images),
+            (self.audio, audio),
+        ):
+            await allowance.fetch(amount)
+        return self.take_now(count, tokens=tokens, images=images, audio=audio)
+
+    def take_now(
         self,
         count: int = 1,
         *,
@@ -154,7 +180,7 @@ class Tenant:
         audio: int = 0,
         is_admitted: bool = False,
     ) -> Ticket:
-        """Reserve room for `count` replies and their probable use; `audio` in microseconds.
+        """Reserve as `take`, without asking what other gateways leave.
 
         is_admitted: another gateway has admitted them, and this one refuses none.
 

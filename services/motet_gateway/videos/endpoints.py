@@ -94,7 +94,7 @@ async def _submit(service: GatewayContext, http: Exchange, video: Video, image: 
     """Charge and queue a video, which counts as an image for each second that is asked for."""
     jobs, owner = jobs_of(service), http.tenant.owner
     count = max(math.ceil(video.seconds), 1)
-    with http.tenant.take(images=count) as ticket:
+    with await http.tenant.take(images=count) as ticket:
         await _check_room(service, owner)
         await jobs.store.files.check_room(owner, len(image) + 1)
         if image:

@@ -54,7 +54,7 @@ async def tokenize_prompt(service: GatewayContext, http: Exchange) -> None:
     body.model = service.admit(body.model)
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     config = service.config
-    with http.tenant.take(1):
+    with await http.tenant.take(1):
         async with http.while_connected():
             found = await tokenize(
                 service.bus,
@@ -119,7 +119,7 @@ async def detokenize_prompt(service: GatewayContext, http: Exchange) -> None:
         model=model, ids=body.tokens, request_id=http.request_id, tenant=http.tenant.rights.name
     )
     config = service.config
-    with http.tenant.take(1):
+    with await http.tenant.take(1):
         async with http.while_connected():
             text = await detokenize(
                 service.bus, request, deadline=config.request_timeout, patience=config.patience

@@ -42,7 +42,7 @@ class Speaker:
         """Send all audio. Raises MotetError, and ClientGone once the client has left."""
         settings = utterance.settings
         self._tenant.count_request()
-        with self._tenant.take():
+        with await self._tenant.take():
             try:
                 await self._run(utterance)
             finally:

@@ -1,0 +1,77 @@
+"""Keep numbers that all gateways change in a JetStream bucket, each by compare and set."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+import nats.js.errors
+from msgspec import Struct
+
+from .documents import NEVER
+from .jetstream import key_value
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js.kv import KeyValue
+
+BUCKET = "motet_usage"
+PATIENCE = 0.5  # seconds for an answer of NATS, while a request waits for it
+_TRIES = 24
+_PAUSE = 0.02  # seconds, at most, after another gateway was first
+
+R = TypeVar("R")
+
+
+class Count(Struct):
+    """What tenants took of one resource.
+
+    taken: units that were taken and have not been refilled, at the Unix time `at`. used: all units
+    that were ever used.
+    """
+
+    taken: float = 0.0
+    at: float = 0.0
+    used: float = 0.0
+
+
+_decode = msgspec.json.Decoder(Count).decode
+
+
+class SharedCounts:
+    """Read and change counts by their names. Raises one of `jetstream.ERRORS` while NATS is away."""
+
+    def __init__(self, keys: KeyValue):
+        self._keys = keys
+
+    @classmethod
+    async def open(cls, client: Client) -> SharedCounts:
+        """Create or reuse the bucket."""
+        return cls(await key_value(client.jetstream(timeout=PATIENCE), BUCKET, NEVER))
+
+    async def change(self, name: str, change: Callable[[Count], R]) -> R:
+        """Store what `change` makes of a count, and return its result.
+
+        It is called again with a newer count where another gateway was first, so that it may change
+        nothing but the count. Raises TimeoutError if others are first again and again.
+        """
+        for _ in range(_TRIES):
+            count, revision = await self._read(name)
+            result = change(count)
+            try:
+                await self._keys.update(name, msgspec.json.encode(count), last=revision)
+            except nats.js.errors.KeyWrongLastSequenceError:
+                await asyncio.sleep(random.uniform(0, _PAUSE))
+                continue
+            return result
+        raise TimeoutError(f"{name} is changed by others without a pause")
+
+    async def _read(self, name: str) -> tuple[Count, int]:
+        try:
+            entry = await self._keys.get(name)
+        except nats.js.errors.KeyNotFoundError:
+            return Count(), 0
+        return _decode(entry.value or b"{}"), entry.revision or 0
