@@ -163,7 +163,7 @@ class GatewayContext:
         if client is None:
             return
         config = self.config
-        self.accounts = Accounts(await SharedCounts.open(client))
+        self.accounts = Accounts(await SharedCounts.open(client), self.metrics.tenants)
         self.authenticator.share(self.accounts)
         self.accounts.start()
         self.store = await ImageStore.open(

@@ -20,6 +20,12 @@ class TenantCounters:
             "seconds of audio transcribed and synthesized by tenant",
             ("tenant",),
         )
+        self.used = metrics.gauge(
+            "tenant",
+            "used",
+            "units that a tenant ever used, over all gateways and restarts",
+            ("tenant", "kind"),
+        )
         self.refused = metrics.counter(
             "tenant", "refusals", "requests refused by tenant and limit", ("tenant", "limit")
         )

@@ -17,6 +17,7 @@ from motet_gateway.storage.counts import PATIENCE, Count, SharedCounts
 from motet_gateway.storage.jetstream import ERRORS
 
 from .buckets import NANOSECONDS, Bucket, Clock
+from .counters import TenantCounters
 
 log = logging.getLogger(__name__)
 
@@ -189,16 +190,18 @@ class Account:
 class Accounts:
     """Hold all accounts of a gateway, and report them once a second."""
 
-    def __init__(self, counts: SharedCounts):
-        self._counts = counts
+    def __init__(self, counts: SharedCounts, counters: TenantCounters):
+        self._counts, self._counters = counts, counters
         self._accounts: dict[str, Account] = {}
         self._task: asyncio.Task[None] | None = None
 
     def of(self, tenant: str, kind: str, scale: int) -> Account:
         """Return the account of a resource of a tenant."""
-        name = f"{tenant}.{kind.replace(' ', '_')}"
+        kind = kind.replace(" ", "_")
+        name = f"{tenant}.{kind}"
         if name not in self._accounts:
-            self._accounts[name] = Account(self._counts, name, scale)
+            account = self._accounts[name] = Account(self._counts, name, scale)
+            self._counters.used.labels(tenant, kind).set_function(lambda: account.used)
         return self._accounts[name]
 
     def start(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -84,6 +85,11 @@ async def test_a_small_limit_is_exact_over_gateways_and_over_restarts(tmp_path: 
             assert (await here.count(first, "requests")).used == 6
             tokens = await here.count(first, "tokens")
             assert tokens.used == used
+            assert first.service is not None
+            metrics = first.service.metrics.registry.render().decode()
+            assert re.search(
+                rf'motet_tenant_used{{.*kind="tokens".*tenant="acme"}} {used}\.0', metrics
+            )
         async with here.gateway() as (again, http):
             refused = await http.post("/chat/completions", json=CHAT)
             assert refused.status_code == 429, "a restart forgets nothing"
@@ -116,13 +122,15 @@ async def test_a_large_limit_is_exact_but_for_a_lease_of_each_gateway(tmp_path: 
 
 async def test_while_nats_is_away_what_was_leased_is_served(tmp_path: Path) -> None:
     limit = 960
-    async with stack(tmp_path, f"requests_per_minute = {limit}") as here:
-        async with here.gateway() as (_, http):
-            assert (await http.get("/models")).status_code == 200
-            await here.nats.kill()
-            statuses = [(await http.get("/models")).status_code for _ in range(limit // LEASES + 2)]
-            assert statuses == [200] * (limit // LEASES) + [429] * 2
-            await here.nats.start()
-            async with asyncio.timeout(20):
-                while (await http.get("/models")).status_code != 200:
-                    await asyncio.sleep(0.2)
+    async with (
+        stack(tmp_path, f"requests_per_minute = {limit}") as here,
+        here.gateway() as (_, http),
+    ):
+        assert (await http.get("/models")).status_code == 200
+        await here.nats.kill()
+        statuses = [(await http.get("/models")).status_code for _ in range(limit // LEASES + 2)]
+        assert statuses == [200] * (limit // LEASES) + [429] * 2
+        await here.nats.start()
+        async with asyncio.timeout(20):
+            while (await http.get("/models")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
