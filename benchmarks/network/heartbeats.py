@@ -22,8 +22,9 @@ from msgspec.structs import replace
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
 from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer
-from motet_shared.wire import discovery, subjects
+from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import period_of
 from motet_shared.wire.transport import NatsTransport
 
 ROLES = ("gateway", "tokenizer", "decode", "tts")
@@ -84,12 +85,12 @@ async def send(url: str, folder: Path, role: str, count: int) -> None:
         password=password,
     )
     beats = instances(count)[role]
-    period = discovery.period_of(count) if hasattr(discovery, "period_of") else 0.5
+    period = period_of(count)
     sequence, due = 0, time.monotonic()
     while True:
         sequence += 1
         for index, beat in enumerate(beats):
-            beat = replace(beat, seq=sequence)
+            beat = replace(beat, seq=sequence, every=period)
             await transport.publish(subjects.heartbeat(beat.instance), encode(beat))
             if index % 16 == 15:
                 await asyncio.sleep(max(due + period * index / len(beats) - time.monotonic(), 0))
@@ -124,7 +125,9 @@ async def measure(count: int, roles: list[str], seconds: float) -> list[Cost]:
     async with NatsServer() as nats:
         there = [nats.url, str(nats.credentials)]
         senders = [
-            subprocess.Popen([*me, "send", *there, role, str(count)]) for role in MIX if count
+            await asyncio.create_subprocess_exec(*me, "send", *there, role, str(count))
+            for role in MIX
+            if count
         ]
         try:
             found = []
@@ -142,7 +145,7 @@ async def measure(count: int, roles: list[str], seconds: float) -> list[Cost]:
             for sender in senders:
                 sender.terminate()
             for sender in senders:
-                sender.wait()
+                await sender.wait()
 
 
 def main() -> None:

@@ -1186,7 +1186,7 @@ class Offer(Struct, omit_defaults=True, kw_only=True):
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
-    """State and load of an instance, sent every half second and on every change of state."""
+    """State and load of an instance, sent on every change of state and every `every` seconds."""
 
     v: int
     role: str
@@ -1198,6 +1198,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     offers: list[Offer] = []  # of a supervisor
     host: str = ""
     site: str = ""
+    every: float = 0.5
     pid: int = 0
     start: float = 0.0  # seconds from process start until ready; 0: not measured
 

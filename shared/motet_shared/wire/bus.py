@@ -24,7 +24,7 @@ from motet_shared.process.vitals import Vitals
 from . import sites, subjects
 from .broker import Broker
 from .call import Calls
-from .discovery import HEARTBEAT_EVERY, SITE_MARGIN, Directory, ServiceResponder
+from .discovery import SITE_MARGIN, Directory, ServiceResponder
 from .epochs import NO_EPOCH, Epoch
 from .outbox import Outbox
 from .peers import Monitor
@@ -204,6 +204,7 @@ class Bus:
             load=self._vitals.read() | self._counts() | load,
             host=HOST,
             site=self.site,
+            every=round(self.directory.period, 2),
             pid=os.getpid(),
             start=round(START.seconds, 3),
             offers=self.offers(),
@@ -233,7 +234,7 @@ class Bus:
 
     async def _beat_when_due(self, elapsed: float) -> None:
         self._since_beat += elapsed
-        if self._since_beat >= HEARTBEAT_EVERY - 0.01:
+        if self._since_beat >= self.directory.period - 0.01:
             self.heartbeat()
 
     def _on_control(self, message: Message) -> None:

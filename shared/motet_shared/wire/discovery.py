@@ -30,19 +30,43 @@ from .presence import Presence
 from .stream import Caller
 from .transport import Message
 
-HEARTBEAT_EVERY = 0.5
+HEARTBEAT_EVERY = 0.5  # seconds, in a stack of up to `HEARD * HEARTBEAT_EVERY` instances
+HEARD = 400  # heartbeats per second that a process of a larger stack hears, see `period_of`
+ANSWERED = 100  # instances up to which a newcomer is answered at once
 WANTED_FOR = 2.0  # seconds that a refused request counts as one that waits
-EXPIRES_AFTER = 3.0  # seconds, counted in this process's monitor ticks
-DARK_AFTER = 1.25  # seconds without a heartbeat of any instance of a site
+EXPIRES_AFTER = 3.0  # seconds at least, counted in this process's monitor ticks
+MISSED = 2.5  # missed heartbeats, after which an instance expires, if that takes longer
+DARK_AFTER = 1.25  # seconds at least without a heartbeat of any instance of a site
+MANY = 20  # instances of a site of which some are always heard within a period
 SITE_MARGIN = 4.0  # streams by which an instance elsewhere must be less busy to be preferred
+
+
+def period_of(instances: int) -> float:
+    """Return the seconds between two heartbeats in a stack of so many instances.
+
+    Each process hears all of them, so that a fixed period would cost it the more, the more there are.
+    """
+    return max(HEARTBEAT_EVERY, instances / HEARD)
 
 
 @dataclass(slots=True)
 class _Peer:
     heartbeat: Heartbeat
+    expires: float  # time of the directory
     streams: int = 0  # streams of this process at the peer when the heartbeat came
-    age: float = 0.0
     suspected_at: int = -1  # heartbeat number at which it was reported lost
+
+
+@dataclass(slots=True)
+class _Site:
+    instances: int = 0
+    heard: float = 0.0  # when the last heartbeat of any came, by the directory's time
+    every: float = HEARTBEAT_EVERY  # seconds between two heartbeats of an instance
+
+    def is_silent(self, now: float) -> bool:
+        """Return True if some of its instances should have been heard by now."""
+        usual = MISSED * self.every * min(1.0, MANY / self.instances)
+        return now - self.heard > max(DARK_AFTER, usual)
 
 
 class Directory:
@@ -63,6 +87,8 @@ class Directory:
         # Called with a site of which nothing is heard any more, and its instances.
         self.on_dark: Callable[[str, list[str]], None] = lambda site, instances: None
         self._dark: set[str] = set()
+        self._sites: dict[str, _Site] = {}
+        self._now = 0.0  # seconds in ticks
         self.dropped: Counter[str] = Counter()
         self.presence = Presence()  # expected models, and models that have been ready
         # Requests of this process that wait for an instance, by (role, model).
@@ -256,11 +282,18 @@ class Directory:
         known = self._peers.get(beat.instance)
         if beat.state == "stopped":
             self._remove(beat.instance)
-        elif known is None:
-            self._peers[beat.instance] = _Peer(beat, self.outstanding(beat.instance))
-            self.on_newcomer()
         else:
-            known.heartbeat, known.streams, known.age = beat, self.outstanding(beat.instance), 0.0
+            expires = self._now + max(EXPIRES_AFTER, MISSED * beat.every)
+            streams = self.outstanding(beat.instance)
+            site = self._sites.setdefault(beat.site, _Site())
+            site.heard, site.every = self._now, beat.every
+            if known is None:
+                self._peers[beat.instance] = _Peer(beat, expires, streams)
+                site.instances += 1
+                if len(self._peers) <= ANSWERED:
+                    self.on_newcomer()
+            else:
+                known.heartbeat, known.streams, known.expires = beat, streams, expires
         self._changed.set()
 
     def suspect(self, instance: str) -> None:
@@ -274,22 +307,22 @@ class Directory:
             self._changed.set()
 
     async def tick(self, elapsed: float) -> None:
-        """Advance time by `elapsed` seconds; remove peers silent for more than `EXPIRES_AFTER`."""
+        """Advance time by `elapsed` seconds; remove peers that were silent for too long."""
         self.presence.now += elapsed
-        ages: dict[str, float] = {}  # seconds since the newest heartbeat, by site
-        for instance, peer in list(self._peers.items()):
-            peer.age += elapsed
-            if peer.age > EXPIRES_AFTER:
-                self._remove(instance)
-            else:
-                site = peer.heartbeat.site
-                ages[site] = min(ages.get(site, math.inf), peer.age)
-        self._note_dark(ages)
+        self._now = now = self._now + elapsed
+        for instance in [name for name, peer in self._peers.items() if peer.expires < now]:
+            self._remove(instance)
+        self._note_dark()
 
-    def _note_dark(self, ages: dict[str, float]) -> None:
+    @property
+    def period(self) -> float:
+        """Return the seconds between two heartbeats of an instance."""
+        return period_of(len(self._peers))
+
+    def _note_dark(self) -> None:
         """Report sites that went dark, unless nothing at all is heard: that is this process's fault."""
-        silent = {site for site, age in ages.items() if site and age > DARK_AFTER}
-        if len(silent) == len(ages):
+        silent = {name for name, site in self._sites.items() if name and site.is_silent(self._now)}
+        if len(silent) == len(self._sites):
             return
         for site in silent - self._dark:
             beats = [peer.heartbeat for peer in self._peers.values()]
@@ -298,7 +331,11 @@ class Directory:
 
     def _remove(self, instance: str) -> None:
         self.presence.forget(instance)
-        if self._peers.pop(instance, None) is not None:
+        if (gone := self._peers.pop(instance, None)) is not None:
+            name = gone.heartbeat.site
+            self._sites[name].instances -= 1
+            if not self._sites[name].instances:
+                del self._sites[name]
             self._changed.set()
             for tell in self.on_gone:
                 tell(instance)
