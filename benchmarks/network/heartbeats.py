@@ -2,23 +2,30 @@
 
 `python benchmarks/run.py heartbeats --help`. NATS is real, and so are the measured processes: a bus
 of a role in a process of its own, that does nothing else. The instances exist as their heartbeats
-alone, which a few processes send as often as such an instance would.
+alone, which a few processes send as often as such an instance would. The numbers go to
+`results/heartbeats.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import uvloop
 from msgspec.structs import replace
 
+from benchmarks.support.arguments import parser_of, planned
+from benchmarks.support.document import conditions, load_line, write
+from benchmarks.support.measures import Target, table, targets_table
+from benchmarks.support.paths import RESULTS_FOLDER
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
 from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer
@@ -27,6 +34,8 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import period_of
 from motet_shared.wire.transport import NatsTransport
 
+RESULTS = RESULTS_FOLDER / "heartbeats.json"
+MOST_SHARE = 0.02  # of a core
 ROLES = ("gateway", "tokenizer", "decode", "tts")
 # Share of each role among the instances.
 MIX = {"decode": 0.8, "tokenizer": 0.06, "gateway": 0.06, "tts": 0.04, "asr": 0.04}
@@ -36,16 +45,39 @@ LOAD = (
     "prefill_flex prefill_default prefill_priority steps step_seconds cached prompt_tokens preemptions "
     "adapter_load draft_rate accepted"
 ).split()
-WARM_UP = 6.0  # seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Define what is measured: seconds of each measurement, and before it."""
+
+    instances: int = 2000
+    roles: tuple[str, ...] = ROLES
+    seconds: float = 8.0
+    warm_up: float = 6.0
+
+
+QUICK = Plan(instances=20, roles=("tokenizer",), seconds=0.5, warm_up=0.7)
+
+
+@dataclass
 class Cost:
-    """What a process used. share: of a core; messages: heartbeats that it heard per second."""
+    """Shares of a core of a process, with no other instance and with all; heartbeats per second."""
 
     role: str
-    share: float
-    messages: float
+    idle: float = 0.0
+    share: float = 0.0
+    heard: float = 0.0
+
+    @property
+    def added(self) -> float:
+        """Return the share of a core that the instances cost."""
+        return self.share - self.idle
+
+
+@dataclass
+class Findings:
+    costs: list[Cost] = field(default_factory=list)
 
 
 def beat_of(role: str, number: int) -> Heartbeat:
@@ -98,7 +130,7 @@ async def send(url: str, folder: Path, role: str, count: int) -> None:
         await asyncio.sleep(max(due - time.monotonic(), 0))
 
 
-async def listen(url: str, folder: Path, role: str, seconds: float) -> None:
+async def listen(url: str, folder: Path, role: str, plan: Plan) -> None:
     """Print the share of a core and the heartbeats per second of a bus that hears all instances."""
     config = ProcessConfig(nats_url=url, nats_credentials=folder, site="eu-1")
     bus = await Bus.connect(config.instance_id(role), config)
@@ -111,61 +143,86 @@ async def listen(url: str, folder: Path, role: str, seconds: float) -> None:
         on_beat(beat)
 
     bus.directory.presence.note = note  # type: ignore[method-assign]
-    await asyncio.sleep(WARM_UP)
+    await asyncio.sleep(plan.warm_up)
     heard, began, used = 0, time.monotonic(), time.process_time()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(plan.seconds)
     passed = time.monotonic() - began
-    print((time.process_time() - used) / passed, heard / passed, flush=True)
+    print(json.dumps([(time.process_time() - used) / passed, heard / passed]), flush=True)
     await bus.close()
 
 
-async def measure(count: int, roles: list[str], seconds: float) -> list[Cost]:
-    """Return what heartbeats of `count` instances cost a process of each role, one after another."""
-    me = [sys.executable, "-m", "benchmarks.network.heartbeats"]
-    async with NatsServer() as nats:
-        there = [nats.url, str(nats.credentials)]
-        senders = [
-            await asyncio.create_subprocess_exec(*me, "send", *there, role, str(count))
-            for role in MIX
-            if count
+async def measured(role: str, plan: Plan, nats: NatsServer) -> tuple[float, float]:
+    """Return the share of a core of a process of a role, and the heartbeats that it hears per second."""
+    times = [str(plan.seconds), str(plan.warm_up)]
+    process = await asyncio.create_subprocess_exec(
+        *_me("listen", nats, role, *times), stdout=subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    share, heard = json.loads(output)
+    return share, heard
+
+
+async def measure(plan: Plan) -> Findings:
+    """Measure one role after another, first without and then with the instances."""
+    costs = [Cost(role) for role in plan.roles]
+    async with NatsServer() as nats, AsyncExitStack() as senders:
+        for cost in costs:
+            cost.idle, _ = await measured(cost.role, plan, nats)
+        for role in MIX:
+            process = await asyncio.create_subprocess_exec(
+                *_me("send", nats, role, str(plan.instances))
+            )
+            senders.push_async_callback(process.wait)
+            senders.callback(process.terminate)
+        for cost in costs:
+            cost.share, cost.heard = await measured(cost.role, plan, nats)
+    return Findings(costs)
+
+
+def _me(command: str, nats: NatsServer, *arguments: str) -> list[str]:
+    there = [nats.url, str(nats.credentials)]
+    return [sys.executable, "-m", "benchmarks.network.heartbeats", command, *there, *arguments]
+
+
+def targets(found: Findings, plan: Plan) -> list[Target]:
+    most = max(cost.added for cost in found.costs)
+    what = f"heartbeats of {plan.instances:,} instances cost a process"
+    return [Target(what, 100 * most, 100 * MOST_SHARE, "% of a core")]
+
+
+def report(found: Findings, plan: Plan) -> str:
+    header = ["process", "heartbeats/s", "alone, % of a core", "with them", "they cost"]
+    rows = [
+        [
+            cost.role,
+            f"{cost.heard:,.0f}",
+            *(f"{100 * share:.2f}" for share in (cost.idle, cost.share, cost.added)),
         ]
-        try:
-            found = []
-            for role in roles:
-                process = await asyncio.create_subprocess_exec(
-                    *me, "listen", *there, role, str(seconds), stdout=subprocess.PIPE
-                )
-                output, _ = await process.communicate()
-                share, messages = map(float, output.split())
-                found.append(Cost(role, share, messages))
-            nats_share = psutil.Process(nats.pid).cpu_percent(1.0) / 100
-            print(f"nats-server, with one listener: {nats_share:.1%} of a core")
-            return found
-        finally:
-            for sender in senders:
-                sender.terminate()
-            for sender in senders:
-                await sender.wait()
+        for cost in found.costs
+    ]
+    return f"{table(header, rows)}\n\n{targets_table(targets(found, plan))}"
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["send"]:
-        url, folder, role, count = sys.argv[2:]
+def main(argv: Sequence[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["send"]:
+        url, folder, role, count = given[1:]
         uvloop.run(send(url, Path(folder), role, int(count)))
         return
-    if sys.argv[1:2] == ["listen"]:
-        url, folder, role, seconds = sys.argv[2:]
-        uvloop.run(listen(url, Path(folder), role, float(seconds)))
+    if given[:1] == ["listen"]:
+        url, folder, role, seconds, warm_up = given[1:]
+        plan = Plan(seconds=float(seconds), warm_up=float(warm_up))
+        uvloop.run(listen(url, Path(folder), role, plan))
         return
-    parser = argparse.ArgumentParser(prog="heartbeats", description=__doc__)
-    parser.add_argument("--instances", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--role", action="append", choices=ROLES, help="measured; repeatable")
-    args = parser.parse_args()
-    for count in (0, args.instances):
-        print(f"{count} instances")
-        for cost in asyncio.run(measure(count, args.role or list(ROLES), args.seconds)):
-            print(f"{cost.role:10} {cost.share:6.2%} of a core, {cost.messages:6.0f} heartbeats/s")
+    parser = parser_of(__doc__, "twenty instances", RESULTS)
+    parser.add_argument("--instances", type=int, help="that are simulated (default: 2,000)")
+    parser.add_argument("--seconds", type=float, help="of each measurement (default: 8)")
+    parser.add_argument("--roles", action="append", choices=ROLES, help="measured; repeatable")
+    args: argparse.Namespace = parser.parse_args(given)
+    plan, before = planned(args, Plan(), QUICK), conditions()
+    found = asyncio.run(measure(plan))
+    print(f"{load_line(before)}\n\n{report(found, plan)}", flush=True)
+    write(args.file, before, plan, found, targets(found, plan))
 
 
 if __name__ == "__main__":

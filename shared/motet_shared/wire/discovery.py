@@ -31,10 +31,11 @@ from .stream import Caller
 from .transport import Message
 
 HEARTBEAT_EVERY = 0.5  # seconds, in a stack of up to `HEARD * HEARTBEAT_EVERY` instances
-HEARD = 400  # heartbeats per second that a process of a larger stack hears, see `period_of`
+HEARD = 300  # heartbeats per second that a process of a larger stack hears, see `period_of`
 ANSWERED = 100  # instances up to which a newcomer is answered at once
 WANTED_FOR = 2.0  # seconds that a refused request counts as one that waits
 EXPIRES_AFTER = 3.0  # seconds at least, counted in this process's monitor ticks
+LOOK_EVERY = 0.25  # seconds between two looks for instances that have expired
 MISSED = 2.5  # missed heartbeats, after which an instance expires, if that takes longer
 DARK_AFTER = 1.25  # seconds at least without a heartbeat of any instance of a site
 MANY = 20  # instances of a site of which some are always heard within a period
@@ -52,6 +53,7 @@ def period_of(instances: int) -> float:
 @dataclass(slots=True)
 class _Peer:
     heartbeat: Heartbeat
+    subject: str  # of its heartbeats
     expires: float  # time of the directory
     streams: int = 0  # streams of this process at the peer when the heartbeat came
     suspected_at: int = -1  # heartbeat number at which it was reported lost
@@ -88,7 +90,7 @@ class Directory:
         self.on_dark: Callable[[str, list[str]], None] = lambda site, instances: None
         self._dark: set[str] = set()
         self._sites: dict[str, _Site] = {}
-        self._now = 0.0  # seconds in ticks
+        self._now = self._looked = 0.0  # seconds in ticks; when peers were last looked through
         self.dropped: Counter[str] = Counter()
         self.presence = Presence()  # expected models, and models that have been ready
         # Requests of this process that wait for an instance, by (role, model).
@@ -267,10 +269,11 @@ class Directory:
         """Record a heartbeat; malformed and forged ones are counted and dropped."""
         try:
             beat = decode_heartbeat(message.data)
-            genuine = message.subject == subjects.heartbeat(beat.instance) and beat.v == PROTOCOL
-            if not all(
-                map(math.isfinite, beat.load.values())
-            ):  # routers and planners do arithmetic on the load
+            known = self._peers.get(beat.instance)
+            subject = subjects.heartbeat(beat.instance) if known is None else known.subject
+            genuine = message.subject == subject and beat.v == PROTOCOL
+            # Routers and planners do arithmetic on the load.
+            if not math.isfinite(sum(beat.load.values())):
                 raise ValueError(f"load of {beat.instance} is not finite")
         except ValueError:
             self.dropped["malformed_heartbeat"] += 1
@@ -279,16 +282,16 @@ class Directory:
             self.dropped["forged_heartbeat"] += 1
             return
         self.presence.note(beat)
-        known = self._peers.get(beat.instance)
         if beat.state == "stopped":
             self._remove(beat.instance)
         else:
             expires = self._now + max(EXPIRES_AFTER, MISSED * beat.every)
             streams = self.outstanding(beat.instance)
-            site = self._sites.setdefault(beat.site, _Site())
+            if (site := self._sites.get(beat.site)) is None:
+                site = self._sites[beat.site] = _Site()
             site.heard, site.every = self._now, beat.every
             if known is None:
-                self._peers[beat.instance] = _Peer(beat, expires, streams)
+                self._peers[beat.instance] = _Peer(beat, subject, expires, streams)
                 site.instances += 1
                 if len(self._peers) <= ANSWERED:
                     self.on_newcomer()
@@ -310,8 +313,10 @@ class Directory:
         """Advance time by `elapsed` seconds; remove peers that were silent for too long."""
         self.presence.now += elapsed
         self._now = now = self._now + elapsed
-        for instance in [name for name, peer in self._peers.items() if peer.expires < now]:
-            self._remove(instance)
+        if now - self._looked > LOOK_EVERY:
+            self._looked = now
+            for instance in [name for name, peer in self._peers.items() if peer.expires < now]:
+                self._remove(instance)
         self._note_dark()
 
     @property

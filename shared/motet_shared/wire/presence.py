@@ -80,7 +80,9 @@ class Presence:
         if beat.state != "ready":
             return
         for card in beat.models:
-            served = self._served.setdefault((beat.role, card.name), _Served())
+            served = self._served.get((beat.role, card.name))
+            if served is None:
+                served = self._served[beat.role, card.name] = _Served()
             served.start, served.seen = beat.start or served.start, self.now
             self._served.move_to_end((beat.role, card.name))
         while len(self._served) > REMEMBERED:

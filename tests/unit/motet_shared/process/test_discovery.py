@@ -11,7 +11,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire import subjects
-from motet_shared.wire.discovery import Directory
+from motet_shared.wire.discovery import ANSWERED, HEARD, HEARTBEAT_EVERY, Directory
 from motet_shared.wire.instances import pick
 from motet_shared.wire.transport import Message
 from support.services.fake_services import FakeTokenizer
@@ -96,6 +96,24 @@ async def test_streams_of_others_count_as_announced_and_ours_as_they_are() -> No
     assert directory.active("tts-1") == 6
     ours["tts-1"].clear()
     assert directory.active("tts-1") == 2
+
+
+async def test_in_a_large_stack_heartbeats_come_less_often_and_instances_expire_later() -> None:
+    directory = Directory(SimpleNamespace(by_peer={}))  # type: ignore[arg-type]
+    newcomers: list[None] = []
+    directory.on_newcomer = lambda: newcomers.append(None)
+    assert directory.period == HEARTBEAT_EVERY
+    for number in range(600):
+        beat = Heartbeat(
+            v=PROTOCOL, role="tts", instance=f"tts-{number}", state="ready", seq=0, every=2.0
+        )
+        directory.on_heartbeat(Message(subjects.heartbeat(beat.instance), encode(beat)))
+    assert directory.period == 600 / HEARD
+    assert len(newcomers) == ANSWERED, "later ones are not answered by everybody at once"
+    await directory.tick(4.9)
+    assert len(directory.instances("tts")) == 600
+    await directory.tick(0.3)
+    assert not directory.instances("tts"), "2.5 periods have passed"
 
 
 async def test_the_least_busy_instance_is_picked_whoever_keeps_it_busy() -> None:
