@@ -71,7 +71,8 @@ async def test_a_prepared_process_is_a_slot_once_it_is_taken(supervisor: Supervi
     await until(lambda: list(child.tail) == [begins, "loads"])
     assert begins.split()[1] == str(child.pid)
     psutil.Process(child.pid).kill()  # the next one has no gate
-    again = await until(lambda: slot.child if slot.child is not child else None)
+    again = await until(lambda: None if slot.child is child else slot.child)
+    assert again is not None
     await until(lambda: list(again.tail)[-1:] == ["loads"])
     await prepared.close()
 
