@@ -45,6 +45,7 @@ class SharedCounts:
     """Read and change counts by their names. Raises one of `jetstream.ERRORS` while NATS is away."""
 
     def __init__(self, keys: KeyValue):
+        self.away_until = 0.0  # monotonic time until which callers do not ask again
         self._keys = keys
 
     @classmethod

@@ -128,7 +128,6 @@ class Account:
         self._unreported = 0.0
         self._lock = asyncio.Lock()
         self._used_at = 0.0  # monotonic
-        self._away_until = 0.0
 
     def bucket_of(self, limit: int, period: int, clock: Clock) -> SharedBucket:
         """Return a new bucket of this resource."""
@@ -161,7 +160,7 @@ class Account:
                 await self._exchange(0, is_idle=is_idle)
 
     async def _exchange(self, amount: int, *, is_idle: bool = False) -> None:
-        if time.monotonic() < self._away_until:
+        if time.monotonic() < self._counts.away_until:
             return
         bucket, reported = self.bucket, self._unreported
 
@@ -176,7 +175,7 @@ class Account:
                 came, left, used = await self._counts.change(self._name, change)
         except ERRORS as error:
             log.warning("%s: the use of tenants is not shared: %s", self._name, error or "timeout")
-            self._away_until = time.monotonic() + _AWAY
+            self._counts.away_until = time.monotonic() + _AWAY
             if bucket is not None:
                 bucket.learn(None)
             return
