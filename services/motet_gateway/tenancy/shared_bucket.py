@@ -160,9 +160,11 @@ class Account:
                 await self._exchange(0, is_idle=is_idle)
 
     async def _exchange(self, amount: int, *, is_idle: bool = False) -> None:
-        if time.monotonic() < self._counts.away_until:
-            return
         bucket, reported = self.bucket, self._unreported
+        if time.monotonic() < self._counts.away_until:
+            if bucket is not None:
+                bucket.learn(None)
+            return
 
         def change(count: Count) -> tuple[float, float, float]:
             count.used += reported / self._scale
