@@ -19,7 +19,7 @@ from motet_tts.codecs.codec import State
 from motet_tts.codecs.token2wav import Token2Wav, load_token2wav
 from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
-from motet_tts.talker_prompt import TalkerPrompt
+from motet_tts.qwen2_5_talker_prompt import Qwen25TalkerPrompt
 
 from .noise import Noise
 
@@ -70,7 +70,7 @@ class QwenOmni:
         self.sample_rate = self._codec.sample_rate
         self._chunks = ChunkDecoder(self._codec, device, first_chunk=first_chunk, chunk=chunk)
         begins = {name: speaker.bos_token for name, speaker in speakers.items()}
-        self.talker = TalkerPrompt.load(folder, begins, served_as=served_as, greedy=greedy)
+        self.talker = Qwen25TalkerPrompt.load(folder, begins, served_as=served_as, greedy=greedy)
         self._replies: dict[Key, _Reply] = {}
 
     def __len__(self) -> int:

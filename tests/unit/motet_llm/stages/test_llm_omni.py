@@ -21,7 +21,7 @@ from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_llm.stages.states import GivenStates, SentStates
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
-from motet_tts.talker_prompt import TalkerPrompt
+from motet_tts.qwen2_5_talker_prompt import Qwen25TalkerPrompt
 from support.checkpoints.vlm_checkpoints import picture
 from support.families import omni
 from support.families.hearing import RATE, recording
@@ -125,16 +125,16 @@ def thought(world: World, one: Asked) -> None:
 
 def spoken(world: World, one: Asked) -> list[int]:
     """Have our talker read the states one by one, as many steps as it can between two."""
-    prompt = TalkerPrompt.load(
+    prompt = Qwen25TalkerPrompt.load(
         world.folder, {"Chelsie": omni.IDS["<|tts_bos|>"]}, served_as="talker", greedy=True
     )
     count = len(one.prompt)
-    known = np.concatenate([part.states_RX.numpy() for part in one.states])
+    known = np.concatenate([part.states_RW.numpy() for part in one.states])
     positions = None
     if one.states[0].positions is not None:
         parts = [part.positions for part in one.states if part.positions is not None]
         positions = np.concatenate(parts, axis=1)[:, :count]
-    request = prompt.request(count, 0)
+    request = prompt.request("Chelsie", known, count, 0)
     request.sampling.max_tokens = CODES
     first = torch.from_numpy(prompt.states("Chelsie", known[: count + 1], count, ended=False))
     given = GivenStates(first, count, positions)

@@ -1,0 +1,210 @@
+"""The stages of Qwen3-Omni compute what transformers' `generate` computes: tokens, and frames of codes.
+
+Thinker and talker are engines of their own, over prompts of text, pictures and sound. The talker gets
+states as the thinker computes them, one by one, and has its code predictor complete each frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from motet_encoder.checkpoint import load_family
+from motet_llm.config import EngineConfig
+from motet_llm.engine.engine import Engine
+from motet_llm.models.image_embeddings import ImageEmbedding
+from motet_llm.stages.states import GivenStates, SentStates
+from motet_llm.stages.transport import split_frames
+from motet_shared.errors import BadRequest
+from motet_shared.messages import Sampling
+from motet_tts.qwen3_talker_prompt import Qwen3TalkerPrompt
+from support.checkpoints.vlm_checkpoints import picture
+from support.families import qwen3_omni as omni
+from support.families.hearing import RATE, recording
+from support.running.refusals import refuses
+
+TOKENS, FRAMES = 8, 16
+PICTURE, SOUND = omni.MEDIA["image"], omni.MEDIA["audio"]
+# By kind: turns of a chat; media are those of the marks in their order.
+TURNS: dict[str, list[tuple[str, str]]] = {
+    "text": [("user", "Hello there.")],
+    "turns": [
+        ("system", "Be kind."),
+        ("user", f"What is in {PICTURE}?"),
+        ("assistant", "A cat."),
+        ("user", f"And said in {SOUND} of {PICTURE}?"),
+    ],
+    "sound": [("system", "Be kind."), ("user", f"What is said in {SOUND}?")],
+}
+
+
+@dataclass
+class World:
+    folder: Path
+    reference: Any
+    encoder: Any
+    thinker: Engine
+    talker: Engine
+
+
+@dataclass
+class Asked:
+    """A prompt as transformers prepares it, and as we do."""
+
+    inputs: dict[str, torch.Tensor]
+    images: list[ImageEmbedding]
+    states: list[SentStates] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> list[int]:
+        ids: list[int] = self.inputs["input_ids"][0].tolist()
+        return ids
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("omni")
+    model = omni.write(folder)
+    return World(
+        folder,
+        model,
+        load_family(folder, torch.float32),
+        engine(folder, "thinker"),
+        engine(folder, "talker"),
+    )
+
+
+def engine(folder: Path, stage: Any, **options: Any) -> Engine:
+    fixed: dict[str, Any] = {"dtype": "float32", "overlap": False, "threads": 1, "stage": stage}
+    sizes = {"block_size": 4, "num_blocks": 300, "max_running": 4, "token_budget": 7}
+    return Engine(EngineConfig(model=str(folder), **{**fixed, **sizes, **options}))
+
+
+def asked(world: World, turns: list[tuple[str, str]]) -> Asked:
+    """Return a prompt, with its embeddings from our encoder."""
+    processor = omni.reference_processor(world.folder)
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    text += "<|im_start|>assistant\n"
+    pictures: list[Any] = []
+    sounds: list[Any] = []
+    images: list[ImageEmbedding] = []
+    for mark in (part.split("|>")[0] for part in text.split("<|")[1:]):
+        if mark == "image_pad":
+            pictures.append(picture(len(pictures)))
+            prepared = world.encoder.prepare(pictures[-1], 0)
+        elif mark == "audio_pad":
+            sounds.append(recording(1, 0.8))
+            prepared = world.encoder.prepare_sound(sounds[-1], RATE)
+        else:
+            continue
+        found = world.encoder.encode([prepared])[0]
+        name = f"medium {len(images)}"
+        images.append(ImageEmbedding(found, name, prepared.grid, prepared.interval))
+    media: dict[str, Any] = {"images": pictures} if pictures else {}
+    if sounds:
+        media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE}}
+    inputs = dict(processor(text=[text], **media, add_special_tokens=False, return_tensors="pt"))
+    return Asked(inputs, images)
+
+
+def thought(world: World, one: Asked) -> None:
+    """Have our thinker answer."""
+    sampling = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    world.thinker.add("a", one.prompt, sampling, images=one.images, sends_states=True)
+    while world.thinker.has_work:
+        for output in world.thinker.step():
+            assert output.error is None
+            one.ids += output.ids
+            if output.states is not None:
+                one.states.append(output.states)
+        world.thinker.check_integrity()
+
+
+class Speaking:
+    """A reply that our talker speaks, in one go or at a second engine from some frame on."""
+
+    def __init__(self, world: World, one: Asked, **sampling: Any):
+        self.prompt = Qwen3TalkerPrompt.load(world.folder, served_as="talker", greedy=True)
+        self.count = len(one.prompt)
+        self.known = np.concatenate([part.states_RW.numpy() for part in one.states])
+        self.positions = None
+        if one.states[0].positions is not None:
+            parts = [part.positions for part in one.states if part.positions is not None]
+            joined = np.concatenate(parts, axis=1)[:, : self.count]
+            self.positions = self.prompt.positions(joined, self.known)
+        self.request = self.prompt.request("ethan", self.known, self.count, 3)
+        self.request.sampling.max_tokens = FRAMES
+        for name, value in sampling.items():
+            setattr(self.request.sampling, name, value)
+        self.frames: list[list[int]] = []
+
+    def states(self, upto: int, *, ended: bool = False) -> torch.Tensor:
+        found = self.prompt.states("ethan", self.known[:upto], self.count, ended=ended)
+        return torch.from_numpy(found)
+
+    def begin(self, talker: Engine, states: torch.Tensor, *, ended: bool = False) -> None:
+        ids = [code for frame in self.frames for code in frame]
+        output, codes = split_frames(ids, omni.GROUPS)
+        given = GivenStates(states, self.request.replaced, self.positions, ended, codes)
+        talker.add(
+            "a", self.request.prompt, self.request.sampling, output=output, given_states=given
+        )
+
+    def step(self, talker: Engine, upto: int = FRAMES) -> None:
+        while talker.has_work and len(self.frames) < upto:
+            for output in talker.step():
+                assert output.error is None
+                if output.ids:
+                    self.frames.append([*output.ids, *(output.codes or ())])
+            talker.check_integrity()
+
+
+@pytest.mark.parametrize("kind", TURNS)
+def test_tokens_and_codes_are_those_of_generate(world: World, kind: str) -> None:
+    one = asked(world, TURNS[kind])
+    tokens, frames = omni.generated(world.reference, one.inputs, TOKENS, FRAMES + 1)
+    thought(world, one)
+    assert one.ids == tokens
+    said = Speaking(world, one)
+    said.begin(world.talker, said.states(said.count + 1))
+    said.step(world.talker)
+    for number in range(said.count + 2, len(said.known) + 1):
+        assert len(said.frames) == number - said.count - 1  # it waits for the next token's state
+        world.talker.parts.feeding.feed("a", said.states(number)[-1:], ended=False)
+        said.step(world.talker)
+    world.talker.parts.feeding.feed("a", said.states(number, ended=True)[-2:], ended=True)
+    said.step(world.talker)
+    assert said.frames == frames[: len(said.frames)]
+    assert len(said.frames) == min(FRAMES, len(frames))
+
+
+def test_frames_that_are_drawn_go_on_at_another_talker(world: World) -> None:
+    """Noise depends on seed, frame and group alone; two replies share the predictor's steps."""
+    one = asked(world, TURNS["text"])
+    thought(world, one)
+    whole = Speaking(world, one, temperature=0.9, seed=11)
+    states = whole.states(len(whole.known), ended=True)
+    whole.begin(world.talker, states, ended=True)
+    whole.step(world.talker)
+    assert len({tuple(frame) for frame in whole.frames}) > 1
+    moved = Speaking(world, one, temperature=0.9, seed=11)
+    moved.begin(world.talker, states, ended=True)
+    moved.step(world.talker, upto=5)
+    world.talker.cancel("a")
+    moved.begin(world.talker, states, ended=True)
+    moved.step(world.talker)
+    assert moved.frames == whole.frames
+
+
+def test_half_a_frame_is_refused(world: World) -> None:
+    with refuses(BadRequest, "output"):
+        split_frames([1, 2, 3], omni.GROUPS)
+    given = GivenStates(torch.zeros(3, 65), 1)
+    with refuses(BadRequest, "output"):
+        world.talker.add("a", [1, 2], Sampling(max_tokens=4), output=[1], given_states=given)
