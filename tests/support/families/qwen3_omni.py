@@ -70,6 +70,8 @@ def _spread_sound(name: str, parameter: torch.Tensor) -> None:
         parameter.fill_(0.5)
     elif "embedding" in name:
         parameter.normal_(std=1.0)
+    elif name.startswith("code2wav.decoder.4"):  # the last convolution
+        parameter.normal_(std=0.012)
     elif parameter.ndim > 1:
         parameter.normal_(std=0.12)
     else:
