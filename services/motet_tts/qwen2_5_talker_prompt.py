@@ -76,9 +76,7 @@ class Qwen25TalkerPrompt(TalkerPrompt):
             model=self.served_as, prompt=prompt, sampling=sampling, replaced=prompt_tokens
         )
 
-    def states(
-        self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool
-    ) -> States:
+    def states(self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool) -> States:
         prompt, reply = states_TW[:prompt_tokens], states_TW[prompt_tokens:]
         end = [self.ends[None], self.pads[None]] if ended else []
         return np.concatenate([prompt, self.begins[voice][None], reply, *end])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,17 @@ class Qwen3TalkerPrompt(TalkerPrompt):
         if not voices or not isinstance(voices, Mapping):
             raise ConfigError(f"model={str(folder)!r}: talker_config.speaker_id names no voices")
         names = ("tts_bos_token_id", "tts_eos_token_id", "tts_pad_token_id")
-        rows = [
+        begins, ends, pads = (
             np.append(row, np.float32(_NO_TOKEN))
             for row in settings.rows([settings.token(name) for name in names])
-        ]
+        )
         return cls(
             served_as,
             settings.code("num_code_groups"),
             {str(name): int(code) for name, code in voices.items()},
-            *rows,
+            begins,
+            ends,
+            pads,
             start=settings.token("im_start_token_id"),
             user=settings.token("user_token_id"),
             assistant=settings.token("assistant_token_id"),
@@ -108,9 +111,7 @@ class Qwen3TalkerPrompt(TalkerPrompt):
             replaced=replaced,
         )
 
-    def states(
-        self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool
-    ) -> States:
+    def states(self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool) -> States:
         prompt = states_TW[:prompt_tokens]
         answer = states_TW[self._answer(prompt) :].copy()
         answer[:, -1] = _NO_TOKEN
@@ -131,8 +132,7 @@ class Qwen3TalkerPrompt(TalkerPrompt):
         users_P = self._of_users(states_TW[: positions_3P.shape[1]])
         turns_P = self._turns(states_TW[: positions_3P.shape[1]])
         left_out = np.zeros(len(users_P), np.int32)
-        starts = np.unique(turns_P)
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in pairwise(np.unique(turns_P)):
             if not users_P[start]:
                 left_out[stop:] += positions_3P[0, stop] - positions_3P[0, start]
         return (positions_3P - left_out)[:, users_P]

@@ -41,9 +41,7 @@ class TalkerPrompt(ABC):
         """Return the request for a reply's codes, without its states."""
 
     @abstractmethod
-    def states(
-        self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool
-    ) -> States:
+    def states(self, voice: str, states_TW: States, prompt_tokens: int, *, ended: bool) -> States:
         """Return what the talker reads `[M, W]`: of all tokens of prompt and reply that are known."""
 
     def positions(self, positions_3P: Positions, states_TW: States) -> Positions:
@@ -81,4 +79,6 @@ class TalkerSettings:
                 if _TABLE in file.keys():  # noqa: SIM118  # no dictionary
                     table = file.get_slice(_TABLE)
                     return [table[token : token + 1][0].float().numpy() for token in tokens]
-        raise ConfigError(f"model={str(self._folder)!r}: no {_TABLE} in it; give the whole checkpoint")
+        raise ConfigError(
+            f"model={str(self._folder)!r}: no {_TABLE} in it; give the whole checkpoint"
+        )

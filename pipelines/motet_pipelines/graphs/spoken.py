@@ -15,7 +15,16 @@ import msgspec
 
 from motet_pipelines.chat.chat import chat_with_prompt
 from motet_pipelines.voice.speak import ClonedVoice, narrate
-from motet_shared.messages import Audio, Chat, PromptPiece, Speak, SpeakStates, States, Text
+from motet_shared.messages import (
+    Audio,
+    Chat,
+    ModelCard,
+    PromptPiece,
+    Speak,
+    SpeakStates,
+    States,
+    Text,
+)
 from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import pick
 from motet_shared.wire.stream import Stream
@@ -119,7 +128,13 @@ SENTENCES = Graph(
 )
 
 
+def own_voices(directory: Directory, model: str) -> ModelCard | None:
+    """Return the card of what speaks the replies of this chat model itself; None if none is ready."""
+    beats = directory.ready("tts", model=model, suspects=True)
+    cards = (card for beat in beats for card in beat.models if card.name == model)
+    return next((card for card in cards if card.answers), None)
+
+
 def speaks_itself(directory: Directory, model: str) -> bool:
     """Return True if a service that speaks the replies of this chat model is ready."""
-    beats = directory.ready("tts", model=model, suspects=True)
-    return any(card.answers for beat in beats for card in beat.models if card.name == model)
+    return own_voices(directory, model) is not None

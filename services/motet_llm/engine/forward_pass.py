@@ -97,7 +97,9 @@ class ForwardPass:
         seconds = self._idle_since - started
         if self._runner.on_gpu:  # reading the tokens is what waits for the GPU
             model_seconds = seconds
-        return StepResult(num_finite, sampled, scores, states, codes, waited, model_seconds, seconds)
+        return StepResult(
+            num_finite, sampled, scores, states, codes, waited, model_seconds, seconds
+        )
 
     def exclude(self, seconds: float) -> None:
         """Do not count `seconds` since the last step as idle: the model's thread was in use."""

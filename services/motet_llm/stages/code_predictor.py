@@ -59,16 +59,12 @@ class CodePredictor:
         dtype = self._tables[0].weight.dtype
         inputs_BND = torch.stack((hidden_BD, first_BD), dim=1).to(dtype)
         drawn: list[Tensor] = []
-        for group, (head, table) in enumerate(
-            zip(self._model.lm_head, self._tables, strict=True)
-        ):
+        for group, (head, table) in enumerate(zip(self._model.lm_head, self._tables, strict=True)):
             output = self._model.model(
                 inputs_embeds=inputs_BND, past_key_values=cache, use_cache=True
             )
             logits_BV = head(output.last_hidden_state[:, -1]).float()
-            choices = [
-                _choice(one, frame * self.groups + group) for one, frame in settings
-            ]
+            choices = [_choice(one, frame * self.groups + group) for one, frame in settings]
             drawn.append(sampling.draw(logits_BV, choices, None))
             inputs_BND = table(drawn[-1].clamp(min=0)).unsqueeze(1)  # -1 where nothing is finite
         return torch.stack(drawn, dim=1)

@@ -1,7 +1,7 @@
 """Send what the model computes of a request's tokens to the next stage: a state for each token.
 
-What a state is depends on the family (`state_sources.py`). All tokens of such a request are computed here, once: neither
-the prefix cache nor a prefill worker provides them, and nothing is drafted.
+What a state is depends on the family (`state_sources.py`). All tokens of such a request are computed
+here, once: neither the prefix cache nor a prefill worker provides them, and nothing is drafted.
 
 Shapes: R tokens, W numbers of a state.
 """

@@ -54,7 +54,7 @@ class LayerStates(StateSource):
 
     def __init__(self, runner: ModelRunner, layer: int):
         super().__init__(runner)
-        layers = checkpoint.backbone(runner.model).layers
+        layers: Any = checkpoint.backbone(runner.model).layers
         if not 1 <= layer <= len(layers):
             raise ConfigError(
                 f"talker_config.accept_hidden_layer: is {layer}; give 1 to {len(layers)}, the"

@@ -12,10 +12,9 @@ from typing import Any
 
 import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.modeling_outputs import CausalLMOutput
 
-from motet_llm.models.language_model import LanguageModel
 from motet_shared.errors import ConfigError
 
 from . import qwen3_talker
@@ -115,7 +114,8 @@ def reader_of(config: PreTrainedConfig) -> tuple[Any, dict[str, str] | None, boo
 
 def talker_of(whole: Any, config: PreTrainedConfig) -> FedModel:
     """Return the talker as a causal language model over codes, of what the reader loaded."""
-    model = _FAMILIES[config.model_type].made(config, whole).eval()
+    model = _FAMILIES[config.model_type].made(config, whole)
+    model.eval()
     model.generation_config = whole.generation_config
     return model
 

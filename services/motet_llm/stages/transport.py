@@ -89,7 +89,8 @@ def split_frames(output: list[int], groups: int) -> tuple[list[int], list[list[i
     """
     if len(output) % groups:
         raise BadRequest(
-            f"output: {len(output)} codes are no frames of {groups}; give whole ones", param="output"
+            f"output: {len(output)} codes are no frames of {groups}; give whole ones",
+            param="output",
         )
     further = [output[start + 1 : start + groups] for start in range(0, len(output), groups)]
     return output[::groups], further

@@ -26,7 +26,9 @@ class AttentionState:
 class AttentionWindow:
     """Provide a batch's kept keys and values as a transformers cache, padded on the left."""
 
-    def __init__(self, states: Sequence[AttentionState], count: int, window: int, device: torch.device):
+    def __init__(
+        self, states: Sequence[AttentionState], count: int, window: int, device: torch.device
+    ):
         self._states, self._count, self._window = states, count, window
         lengths = [0 if state.keys is None else state.keys.shape[2] for state in states]
         self._past, lengths_B = max(lengths), torch.tensor(lengths)

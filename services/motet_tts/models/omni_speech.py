@@ -137,7 +137,9 @@ class OmniSpeech(ABC):
         return outputs
 
     def check_integrity(self) -> None:
-        """Do nothing: the replies are all there is."""
+        """Raise RuntimeError if a reply holds a whole frame that was not passed on."""
+        if any(len(reply.codes) >= self.talker.groups for reply in self._replies.values()):
+            raise RuntimeError("a reply holds codes of whole frames")
 
 
 class Qwen25Omni(OmniSpeech):

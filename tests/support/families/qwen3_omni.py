@@ -32,9 +32,7 @@ CODES = 40  # of each group; those behind them are the talker's own
 RESERVED = 1024  # of the talker's last codes, which only its end is drawn from
 CODE = {
     name: CODES + number
-    for number, name in enumerate(
-        "eos pad bos nothink think_bos think_eos chelsie ethan".split()
-    )
+    for number, name in enumerate("eos pad bos nothink think_bos think_eos chelsie ethan".split())
 }
 VOICES = ("chelsie", "ethan")
 _PIXELS = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 24}, "patch_size": 14}

@@ -59,8 +59,8 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
         assert reply.ids == tokens
         theirs = sound_of(folder, frames)
         ours = np.frombuffer(reply.pcm, "<i2").astype(np.float32)
-        common = len(theirs) - 200  # theirs ends with the last frame that was asked for
-        assert len(ours) >= common > 2000
+        common = min(len(ours), len(theirs)) - 200  # each ends where its talker was stopped
+        assert common > 2000
         assert np.abs(ours[:common] - theirs[:common]).max() <= 2
 
         talkers.append(await run_by.talker(context=160))

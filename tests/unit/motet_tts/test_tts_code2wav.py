@@ -54,7 +54,8 @@ def test_a_stream_has_the_samples_of_transformers(model: Any, chunk: int) -> Non
 def test_replies_of_different_ages_share_a_step(model: Any) -> None:
     codec = Code2Wav(model)
     first, second = codes_of(1, 20), codes_of(2, 12)
-    states, parts = [codec.begin(), codec.begin()], [[], []]
+    states = [codec.begin(), codec.begin()]
+    parts: list[list[torch.Tensor]] = [[], []]
     parts[0] += codec.decode(states[:1], first[:8].unsqueeze(0))
     for start in range(0, 12, 4):
         both = torch.stack((first[8 + start : 12 + start], second[start : start + 4]))
