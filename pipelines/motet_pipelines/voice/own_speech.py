@@ -2,6 +2,7 @@
 
 A talker does not report which words it speaks. Their times are those of equal letters: at a usual
 pace while the reply is spoken, at its own once it is spoken to the end. All of it is one sentence.
+A character of a script without spaces counts as a word, and so does a part of a very long one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from motet_shared.wire.epochs import NO_EPOCH, Epoch
 from . import speak
 
 _LETTER_MS = 70.0  # as voices without a measured pace have
+_UNSPACED = "\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef"  # Chinese, Japanese, Korean
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]{{1,16}}")
 
 
 async def speak_itself(
@@ -66,5 +69,5 @@ def word_times(text: str, letter_ms: float) -> list[tuple[str, int, int]]:
     """Return (word, start, end) in ms of the words of a text whose letters take equally long."""
     return [
         (found.group(), round(found.start() * letter_ms), round(found.end() * letter_ms))
-        for found in re.finditer(r"\S+", text)
+        for found in _WORD.finditer(text)
     ]

@@ -42,8 +42,10 @@ MEDIA = {
 }
 
 
-def write(path: Path, *, seed: int = 0) -> Qwen3OmniMoeForConditionalGeneration:
-    """Write a checkpoint into `path`; return its model."""
+def write(
+    path: Path, *, seed: int = 0, endless: bool = False
+) -> Qwen3OmniMoeForConditionalGeneration:
+    """Write a checkpoint into `path`; return its model. endless: its text seldom ends by itself."""
     torch.manual_seed(seed)
     model = Qwen3OmniMoeForConditionalGeneration(_config()).float().eval()
     with torch.no_grad():
@@ -54,6 +56,8 @@ def write(path: Path, *, seed: int = 0) -> Qwen3OmniMoeForConditionalGeneration:
                 parameter.normal_(std=0.5 if "embed" in name else 0.15)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if endless:
+            model.thinker.lm_head.weight[EOS] = 0.0
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     write_tokenizer(path)
