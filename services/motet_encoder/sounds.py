@@ -1,4 +1,4 @@
-"""Encode sound for language models that hear: Qwen2-Audio, Qwen2.5-Omni, Granite Speech, GLM-ASR.
+"""Encode sound for language models that hear: Qwen2-Audio, Qwen's omni models, Granite Speech, GLM-ASR.
 
 The checkpoint's own processor turns samples into inputs of the model, and its mark in a text into
 placeholders. The model's own code then puts its vectors at these: its language model has no layers

@@ -1,4 +1,4 @@
-"""`motet up --llm` with a whole Qwen2.5-Omni: speech in chats, the talker's death, a thinker alone."""
+"""`motet up --llm` with whole omni models: speech in chats, the talker's death, a thinker alone."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
-    """A stack with one checkpoint twice, once told not to speak."""
-    from support.families import omni  # it needs torch, which most tests do without
+    """A stack with one checkpoint twice, once told not to speak, and a Qwen3-Omni."""
+    from support.families import omni, qwen3_omni  # they need torch, which most tests do without
 
     parent = tmp_path_factory.mktemp("omni")
-    whole, silent = parent / "whole", parent / "silent"
+    whole, silent, third = parent / "whole", parent / "silent", parent / "third"
     omni.write(whole)
+    qwen3_omni.write(third)
     silent.mkdir()
     for path in whole.iterdir():
         (silent / path.name).symlink_to(path)
     config = json.loads((whole / "config.json").read_text())
     (silent / "config.json").unlink()
     (silent / "config.json").write_text(json.dumps({**config, "enable_audio_output": False}))
-    models = ("--llm", str(whole), "--llm", str(silent))
+    models = ("--llm", str(whole), "--llm", str(silent), "--llm", str(third))
     others = ("--asr", "none", "--tts", "none", "--vad", "0")
     with MotetStack(parent, *models, *others) as made:
         made.wait_until_all_ready()
@@ -103,14 +104,21 @@ def test_replies_are_spoken_and_outlive_their_talker(stack: MotetStack) -> None:
         take(struck, chunk)
         if restarted is None and struck.text:
             assert len(struck.text) < len(written.text)
-            restarted = stack.kill("talker")
+            restarted = stack.kill("talker-1")
     assert restarted is not None
     assert (struck.text, struck.reason) == (written.text, "length")
     assert struck.error is not None or struck.sound == spoken.sound
     restarted()
     stack.wait_until_all_ready()
     assert answer(stack, "whole", **SPOKEN).sound == spoken.sound
-    assert {child["name"]: child["restarts"] for child in stack.children("decode")}["talker"] == 1
+    assert {child["name"]: child["restarts"] for child in stack.children("decode")}["talker-1"] == 1
+
+
+def test_frames_of_several_codes_are_spoken(stack: MotetStack) -> None:
+    fields = {**SPOKEN, "audio": {"voice": "ethan", "format": "pcm16"}}
+    spoken = answer(stack, "third", **fields)
+    assert (spoken.text, spoken.error) == (answer(stack, "third").text, None)
+    assert spoken.sound
 
 
 def test_a_thinker_serves_alone(stack: MotetStack) -> None:
@@ -123,7 +131,7 @@ def test_a_thinker_serves_alone(stack: MotetStack) -> None:
 
 
 def test_code2wav_that_dies_is_missed(stack: MotetStack) -> None:
-    restarted = stack.kill("code2wav")
+    restarted = stack.kill("code2wav-1")
     heard = answer(stack, "whole", **SPOKEN)
     assert heard.reason == "length"
     assert heard.error is not None or heard.sound

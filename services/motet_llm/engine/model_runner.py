@@ -358,7 +358,8 @@ class ModelRunner:
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the model's tensors; shared storage is counted once."""
-        tensors = chain(self.model.parameters(), self.model.buffers())
+        further = () if self.predictor is None else self.predictor.parameters()
+        tensors = chain(self.model.parameters(), self.model.buffers(), further)
         return sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
         )

@@ -8,7 +8,7 @@ Shapes: B frames, K further codes of a frame, N tokens, D width, V codes of a gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ class CodePredictor:
         self._model = model
         self.groups = len(model.lm_head)
         self._tables: list[nn.Embedding] = list(model.get_input_embeddings())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield the predictor's weights."""
+        yield from self._model.parameters()
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move to where the talker computes."""

@@ -17,7 +17,7 @@ import torch
 from motet_encoder.checkpoint import load_family
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from motet_llm.models.image_embeddings import ImageEmbedding
+from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_llm.stages.states import GivenStates, SentStates
 from motet_llm.stages.transport import split_frames
 from motet_shared.errors import BadRequest
@@ -200,6 +200,62 @@ def test_frames_that_are_drawn_go_on_at_another_talker(world: World) -> None:
     moved.begin(world.talker, states, ended=True)
     moved.step(world.talker)
     assert moved.frames == whole.frames
+
+
+def test_frames_survive_a_preemption(world: World) -> None:
+    """Codes that were computed are read again, not drawn again."""
+    one = asked(world, TURNS["text"])
+    thought(world, one)
+    alone = Speaking(world, one)
+    states = alone.states(len(alone.known), ended=True)
+    alone.begin(world.talker, states, ended=True)
+    alone.step(world.talker)
+    small = engine(world.folder, "talker", num_blocks=16, prefix_cache=False)
+    found: dict[Any, list[list[int]]] = {"a": [], "b": []}
+    for key in found:
+        given = GivenStates(states, alone.request.replaced, alone.positions, ended=True)
+        small.add(key, alone.request.prompt, alone.request.sampling, given_states=given)
+    while small.has_work:
+        for output in small.step():
+            assert output.error is None
+            if output.ids:
+                found[output.key].append([*output.ids, *(output.codes or ())])
+        small.check_integrity()
+    assert small.stats()["preemptions"]
+    assert found == {"a": alone.frames, "b": alone.frames}
+
+
+def test_positions_of_a_video_are_those_of_transformers(world: World) -> None:
+    """Frames lie two seconds apart; the talker's positions leave out what is not of users."""
+    marks, rate = omni.IDS, world.reference.config.thinker_config.position_id_per_seconds
+    shape = world.thinker.runner.image_shape
+    assert shape is not None
+
+    def ids(placeholder: str, *before: int) -> list[int]:
+        video = [marks["<|vision_start|>"], *[marks[placeholder]] * 12, marks["<|vision_end|>"]]
+        turn = [omni.START, marks["user"], 10, *video, 4, 5]
+        return [*before, *turn]
+
+    def theirs(prompt: list[int]) -> Any:
+        given = torch.tensor([prompt])
+        found, _ = world.reference.thinker.model.get_rope_index(
+            given,
+            video_grid_thw=torch.tensor([[3, 4, 4]]),
+            attention_mask=torch.ones_like(given),
+            second_per_grids=torch.tensor([2.0]),
+        )
+        return found[:, 0].tolist()
+
+    system = [omni.START, marks["system"], 10, 7, 8, 9]
+    prompt = ids("<|image_pad|>", *system)
+    embeddings = torch.zeros(shape.layers, 12, shape.hidden)
+    video = ImageEmbedding(embeddings, "video", (3, 2, 2), rate * 2.0)
+    ours = ImageEmbeddings(prompt, [video], shape).positions(0, len(prompt))
+    assert ours.tolist() == theirs(ids("<|video_pad|>", *system))
+    states = np.zeros((len(prompt), 65), np.float32)
+    states[:, -1] = prompt
+    talker = Qwen3TalkerPrompt.load(world.folder, served_as="talker", greedy=True)
+    assert talker.positions(ours, states).tolist() == theirs(ids("<|video_pad|>"))
 
 
 def test_half_a_frame_is_refused(world: World) -> None:
