@@ -33,6 +33,11 @@ def stage_config(config: Mapping[str, Any], stage: Stage = "thinker") -> Mapping
     return found if isinstance(found, Mapping) else config
 
 
+def stage_tensors(stage: Stage) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of a stage in a whole checkpoint, without towers."""
+    return ("thinker.model.", "thinker.lm_head.") if stage == "thinker" else ("talker.",)
+
+
 def talker_layer(config: Mapping[str, Any]) -> int | None:
     """Return the layer of the thinker whose output of media the talker reads; None: the last state.
 

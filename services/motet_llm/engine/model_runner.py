@@ -194,7 +194,9 @@ class ModelRunner:
             return None
         folder, budget = Path(config.model), MemoryBudget.measure(config, self.device)
         is_quantized = quantized.is_quantized(folder, model_config)
-        budget.check_weights(expected_weight_bytes(folder, self._weights, is_quantized))
+        budget.check_weights(
+            expected_weight_bytes(folder, self._weights, is_quantized, config.stage)
+        )
         return budget
 
     def _load_model(

@@ -17,9 +17,11 @@ import torch
 from motet_encoder.checkpoint import load_family
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
+from motet_llm.engine.memory_budget import expected_weight_bytes
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_llm.stages.states import GivenStates, SentStates
 from motet_llm.stages.transport import split_frames
+from motet_models.model_config import model_shape, read_config
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_tts.qwen3_talker_prompt import Qwen3TalkerPrompt
@@ -256,6 +258,15 @@ def test_positions_of_a_video_are_those_of_transformers(world: World) -> None:
     states[:, -1] = prompt
     talker = Qwen3TalkerPrompt.load(world.folder, served_as="talker", greedy=True)
     assert talker.positions(ours, states).tolist() == theirs(ids("<|video_pad|>"))
+
+
+def test_the_memory_of_a_stage_is_that_of_its_tensors(world: World) -> None:
+    """Up to the padding of packed matrices."""
+    for one, stage in ((world.thinker, "thinker"), (world.talker, "talker")):
+        found = expected_weight_bytes(world.folder, "float32", False, stage)
+        assert found == pytest.approx(one.runner.weight_bytes, rel=0.06)
+    counted = model_shape(read_config(world.folder)).parameters.total * 4
+    assert counted == pytest.approx(world.thinker.runner.weight_bytes, rel=0.06)
 
 
 def test_half_a_frame_is_refused(world: World) -> None:
