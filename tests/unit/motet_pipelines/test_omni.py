@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.app import App
+from motet_pipelines.answers import record_in
 from motet_pipelines.graphs.spoken import SPEAK, THINK
 from motet_shared.messages import Audio, States
 from motet_shared.process.telemetry import Metrics
@@ -152,6 +154,69 @@ async def test_a_talker_that_dies_is_replaced_or_missed(checkpoint: tuple[Path, 
         assert alone.text == whole.text
         assert set(alone.ended.lost) == {SPEAK}
         assert whole.pcm.startswith(alone.pcm[: len(alone.pcm) // 2])
+
+
+@dataclass
+class Records:
+    """What an earlier process has recorded of one request, `known` batches of it."""
+
+    batches: list[bytes] = field(default_factory=list)
+    known: int = 0
+    at: int = 0
+    end: bytes | None = None
+    error: bytes | None = None
+
+    async def next(self) -> bytes | None:
+        self.at += 1
+        return self.batches[self.at - 1] if self.at <= self.known else None
+
+    async def append(self, data: bytes) -> None:
+        self.batches.append(data)
+
+    async def close(self, data: bytes, *, failed: bool) -> None:
+        assert not failed
+
+    def again(self) -> Records:
+        """Return what the next process reads: a third of it."""
+        known = -(-len(self.batches) // 3)
+        return Records(self.batches[:known], known)
+
+
+class Recorded:
+    """A recorder in memory."""
+
+    def __init__(self, streams: dict[bytes, Records]):
+        self.streams = streams
+
+    def open(self, digest: bytes) -> Records:
+        return self.streams.setdefault(digest, Records())
+
+    def memo(self, name: str) -> bytes | None:
+        return None
+
+    def note(self, name: str, value: bytes) -> None: ...
+
+
+@pytest.mark.long
+async def test_another_gateway_goes_on_within_the_sound(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    async with services(folder) as run_by:
+        await run_by.thinker()
+        await run_by.talker(context=160)
+        await run_by.code2wav()
+
+        async def answered(recorder: Recorded) -> Any:
+            record_in(recorder)
+            return await run_by.answer(run_by.call(tokens=40))
+
+        first = Recorded({})
+        whole = await asyncio.create_task(answered(first))
+        kept = {digest: one.again() for digest, one in first.streams.items()}
+        assert len(kept) == 2
+        assert all(one.known for one in kept.values())
+        again = await asyncio.create_task(answered(Recorded(kept)))
+        assert not again.ended.lost
+        assert (again.text, again.pcm) == (whole.text, whole.pcm)
 
 
 async def test_without_talker_and_code2wav_there_is_text(checkpoint: tuple[Path, Any]) -> None:
