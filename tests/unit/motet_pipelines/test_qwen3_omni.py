@@ -18,6 +18,7 @@ from support.families.hearing import recording
 from support.media.sound_files import EXACT, encoded
 from support.stages.omni_stage import PROMPT, TOKENS, services
 
+pytestmark = pytest.mark.long
 FRAMES = 160
 VOICE = "ethan"
 

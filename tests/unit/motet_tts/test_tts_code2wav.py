@@ -41,7 +41,8 @@ def streamed(codec: Code2Wav, codes_NQ: torch.Tensor, chunk: int) -> torch.Tenso
     return torch.cat([*parts, *([] if rest is None else [rest])])
 
 
-@pytest.mark.parametrize("chunk", [1, 3, FRAMES])
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("chunk", [3, 1, FRAMES])
 def test_a_stream_has_the_samples_of_transformers(model: Any, chunk: int) -> None:
     codes_NQ = codes_of(0)
     expected = whole(model, codes_NQ)

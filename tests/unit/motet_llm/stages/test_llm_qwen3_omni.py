@@ -6,126 +6,50 @@ states as the thinker computes them, one by one, and has its code predictor comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from motet_encoder.checkpoint import load_family
-from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.memory_budget import expected_weight_bytes
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
-from motet_llm.stages.states import GivenStates, SentStates
+from motet_llm.stages.states import GivenStates
 from motet_llm.stages.transport import split_frames
 from motet_models.model_config import model_shape, read_config
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_tts.qwen3_talker_prompt import Qwen3TalkerPrompt
-from support.checkpoints.vlm_checkpoints import picture
 from support.families import qwen3_omni as omni
-from support.families.hearing import RATE, recording
 from support.running.refusals import refuses
+from support.stages.omni_engines import TOKENS, Asked, World, asked, engine, thought
 
-TOKENS, FRAMES = 8, 16
+FRAMES = 16
 PICTURE, SOUND = omni.MEDIA["image"], omni.MEDIA["audio"]
-# By kind: turns of a chat; media are those of the marks in their order.
-TURNS: dict[str, list[tuple[str, str]]] = {
-    "text": [("user", "Hello there.")],
-    "turns": [
+
+
+def chat(*turns: tuple[str, str]) -> str:
+    """Return the prompt of a chat's turns, each a role and what is said."""
+    text = "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in turns)
+    return text + "<|im_start|>assistant\n"
+
+
+PROMPTS = {
+    "turns": chat(
         ("system", "Be kind."),
         ("user", f"What is in {PICTURE}?"),
         ("assistant", "A cat."),
         ("user", f"And said in {SOUND} of {PICTURE}?"),
-    ],
-    "sound": [("system", "Be kind."), ("user", f"What is said in {SOUND}?")],
+    ),
+    "sound": chat(("system", "Be kind."), ("user", f"What is said in {SOUND}?")),
+    "text": chat(("user", "Hello there.")),
 }
-
-
-@dataclass
-class World:
-    folder: Path
-    reference: Any
-    encoder: Any
-    thinker: Engine
-    talker: Engine
-
-
-@dataclass
-class Asked:
-    """A prompt as transformers prepares it, and as we do."""
-
-    inputs: dict[str, torch.Tensor]
-    images: list[ImageEmbedding]
-    states: list[SentStates] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-
-    @property
-    def prompt(self) -> list[int]:
-        ids: list[int] = self.inputs["input_ids"][0].tolist()
-        return ids
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("omni")
-    model = omni.write(folder)
-    return World(
-        folder,
-        model,
-        load_family(folder, torch.float32),
-        engine(folder, "thinker"),
-        engine(folder, "talker"),
-    )
-
-
-def engine(folder: Path, stage: Any, **options: Any) -> Engine:
-    fixed: dict[str, Any] = {"dtype": "float32", "overlap": False, "threads": 1, "stage": stage}
-    sizes = {"block_size": 4, "num_blocks": 300, "max_running": 4, "token_budget": 7}
-    return Engine(EngineConfig(model=str(folder), **{**fixed, **sizes, **options}))
-
-
-def asked(world: World, turns: list[tuple[str, str]]) -> Asked:
-    """Return a prompt, with its embeddings from our encoder."""
-    processor = omni.reference_processor(world.folder)
-    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
-    text += "<|im_start|>assistant\n"
-    pictures: list[Any] = []
-    sounds: list[Any] = []
-    images: list[ImageEmbedding] = []
-    for mark in (part.split("|>")[0] for part in text.split("<|")[1:]):
-        if mark == "image_pad":
-            pictures.append(picture(len(pictures)))
-            prepared = world.encoder.prepare(pictures[-1], 0)
-        elif mark == "audio_pad":
-            sounds.append(recording(1, 0.8))
-            prepared = world.encoder.prepare_sound(sounds[-1], RATE)
-        else:
-            continue
-        found = world.encoder.encode([prepared])[0]
-        name = f"medium {len(images)}"
-        images.append(ImageEmbedding(found, name, prepared.grid, prepared.interval))
-    media: dict[str, Any] = {"images": pictures} if pictures else {}
-    if sounds:
-        media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE}}
-    inputs = dict(processor(text=[text], **media, add_special_tokens=False, return_tensors="pt"))
-    return Asked(inputs, images)
-
-
-def thought(world: World, one: Asked) -> None:
-    """Have our thinker answer."""
-    sampling = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    world.thinker.add("a", one.prompt, sampling, images=one.images, sends_states=True)
-    while world.thinker.has_work:
-        for output in world.thinker.step():
-            assert output.error is None
-            one.ids += output.ids
-            if output.states is not None:
-                one.states.append(output.states)
-        world.thinker.check_integrity()
+    return World.make(omni, tmp_path_factory.mktemp("omni"))
 
 
 class Speaking:
@@ -167,9 +91,10 @@ class Speaking:
             talker.check_integrity()
 
 
-@pytest.mark.parametrize("kind", TURNS)
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("kind", PROMPTS)
 def test_tokens_and_codes_are_those_of_generate(world: World, kind: str) -> None:
-    one = asked(world, TURNS[kind])
+    one = asked(world, PROMPTS[kind])
     tokens, frames = omni.generated(world.reference, one.inputs, TOKENS, FRAMES + 1)
     thought(world, one)
     assert one.ids == tokens
@@ -186,9 +111,10 @@ def test_tokens_and_codes_are_those_of_generate(world: World, kind: str) -> None
     assert len(said.frames) == min(FRAMES, len(frames))
 
 
+@pytest.mark.long
 def test_frames_that_are_drawn_go_on_at_another_talker(world: World) -> None:
     """Noise depends on seed, frame and group alone; two replies share the predictor's steps."""
-    one = asked(world, TURNS["text"])
+    one = asked(world, PROMPTS["text"])
     thought(world, one)
     whole = Speaking(world, one, temperature=0.9, seed=11)
     states = whole.states(len(whole.known), ended=True)
@@ -204,9 +130,10 @@ def test_frames_that_are_drawn_go_on_at_another_talker(world: World) -> None:
     assert moved.frames == whole.frames
 
 
+@pytest.mark.long
 def test_frames_survive_a_preemption(world: World) -> None:
     """Codes that were computed are read again, not drawn again."""
-    one = asked(world, TURNS["text"])
+    one = asked(world, PROMPTS["text"])
     thought(world, one)
     alone = Speaking(world, one)
     states = alone.states(len(alone.known), ended=True)
