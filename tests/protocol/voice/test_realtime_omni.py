@@ -69,7 +69,8 @@ class Stage:
 async def stage(root: Path) -> AsyncIterator[Stage]:
     folder, ears = root / MODEL, tiny_whisper(root / "ears")
     reference = omni.write(folder, endless=True)
-    path, off = str(folder), {"threads": 1, "metrics_port": -1}
+    path = str(folder)
+    off: dict[str, Any] = {"threads": 1, "metrics_port": -1}
     async with NatsServer() as nats, AsyncExitStack() as stack:
 
         async def bus(role: str) -> Any:

@@ -18,6 +18,7 @@ from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_llm.stages.states import GivenStates
 from motet_llm.stages.transport import split_frames
 from motet_models.model_config import model_shape, read_config
+from motet_models.omni import Stage
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_tts.qwen3_talker_prompt import Qwen3TalkerPrompt
@@ -189,7 +190,8 @@ def test_positions_of_a_video_are_those_of_transformers(world: World) -> None:
 
 def test_the_memory_of_a_stage_is_that_of_its_tensors(world: World) -> None:
     """Up to the padding of packed matrices."""
-    for one, stage in ((world.thinker, "thinker"), (world.talker, "talker")):
+    stages: list[tuple[Engine, Stage]] = [(world.thinker, "thinker"), (world.talker, "talker")]
+    for one, stage in stages:
         found = expected_weight_bytes(world.folder, "float32", False, stage)
         assert found == pytest.approx(one.runner.weight_bytes, rel=0.06)
     counted = model_shape(read_config(world.folder)).parameters.total * 4
