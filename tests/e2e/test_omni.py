@@ -55,14 +55,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
         yield made
 
 
-def chunks(stack: MotetStack, model: str, **fields: Any) -> Iterator[Any]:
+def chunks(stack: MotetStack, model: str, *, seed: int = 5, **fields: Any) -> Iterator[Any]:
     """Ask for a reply of `TOKENS` tokens, by OpenAI's own client."""
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         yield from client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "Tell me."}],
             temperature=0,
-            seed=5,
+            seed=seed,
             max_tokens=TOKENS,
             extra_body={"ignore_eos": True},
             stream=True,
@@ -115,7 +115,7 @@ def test_replies_are_spoken_and_outlive_their_talker(stack: MotetStack) -> None:
 
 
 def test_frames_of_several_codes_are_spoken(stack: MotetStack) -> None:
-    fields = {**SPOKEN, "audio": {"voice": "ethan", "format": "pcm16"}}
+    fields = {**SPOKEN, "audio": {"voice": "ethan", "format": "pcm16"}, "seed": 6}
     spoken = answer(stack, "third", **fields)
     assert (spoken.text, spoken.error) == (answer(stack, "third").text, None)
     assert spoken.sound
