@@ -79,7 +79,10 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
 
         moved, _ = await asyncio.gather(run_by.answer(run_by.call()), kill())
         assert not moved.ended.lost
-        assert (moved.text, moved.pcm) == (reply.text, reply.pcm)
+        assert moved.text == reply.text
+        assert len(moved.pcm) == len(reply.pcm)
+        again = np.frombuffer(moved.pcm, "<i2").astype(np.float32)
+        assert np.abs(again - ours).max() <= 1  # chunks of other sizes are rounded otherwise
 
 
 async def test_pictures_and_sound_are_answered_aloud(checkpoint: tuple[Path, Any]) -> None:
