@@ -64,6 +64,7 @@ _FAMILIES: dict[str, type[EncoderFamily]] = {
     "qwen2_vl": NativeResolution,
     "qwen3_5": NativeResolution,
     "qwen3_5_moe": NativeResolution,
+    "qwen3_omni_moe_thinker": Omni,
     "qwen3_vl": NativeResolution,
     "qwen3_vl_moe": NativeResolution,
     "smolvlm": Tiles,
@@ -73,7 +74,7 @@ _FAMILIES: dict[str, type[EncoderFamily]] = {
 # of omni models.
 _LANGUAGE_TENSORS = (
     r"^(thinker\.)?((model\.)?(language_model|text_model|layers|words|norm)|(language_model\.)?lm_head)\."
-    r"|^(talker|token2wav)\."
+    r"|^(talker|token2wav|code2wav)\."
 )
 _EMBEDDING_TABLE = (
     "embed_tokens"  # the one-word table of the model, which no tensor may be loaded into

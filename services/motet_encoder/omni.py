@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .families import EncoderFamily, Prepared
@@ -24,6 +25,8 @@ class Omni(EncoderFamily):
         super().__init__(model, processor, tokenizer)
         self._pictures = NativeResolution(model, processor.image_processor, tokenizer)
         self._sounds = Sounds(model, processor, tokenizer)
+        deeper = getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ()
+        self._deeper = len(deeper)
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
         return self._pictures.prepare(picture, max_pixels)
@@ -40,6 +43,11 @@ class Omni(EncoderFamily):
         self._sounds.warm_up()
 
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
-        """Encode a batch, which has either pictures or recordings."""
-        is_sound = "input_features" in pictures[0].inputs
-        return (self._sounds if is_sound else self._pictures).encode(pictures)
+        """Encode a batch, which has either pictures or recordings.
+
+        Deeper layers, which pictures alone have (Qwen3-Omni), are zeros of a recording.
+        """
+        if "input_features" not in pictures[0].inputs:
+            return self._pictures.encode(pictures)
+        found = self._sounds.encode(pictures)
+        return [functional.pad(one_LTX, (0, 0, 0, 0, 0, self._deeper)) for one_LTX in found]

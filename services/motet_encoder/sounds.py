@@ -1,4 +1,4 @@
-"""Encode sound for language models that hear: Qwen2-Audio, Qwen2.5-Omni, Granite Speech, GLM-ASR.
+"""Encode sound for language models that hear: Qwen2-Audio, Qwen's omni models, Granite Speech, GLM-ASR.
 
 The checkpoint's own processor turns samples into inputs of the model, and its mark in a text into
 placeholders. The model's own code then puts its vectors at these: its language model has no layers
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from motet_shared.errors import UnsupportedParameter
 
@@ -113,5 +113,5 @@ class _NoEmbeddings(nn.Module):
         return ids.new_zeros(*ids.shape, self._hidden, dtype=self.weight.dtype)
 
 
-def _embeddings_given(*, inputs_embeds: Tensor, **_: Any) -> BaseModelOutputWithPast:
-    return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+def _embeddings_given(*, inputs_embeds: Tensor, **_: Any) -> MoeModelOutputWithPast:
+    return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)

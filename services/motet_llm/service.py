@@ -27,7 +27,13 @@ from motet_llm.serving.engine_actor import EngineActor
 from motet_llm.serving.image_reader import ImageEmbeddingReader
 from motet_llm.serving.profile import Profiler
 from motet_llm.stages.states import GivenStates, SentStates
-from motet_llm.stages.transport import read_given, received_states, sends_states, store_states
+from motet_llm.stages.transport import (
+    read_given,
+    received_states,
+    sends_states,
+    split_frames,
+    store_states,
+)
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError, UnsupportedParameter
 from motet_shared.messages import Generate, ListBlocks, Profile, StatedTokens, Tokens
@@ -146,7 +152,7 @@ class Decode(EngineActor):
             call.id,
             request.prompt,
             request.sampling,
-            output=request.output,
+            output=split_frames(request.output, self._groups)[0],
             credit=call.credit_total,
             deadline=call.expires,
             priority=request.priority,
@@ -173,19 +179,26 @@ class Decode(EngineActor):
     async def _given_states(self, request: Generate) -> GivenStates:
         """Return the states that a request came with. Raises BadRequest, BlobError."""
         assert request.input_states is not None
-        return await read_given(self.store, request.input_states, request.replaced)
+        _, codes = split_frames(request.output, self._groups)
+        return await read_given(self.store, request.input_states, request.replaced, codes)
+
+    @property
+    def _groups(self) -> int:
+        """Return how many codes a frame has; 1 for models of text."""
+        predictor = self.thread.engine.runner.predictor
+        return 1 if predictor is None else 1 + predictor.groups
 
     async def _feed(self, call: Call, given: GivenStates, done: asyncio.Future[StepOutput]) -> None:
         """Pass the states that are fed on to the engine, until their end; a wrong one ends the call."""
         try:
-            async for states_MX in received_states(call.received(), given.states_MX.shape[1]):
-                self.thread.feed_states(call.id, states_MX, ended=False)
+            async for states_MW in received_states(call.received(), given.states_MW.shape[1]):
+                self.thread.feed_states(call.id, states_MW, ended=False)
         except MotetError as error:
             self.thread.cancel(call.id)
             if not done.done():
                 done.set_exception(error)
         else:
-            self.thread.feed_states(call.id, given.states_MX[:0], ended=True)
+            self.thread.feed_states(call.id, given.states_MW[:0], ended=True)
 
     @operation(Profile)
     async def profile(self, call: Call, request: Profile) -> None:
@@ -214,7 +227,7 @@ class Decode(EngineActor):
             if output.states is not None:
                 self._push_states(call, output, output.states)
             elif output.ids or output.logprobs:
-                call.push(Tokens(output.ids, output.logprobs))
+                call.push(Tokens([*output.ids, *(output.codes or ())], output.logprobs))
             if output.error is not None:
                 done.set_exception(output.error)
             elif output.finish is not None:

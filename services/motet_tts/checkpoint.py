@@ -161,19 +161,23 @@ def _orpheus(
     )
 
 
-def _qwen_omni(
-    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
-) -> SpeechModel:
-    from motet_tts.models.qwen_omni import QwenOmni
+def _omni(name: str) -> _Loader:
+    def loaded(
+        folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+    ) -> SpeechModel:
+        from motet_tts.models import omni_speech
 
-    return QwenOmni(
-        folder,
-        device=device,
-        served_as=config.language_model or talker_name(config.model_name),
-        greedy=config.greedy,
-        first_chunk=config.first_chunk,
-        chunk=config.chunk,
-    )
+        made: SpeechModel = getattr(omni_speech, name)(
+            folder,
+            device=device,
+            served_as=config.language_model or talker_name(config.model_name),
+            greedy=config.greedy,
+            first_chunk=config.first_chunk,
+            chunk=config.chunk,
+        )
+        return made
+
+    return loaded
 
 
 FAMILIES: dict[str, _Loader] = {
@@ -190,7 +194,10 @@ FAMILIES: dict[str, _Loader] = {
     "vits": _vits,
 }
 # Models that speak what they answer, from the states of their language model (docs/graphs.md).
-ANSWERING: dict[str, _Loader] = {"qwen2_5_omni": _qwen_omni}
+ANSWERING: dict[str, _Loader] = {
+    "qwen2_5_omni": _omni("Qwen25Omni"),
+    "qwen3_omni_moe": _omni("Qwen3Omni"),
+}
 # Families of transformers that speak, and why they are not run; the sentence goes on after the name.
 _ANSWERS = "speaks what its own language model answers, not a text that is given"
 _SENTENCES = "computes a sentence as a whole in several models; none of them is run here"

@@ -29,11 +29,16 @@ class DecodeClient:
         self._bus, self._patience = bus, patience
 
     async def tokens(
-        self, call: Call, request: Generate, states: ReplyStates | None = None
+        self,
+        call: Call,
+        request: Generate,
+        states: ReplyStates | None = None,
+        groups: int = 1,
     ) -> AsyncGenerator[list[int], None]:
         """Yield the tokens of a request in batches of whatever has arrived, on behalf of a call.
 
-        states: of another model, which the request's one reads while they come.
+        states: of another model, which the request's one reads while they come. groups: ids that
+        count as one token: codes of a frame, one after the other.
 
         After a move the other instance continues behind the tokens that have arrived: its noise
         depends on seed and position alone. Leaving early cancels the stream. Raises what decode
@@ -59,7 +64,7 @@ class DecodeClient:
                         yield ids
                 return
             request = replace(request, output=output)
-            if len(output) >= request.sampling.max_tokens:
+            if len(output) >= request.sampling.max_tokens * groups:
                 return
 
     async def _follow(

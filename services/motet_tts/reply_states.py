@@ -24,7 +24,7 @@ _decoder = msgspec.msgpack.Decoder(messages.States)
 
 
 class ReplyStates:
-    """Hold the states of one reply, `[T, X]` of prompt and reply together."""
+    """Hold the states of one reply, `[T, W]` of prompt and reply together."""
 
     def __init__(self, store: BlobStore, talker: TalkerPrompt, voice: str):
         self._store, self._talker, self._voice = store, talker, voice
@@ -34,6 +34,11 @@ class ReplyStates:
         self._ended = False
         self._news = asyncio.Event()
         self.prompt_tokens = 0
+
+    @property
+    def groups(self) -> int:
+        """Return how many codes a frame has."""
+        return self._talker.groups
 
     async def receive(self, feeds: AsyncIterator[bytes]) -> None:
         """Take states from `feeds` until their end. Raises BadRequest, BlobError, StreamBroken."""
@@ -74,6 +79,10 @@ class ReplyStates:
             await self._news.wait()
         return self.prompt_tokens < self._count if self.prompt_tokens else False
 
+    def request(self, seed: int) -> Generate:
+        """Return a talker's request, without the states."""
+        return self._talker.request(self._voice, self._joined(), self.prompt_tokens, seed)
+
     async def attached(self, request: Generate) -> tuple[Generate, int]:
         """Return a talker's request with all that is known, and how many states that is."""
         states = self._known()
@@ -93,11 +102,14 @@ class ReplyStates:
                 return
             await news.wait()
 
-    def _known(self) -> States:
+    def _joined(self) -> States:
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
+
+    def _known(self) -> States:
         return self._talker.states(
-            self._voice, self._parts[0], self.prompt_tokens, ended=self._ended
+            self._voice, self._joined(), self.prompt_tokens, ended=self._ended
         )
 
     def _prompt_positions(self) -> bytes:
@@ -106,4 +118,4 @@ class ReplyStates:
             return b""
         found = [np.frombuffer(part, "<i4").reshape(3, -1) for part in self._positions]
         joined = np.concatenate(found, axis=1)[:, : self.prompt_tokens]
-        return np.ascontiguousarray(joined).tobytes()
+        return np.ascontiguousarray(self._talker.positions(joined, self._joined())).tobytes()

@@ -100,7 +100,7 @@ class Tts(Actor):
             )
         voice = _voice(request.voice, list(model.voices))
         states = ReplyStates(self._store, model.talker, voice)
-        speech = ReplySpeech(self.sessions, call, request, voice, model.talker, states)
+        speech = ReplySpeech(self.sessions, call, request, voice, states)
         await speech.run()
         call.finish("stop", speech.usage)
 

@@ -16,11 +16,15 @@ Sense = Literal["image", "audio"]
 # with `generate` of transformers.
 MODEL_TYPES = frozenset(
     """gemma3 glm4v idefics3 internvl llava llava_next mistral3 qwen2_5_omni_thinker
-    qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm vipllava""".split()
+    qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe smolvlm
+    vipllava""".split()
 )
 
 # Families that hear, likewise.
-HEARING_TYPES = frozenset("glmasr granite_speech qwen2_5_omni_thinker qwen2_audio voxtral".split())
+HEARING_TYPES = frozenset(
+    """glmasr granite_speech qwen2_5_omni_thinker qwen2_audio qwen3_omni_moe_thinker
+    voxtral""".split()
+)
 
 _TYPES: dict[Sense, frozenset[str]] = {"image": MODEL_TYPES, "audio": HEARING_TYPES}
 # Fields of config.json with the token that templates write for an image, if not the placeholder.

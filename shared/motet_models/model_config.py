@@ -19,6 +19,10 @@ from motet_shared.errors import ConfigError
 from .model_counter import ConfigFields, ParameterCounter
 from .model_families import FAMILIES, Family
 from .model_shape import ModelShape
+from .omni import stage_config
+
+# Language models within others, which transformers has no class of their own for.
+_SAME_AS = {"qwen2_5_omni_text": "qwen2", "qwen3_omni_moe_text": "qwen3_moe"}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -43,13 +47,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 def model_shape(config: Mapping[str, Any], folder: Path | None = None) -> ModelShape:
     """Return the shape of the model that `config` (the contents of a config.json) describes.
 
-    For a multimodal model this is the shape of its text part. folder: where to find safetensors if
+    For a multimodal model this is the shape of its text part, for an omni model that of its thinker's.
+    folder: where to find safetensors if
     the family is unknown; their headers then give the number of parameters, all counted as active.
     Raises ConfigError for a family that cannot be counted and for missing or invalid fields.
     """
+    config = stage_config(config)
     text = config.get("text_config")
     config = {**config, **text} if isinstance(text, dict) and "model_type" in text else config
     kind = str(config["model_type"])
+    kind = _SAME_AS.get(kind, kind)
     if config.get("is_encoder_decoder"):
         raise ConfigError(f"model_type={kind!r}: it is an encoder-decoder, which is not served")
     if kind in FAMILIES:
@@ -65,10 +72,10 @@ def model_shape(config: Mapping[str, Any], folder: Path | None = None) -> ModelS
     )
 
 
-def count_safetensors(folder: Path) -> int:
+def count_safetensors(folder: Path, prefixes: tuple[str, ...] = ("",)) -> int:
     """Return the number of elements in the folder's *.safetensors, from their headers.
 
-    Returns 0 if there are none; raises ConfigError for an unreadable file.
+    prefixes: of the tensors that are counted. Returns 0 if there are none; raises ConfigError for an unreadable file.
     """
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
@@ -79,7 +86,9 @@ def count_safetensors(folder: Path) -> int:
         except (OSError, ValueError, struct.error) as error:
             raise ConfigError(f"{path} cannot be read: {error}; copy it again") from error
         total += sum(
-            math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+            math.prod(entry["shape"])
+            for name, entry in header.items()
+            if name != "__metadata__" and name.startswith(prefixes)
         )
     return total
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 Stage = Literal["thinker", "talker"]
 STAGES: tuple[Stage, ...] = ("thinker", "talker")
 # Families whose thinker's tokens and talker's codes are compared with `generate` of transformers.
-OMNI_TYPES = frozenset(["qwen2_5_omni"])
+OMNI_TYPES = frozenset(["qwen2_5_omni", "qwen3_omni_moe"])
 TALKER_SUFFIX = "-talker"  # what decode calls the talker of a model, behind the model's name
 
 
@@ -31,6 +31,20 @@ def stage_config(config: Mapping[str, Any], stage: Stage = "thinker") -> Mapping
     """Return the config of a stage; that of a checkpoint without stages unchanged."""
     found = config.get(f"{stage}_config") if is_omni(config) else None
     return found if isinstance(found, Mapping) else config
+
+
+def stage_tensors(stage: Stage) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of a stage in a whole checkpoint, without towers."""
+    return ("thinker.model.", "thinker.lm_head.") if stage == "thinker" else ("talker.",)
+
+
+def talker_layer(config: Mapping[str, Any]) -> int | None:
+    """Return the layer of the thinker whose output of media the talker reads; None: the last state.
+
+    The first layer is 1.
+    """
+    found = stage_config(config, "talker").get("accept_hidden_layer") if speaks(config) else None
+    return found if isinstance(found, int) else None
 
 
 def talker_name(model: str) -> str:

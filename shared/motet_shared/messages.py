@@ -298,7 +298,8 @@ class Generate(Request, tag="generate"):
     """Request token generation (tokenizer, tts → decode): token ids in, `Tokens` items back.
 
     `output` holds tokens that were emitted before a failover. The placeholders in the prompt belong
-    to `image_embeddings`, in order.
+    to `image_embeddings`, in order. Where a talker's frames have several codes, a token is all of
+    them, here and in `Tokens`, one after the other.
     """
 
     model: str

@@ -9,6 +9,7 @@ from dataclasses import replace
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config, stack_bus
 from motet_cli.talk.options import Options, TalkInput
+from motet_pipelines.graphs.spoken import own_voices
 from motet_pipelines.voice.conversation.converse import converse
 from motet_pipelines.voice.conversation.events import Event
 from motet_pipelines.voice.services import SpeechServices, model_of_conversation
@@ -32,7 +33,7 @@ async def converse_over_bus(
     async with AsyncExitStack() as exits:
         bus = await exits.enter_async_context(stack_bus(found, _ROLE))
         model = await model_of_conversation(bus.directory, options.model)
-        _check_voice(bus.directory, options.voice)
+        _check_voice(bus.directory, model, options.voice)
         store = await BlobStore.of(bus_config(found, _ROLE), bus.instance, _FILES).start()
         exits.push_async_callback(store.close)
 
@@ -47,9 +48,10 @@ async def converse_over_bus(
             yield batch
 
 
-def _check_voice(directory: Directory, voice: str) -> None:
-    """Raise BadRequest for a voice that the speech model does not have."""
-    card = served(directory, "tts")[SpeechServices.find(directory).speech]
+def _check_voice(directory: Directory, model: str, voice: str) -> None:
+    """Raise BadRequest for a voice that what speaks for a chat model does not have."""
+    speech = SpeechServices.find(directory, model=model).speech
+    card = own_voices(directory, model) or served(directory, "tts")[speech]
     if voice and voice not in card.voices:
         raise BadRequest(
             f"voice: {voice!r} is unknown; choose one of {', '.join(card.voices)}", param="voice"

@@ -110,7 +110,9 @@ async def chat_with_prompt(
                     batches = cast(AsyncIterator[list[Text | PromptPiece]], stream.batches())
                     async for batch in batches:
                         if new := prompt.unknown(batch):
-                            await answers.record(new)
+                            # States are not kept: their blobs are read once.
+                            if kept := [one for one in new if not isinstance(one, States)]:
+                                await answers.record(kept)
                             text_len += _note(new, ids, outcome.targets)
                             yield new
                     await answers.finish(stream.end)

@@ -13,9 +13,21 @@ from typing import Any, cast
 
 import msgspec
 
+from motet_media.audio import SAMPLE_BYTES
+from motet_pipelines.answers import Answers
 from motet_pipelines.chat.chat import chat_with_prompt
 from motet_pipelines.voice.speak import ClonedVoice, narrate
-from motet_shared.messages import Audio, Chat, PromptPiece, Speak, SpeakStates, States, Text
+from motet_shared.errors import StreamBroken
+from motet_shared.messages import (
+    Audio,
+    Chat,
+    ModelCard,
+    PromptPiece,
+    Speak,
+    SpeakStates,
+    States,
+    Text,
+)
 from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import pick
 from motet_shared.wire.stream import Stream
@@ -23,6 +35,8 @@ from motet_shared.wire.stream import Stream
 from .graph import Call, Graph, Items, Stage
 
 THINK, SPEAK = "think", "speak"  # stages
+_audio = msgspec.msgpack.Decoder(list[Audio])
+_ends = msgspec.msgpack.Decoder(bool)
 
 
 def think(call: Call, _: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
@@ -42,27 +56,45 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
     """Yield the speech of a reply from its states.
 
     If the instance dies, the speech ends there: the states before are gone. Talkers are replaced.
+    Behind what an earlier process has recorded it goes on, where the thinker still writes and so
+    sends its states again.
     """
     request = cast(SpeakStates, call.requests[SPEAK])
-    instance = await pick(call.bus, "tts", request.model, patience=call.patience)
-    stream = call.bus.open(
-        "tts", request, instance=instance, deadline=call.deadline, epoch=call.epoch
-    )
-    async with stream:
-        feeding = asyncio.create_task(_feed(stream, inputs["states"]))
-        try:
-            async for batch in stream.batches():
-                yield batch
-        finally:
-            feeding.cancel()
-            await asyncio.gather(feeding, return_exceptions=True)
+    answers, samples = Answers(request, _audio, _ends), 0
+    while (batch := await answers.recorded()) is not None:
+        samples += sum(len(item.data) for item in batch) // SAMPLE_BYTES
+        yield batch
+    if answers.end is not None:
+        return
+    request = msgspec.structs.replace(request, skip=samples)
+    async with answers.live():
+        instance = await pick(call.bus, "tts", request.model, patience=call.patience)
+        stream = call.bus.open(
+            "tts", request, instance=instance, deadline=call.deadline, epoch=call.epoch
+        )
+        async with stream:
+            feeding = asyncio.create_task(_feed(stream, inputs["states"]))
+            try:
+                async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
+                    await answers.record(batch)
+                    yield batch
+                if samples and not await feeding:
+                    raise StreamBroken("the states of a reply that is written are gone")
+            finally:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+        await answers.finish(True)
 
 
-async def _feed(stream: Stream, states: Items) -> None:
+async def _feed(stream: Stream, states: Items) -> bool:
+    """Feed states until their end; return True if there were any."""
+    any_fed = False
     async for batch in states:
         for item in batch:
             await stream.send(msgspec.msgpack.encode(item))
+            any_fed = True
     await stream.end_input()
+    return any_fed
 
 
 def speak_sentences(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
@@ -119,7 +151,13 @@ SENTENCES = Graph(
 )
 
 
+def own_voices(directory: Directory, model: str) -> ModelCard | None:
+    """Return the card of what speaks the replies of this chat model itself; None if none is ready."""
+    beats = directory.ready("tts", model=model, suspects=True)
+    cards = (card for beat in beats for card in beat.models if card.name == model)
+    return next((card for card in cards if card.answers), None)
+
+
 def speaks_itself(directory: Directory, model: str) -> bool:
     """Return True if a service that speaks the replies of this chat model is ready."""
-    beats = directory.ready("tts", model=model, suspects=True)
-    return any(card.answers for beat in beats for card in beat.models if card.name == model)
+    return own_voices(directory, model) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from motet_pipelines.chat.models import check_known, hears, servable
+from motet_pipelines.graphs.spoken import speaks_itself
 from motet_shared.errors import Unavailable, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import served
@@ -19,12 +20,14 @@ class SpeechServices:
     """Speech services of a stack: names of models, empty where no service is ready.
 
     hears: the chat model gets the user's sound itself, so that nothing need be transcribed.
+    itself: the chat model speaks its replies itself; `speech` is its name.
     """
 
     transcription: str = ""
     turn_detection: bool = False
     speech: str = ""
     hears: bool = False
+    itself: bool = False
 
     @classmethod
     def find(cls, directory: Directory, *, coming: bool = False, model: str = "") -> SpeechServices:
@@ -43,7 +46,12 @@ class SpeechServices:
             coming and directory.is_coming("vad", VAD_MODEL)
         )
         can_hear = bool(model) and hears(directory, model, coming=coming)
-        return cls(first("asr"), turn_detection, first("tts"), can_hear)
+        itself = bool(model) and (
+            speaks_itself(directory, model)
+            or (coming and first("tts") == model and model not in served(directory, "tts"))
+        )
+        speech = model if itself else first("tts")
+        return cls(first("asr"), turn_detection, speech, can_hear, itself)
 
     @property
     def listens(self) -> bool:

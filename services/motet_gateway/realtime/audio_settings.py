@@ -12,6 +12,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.fields import Strict
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.prompts import check_prompt
+from motet_pipelines.graphs.spoken import own_voices
 from motet_pipelines.voice.conversation.settings import TranscriptionSettings
 from motet_pipelines.voice.services import SpeechServices
 from motet_pipelines.voice.speak import ClonedVoice
@@ -84,7 +85,8 @@ class AudioSettings:
     """Audio settings of a session, `session.audio`.
 
     model_input: what the model gets of the user's speech; None: the audio, if it hears and no
-    transcription is set, else the transcript.
+    transcription is set, else the transcript. itself: the model speaks its replies itself; by
+    default it then gets the audio, transcribed or not.
     """
 
     input_format: Format = PCM
@@ -95,6 +97,7 @@ class AudioSettings:
     voice: str | None = None
     speed: float = 1.0
     cloned: ClonedVoice | None = None  # set by `with_voice`
+    itself: bool = False
 
     def updated(self, patch: AudioPatch, where: str, speech: SpeechServices) -> AudioSettings:
         """Return the settings with the fields of `patch` that are present.
@@ -109,7 +112,7 @@ class AudioSettings:
     def hears(self) -> bool:
         """Return True if a model that hears gets the user's audio instead of a transcript."""
         if self.model_input is None:
-            return self.transcription is None
+            return self.itself or self.transcription is None
         return self.model_input == "audio"
 
     def as_session(self) -> dict[str, Any]:
@@ -186,6 +189,11 @@ def _output_changes(
     for name in ("format", "voice", "speed"):
         if getattr(patch, name) not in (UNSET, None):
             speech.need(f"{where}.{name}", speech=True)
+    if speech.itself and changes.get("speed", 1.0) != 1.0:
+        raise UnsupportedParameter(
+            f"`{where}.speed`: the model speaks at its own pace; omit it or send 1",
+            param=f"{where}.speed",
+        )
     return changes
 
 
@@ -208,8 +216,11 @@ async def with_voice(
     old: AudioSettings,
     spoken: bool,
     where: str,
+    model: str,
 ) -> AudioSettings:
     """Return the settings with the recording of their voice, if it is one that `owner` made.
+
+    model: the chat model, which may speak itself.
 
     Raises BadRequest for a voice the model lacks, or a change of voice once it has spoken.
     """
@@ -218,7 +229,8 @@ async def with_voice(
         raise BadRequest(f"`{param}` cannot change once the model has spoken", param=param)
     if voice == old.voice:
         return new
-    card = next(iter(served(service.bus.directory, "tts").values()), None)
+    directory = service.bus.directory
+    card = own_voices(directory, model) or next(iter(served(directory, "tts").values()), None)
     new = replace(new, cloned=None)
     if voice is None or card is None or voice in card.voices or voice in OPENAI_VOICES:
         return new

@@ -45,5 +45,5 @@ async def prepare_session(
     before = SessionSettings.default(served, speech, kind)
     settings = before.updated(patch, speech)
     check_transcription(service.bus.directory, settings.audio, "session")
-    audio = await with_voice(service, owner, settings.audio, before.audio, False, "session")
+    audio = await with_voice(service, owner, settings.audio, before.audio, False, "session", served)
     return PreparedSession(replace(settings, audio=audio), new_id("sess"))

@@ -386,6 +386,7 @@ class Session:
             self.settings.audio,
             self._rendering.has_spoken,
             where,
+            settings.model,
         )
         return replace(settings, audio=audio)
 

@@ -72,7 +72,8 @@ class SessionSettings:
                 kind=kind,
                 audio=AudioSettings(turn_detection=turns, transcription=InputTranscription()),
             )
-        return cls(model, speaks=bool(speech.speech), audio=AudioSettings(turn_detection=turns))
+        audio = AudioSettings(turn_detection=turns, itself=speech.itself)
+        return cls(model, speaks=bool(speech.speech), audio=audio)
 
     def updated(self, patch: SessionPatch, speech: SpeechServices) -> SessionSettings:
         """Return the settings with the fields of `patch` that are present.

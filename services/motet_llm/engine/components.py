@@ -26,8 +26,11 @@ from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.scheduler import AdmissionPolicy, Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.speculation.speculator import Speculation
+from motet_llm.stages.code_prediction import CodePrediction
 from motet_llm.stages.state_feeding import StateFeeding
 from motet_llm.stages.state_sending import StateSending
+from motet_llm.stages.state_sources import state_source
+from motet_models.model_config import read_config
 
 from .feature import Feature
 from .model_runner import ModelRunner
@@ -56,6 +59,7 @@ class Components:
     scoring: PromptScoring
     sending: StateSending
     feeding: StateFeeding
+    predicting: CodePrediction
     features: tuple[Feature, ...]
 
 
@@ -84,7 +88,8 @@ def build(
     blocks = _build_blocks(config, runner, pace, owner)
     handovers = Handovers(runner.kv, placement if runner.hands_over else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
-    feeding = StateFeeding(runner.input_width, runner.is_talker)
+    predicting = CodePrediction(runner)
+    feeding = StateFeeding(runner.input_width, runner.is_talker, predicting)
     policies: list[AdmissionPolicy] = [
         handovers,
         feeding,
@@ -105,7 +110,8 @@ def build(
         None if blocks.spill is None else LongSequences(runner.kv, blocks.tables, blocks.spill)
     )
     rope = None if runner.rope is None else RopeSwitch(runner.rope.rule, scheduler)
-    scoring, sending = PromptScoring(runner), StateSending(runner)
+    scoring = PromptScoring(runner)
+    sending = StateSending(runner, state_source(runner, read_config(Path(config.model))))
     optional = (compression, speculation, long_sequences, rope)
     return Components(
         pool=blocks.pool,
@@ -121,6 +127,7 @@ def build(
         scoring=scoring,
         sending=sending,
         feeding=feeding,
+        predicting=predicting,
         features=(
             receiver,
             sender,
@@ -128,6 +135,7 @@ def build(
             scoring,
             sending,
             feeding,
+            predicting,
         ),
     )
 

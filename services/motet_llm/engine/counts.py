@@ -23,6 +23,7 @@ class StepResult:
     num_finite: for each work, how many of its first tokens are free of NaN and infinity.
     scores: log-probabilities of prompt tokens, by request.
     states: of tokens whose states are sent, by request.
+    codes: the further codes of frames that begin with the drawn tokens, by request.
     waited: seconds that the model was idle before the step although there was work.
     model_seconds: seconds of the forward pass.
     seconds: seconds of the forward pass and sampling together.
@@ -32,6 +33,7 @@ class StepResult:
     sampled: Sampled
     scores: dict[Request, PromptScores]
     states: dict[Request, SentStates]
+    codes: dict[Request, list[int]]
     waited: float
     model_seconds: float
     seconds: float

@@ -102,6 +102,7 @@ class Engine:
             parts.scoring,
             parts.sending,
             parts.feeding,
+            parts.predicting,
         )
         self._isolation = StepIsolation(
             self.runner, parts.tables, self._forward, self._model_thread
@@ -249,6 +250,7 @@ class Engine:
         failed = self._failed([work.request for work in works])
         self.parts.scoring.take(computed.scores)  # a scored prompt may end with its first token
         self.parts.sending.take(computed.states)
+        self.parts.predicting.take(computed.codes)
         outputs, accepted = self._token_update.apply(works, computed, failed)
         if self.speculation is not None:
             self.speculation.count(works, accepted)

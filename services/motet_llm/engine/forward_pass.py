@@ -12,6 +12,7 @@ from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.scheduling.work import Work
 from motet_llm.speculation.speculative_row import Row
 from motet_llm.speculation.speculator import Speculation
+from motet_llm.stages.code_prediction import CodePrediction
 from motet_llm.stages.state_feeding import StateFeeding
 from motet_llm.stages.state_sending import SentRows, StateSending
 from motet_llm.stages.states import StepStates
@@ -56,12 +57,13 @@ class ForwardPass:
         scoring: PromptScoring,
         sending: StateSending,
         feeding: StateFeeding,
+        predicting: CodePrediction,
     ):
         self._runner = runner
         self._speculation = speculation
         self._compression = compression
         self._scoring = scoring
-        self._sending, self._feeding = sending, feeding
+        self._sending, self._feeding, self._predicting = sending, feeding, predicting
         self._idle_since: float | None = None  # when the last step ended, if work was left
 
     def prepare(self, works: Sequence[Work]) -> Batch:
@@ -87,6 +89,7 @@ class ForwardPass:
         states = self._sending.compute(batch.sent, forward)
         model_seconds = time.perf_counter() - started
         sampled = sample(forward.logits_RV, batch.rows, batch.mask, batch.drafts)
+        codes = self._predicting.compute(batch.works, forward, sampled.ids)
         if self._speculation is not None:
             self._speculation.drafts.observe(batch.works, forward, sampled)
         num_finite = forward.num_finite
@@ -94,7 +97,9 @@ class ForwardPass:
         seconds = self._idle_since - started
         if self._runner.on_gpu:  # reading the tokens is what waits for the GPU
             model_seconds = seconds
-        return StepResult(num_finite, sampled, scores, states, waited, model_seconds, seconds)
+        return StepResult(
+            num_finite, sampled, scores, states, codes, waited, model_seconds, seconds
+        )
 
     def exclude(self, seconds: float) -> None:
         """Do not count `seconds` since the last step as idle: the model's thread was in use."""

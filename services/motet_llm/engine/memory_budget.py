@@ -18,8 +18,9 @@ from motet_models.capacity import (
 )
 from motet_models.free_memory import available_memory
 from motet_models.graph_sizes import StepShape, graph_bytes, graph_sizes
-from motet_models.model_config import model_shape, read_config
+from motet_models.model_config import count_safetensors, model_shape, read_config
 from motet_models.model_shape import ModelShape
+from motet_models.omni import Stage, is_omni, stage_tensors
 from motet_models.weight_formats import WEIGHT_FORMATS, weight_bytes
 from motet_shared.errors import ConfigError
 
@@ -82,12 +83,17 @@ class MemoryBudget:
         )
 
 
-def expected_weight_bytes(folder: Path, weights: str, quantized: bool) -> int:
+def expected_weight_bytes(
+    folder: Path, weights: str, quantized: bool, stage: Stage = "thinker"
+) -> int:
     """Return the bytes of a checkpoint's weights in memory, before they are loaded.
 
     weights: the format of matrices. quantized: the checkpoint's own codes are kept, so that its
-        files have about the size of its weights in memory.
+        files have about the size of its weights in memory. stage: of an omni model.
     """
+    if weights in WEIGHT_FORMATS and is_omni(read_config(folder)):
+        elements = count_safetensors(folder, stage_tensors(stage))
+        return WEIGHT_FORMATS[weights].matrix_bytes(elements, 0)
     shape = None if quantized else _shape(folder)
     if shape is None or weights not in WEIGHT_FORMATS:
         return sum(path.stat().st_size for path in _weight_files(folder))

@@ -47,6 +47,7 @@ from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
+from motet_llm.stages.code_predictor import CodePredictor
 from motet_llm.stages.states import StepStates
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
@@ -210,7 +211,9 @@ class ModelRunner:
             return None
         folder, budget = Path(config.model), MemoryBudget.measure(config, self.device)
         is_quantized = quantized.is_quantized(folder, model_config)
-        budget.check_weights(expected_weight_bytes(folder, self._weights, is_quantized))
+        budget.check_weights(
+            expected_weight_bytes(folder, self._weights, is_quantized, config.stage)
+        )
         return budget
 
     def _load_model(
@@ -354,7 +357,12 @@ class ModelRunner:
     @property
     def input_width(self) -> int:
         """Return the width of the states that a talker is given; 0 for another model."""
-        return int(self.model.config.embedding_size) if self.is_talker else 0
+        return int(self.model.state_width) if self.is_talker else 0
+
+    @property
+    def predictor(self) -> CodePredictor | None:
+        """Return what computes the further codes of a talker's frames, if these have several."""
+        return self.model.predictor if self.is_talker else None
 
     @property
     def model_type(self) -> str:
@@ -369,7 +377,8 @@ class ModelRunner:
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the model's tensors; shared storage is counted once."""
-        tensors = chain(self.model.parameters(), self.model.buffers())
+        further = () if self.predictor is None else self.predictor.parameters()
+        tensors = chain(self.model.parameters(), self.model.buffers(), further)
         return sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
         )
@@ -617,13 +626,9 @@ class ModelRunner:
         return inputs
 
     def _summed(self, ids_N: Tensor, given: StepStates) -> dict[str, Any]:
-        """Return the model's inputs: given states, with the embeddings of the tokens that have one."""
+        """Return the model's inputs, of tokens and the states that are given of them."""
         embeddings_NX = self.model.get_input_embeddings()(ids_N)
-        states_NX, keeps_N = (
-            upload(part, self.device) for part in (given.states_NX, given.keeps_N)
-        )
-        embeddings_NX = embeddings_NX * keeps_N.unsqueeze(1) + states_NX.to(embeddings_NX.dtype)
-        return {"inputs_embeds": embeddings_NX.unsqueeze(0)}
+        return {"inputs_embeds": self.model.inputs_of(embeddings_NX, given).unsqueeze(0)}
 
     def _rotary_positions(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""

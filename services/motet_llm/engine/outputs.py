@@ -29,6 +29,7 @@ class StepOutput:
     handover: a prefill worker is to compute the prompt, or is to stop doing so.
     packed: keys and values that were computed for another engine.
     states: of the tokens that were computed, for the next stage of a model.
+    codes: the further codes of the frame that the token begins, if frames have several.
     """
 
     key: Key
@@ -42,6 +43,7 @@ class StepOutput:
     handover: Handover | None = None
     packed: list[PackedPart] | None = None
     states: SentStates | None = None
+    codes: list[int] | None = None
 
     @property
     def ends(self) -> bool:

@@ -54,10 +54,10 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         """Call `KvReceiver.receive` between steps."""
         self.between_steps(partial(self.engine.receiver.receive, key, part, content, dtype))
 
-    def feed_states(self, key: Key, states_MX: Tensor, *, ended: bool) -> None:
+    def feed_states(self, key: Key, states_MW: Tensor, *, ended: bool) -> None:
         """Call `StateFeeding.feed` between steps."""
         feed = self.engine.parts.feeding.feed
-        self.between_steps(partial(feed, key, states_MX, ended=ended))
+        self.between_steps(partial(feed, key, states_MW, ended=ended))
 
     def end_transfer(self, key: Key, cause: str) -> None:
         """Call `KvReceiver.end` between steps."""

@@ -58,7 +58,9 @@ class TokenUpdate:
                 states = computed.states.get(work.request)
                 news = (scores, states)
                 if draw.ids or any(new is not None for new in news) or _is_scored_whole(work):
-                    outputs.append(_output(work, one, *news))
+                    output = _output(work, one, *news)
+                    output.codes = computed.codes.get(work.request)
+                    outputs.append(output)
         return outputs, accepted
 
     def _accept(self, work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:

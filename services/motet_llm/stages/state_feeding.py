@@ -4,7 +4,7 @@ The states of the prompt's first tokens take the place of their embeddings; thos
 tokens are added to them. A token is computed once its state is here; when no more come, the last
 one serves for all further tokens.
 
-Shapes: M states of a request, N tokens of a step, X width of the model's input.
+Shapes: M states of a request, N tokens of a step, W numbers of a state.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import BadRequest, InternalError
 
+from .code_prediction import CodePrediction
 from .states import StepStates
 
 
@@ -40,10 +41,10 @@ class _Input:
         """Return the states of tokens `start` to `stop`."""
         if len(self.parts) > 1:
             self.parts = [torch.cat(self.parts)]
-        states_MX = self.parts[0]
+        states_MW = self.parts[0]
         if stop <= self.count:
-            return states_MX[start:stop]
-        return states_MX[torch.arange(start, stop).clamp(max=self.count - 1)]
+            return states_MW[start:stop]
+        return states_MW[torch.arange(start, stop).clamp(max=self.count - 1)]
 
     def positions_of(self, start: int, stop: int) -> np.ndarray:
         """Return rotary positions `[3, stop - start]`."""
@@ -60,11 +61,13 @@ class _Input:
 class StateFeeding(Feature):
     """Hold the states of requests with the option `given_states`; also an `AdmissionPolicy`.
 
-    width: of the model's input. needed: the model computes nothing without them.
+    width: numbers of a state. needed: the model computes nothing without them. predicting: has the
+    further codes of frames.
     """
 
     width: int
     needed: bool
+    predicting: CodePrediction
     _inputs: dict[Request, _Input] = field(default_factory=dict)
     _by_key: dict[Key, Request] = field(default_factory=dict)
 
@@ -78,16 +81,16 @@ class StateFeeding(Feature):
                     param="input_states",
                 )
             return
-        self._check(given.states_MX)
-        if not 0 <= given.replacing <= request.num_prompt or not len(given.states_MX):
+        self._check(given.states_MW)
+        if not 0 <= given.replacing <= request.num_prompt or not len(given.states_MW):
             raise BadRequest(
                 f"input_states: {given.replacing} of {request.num_prompt} tokens are replaced by"
-                f" {len(given.states_MX)} states; give at least one, and no more than the prompt",
+                f" {len(given.states_MW)} states; give at least one, and no more than the prompt",
                 param="input_states",
             )
         self._inputs[request] = _Input(
-            [given.states_MX],
-            len(given.states_MX),
+            [given.states_MW],
+            len(given.states_MW),
             given.replacing,
             given.positions,
             given.ended,
@@ -97,14 +100,14 @@ class StateFeeding(Feature):
         request.constraints.drafts_end = 0
         self._constrain(request)
 
-    def _check(self, states_MX: Tensor) -> None:
+    def _check(self, states_MW: Tensor) -> None:
         if not self.needed:
             raise BadRequest(
                 "input_states: this model takes none; leave them out", param="input_states"
             )
-        if states_MX.ndim != 2 or states_MX.shape[1] != self.width:
+        if states_MW.ndim != 2 or states_MW.shape[1] != self.width:
             raise BadRequest(
-                f"input_states: is {list(states_MX.shape)}; give [tokens, {self.width}]",
+                f"input_states: is {list(states_MW.shape)}; give [tokens, {self.width}]",
                 param="input_states",
             )
 
@@ -112,16 +115,16 @@ class StateFeeding(Feature):
         self._inputs.pop(request, None)
         self._by_key.pop(request.key, None)
 
-    def feed(self, key: Key, states_MX: Tensor, *, ended: bool) -> None:
+    def feed(self, key: Key, states_MW: Tensor, *, ended: bool) -> None:
         """Add the next states of a request; `ended`: no more come. Unknown keys are ignored."""
         request = self._by_key.get(key)
         if request is None:
             return
         held = self._inputs[request]
-        if len(states_MX):
-            self._check(states_MX)
-            held.parts.append(states_MX)
-            held.count += len(states_MX)
+        if len(states_MW):
+            self._check(states_MW)
+            held.parts.append(states_MW)
+            held.count += len(states_MW)
         held.ended = held.ended or ended
         self._constrain(request)
 
@@ -150,7 +153,7 @@ class StateFeeding(Feature):
         if not any(work.request in self._inputs for work in works):
             return None
         count = sum(work.num_tokens for work in works)
-        states_NX, keeps_N = torch.zeros(count, self.width), torch.ones(count, dtype=torch.bool)
+        states_NW, keeps_N = torch.zeros(count, self.width), torch.ones(count, dtype=torch.bool)
         is_text = all(one.positions is None for one in self._inputs.values())
         positions = []
         starts = accumulate((work.num_tokens for work in works), initial=0)
@@ -159,11 +162,10 @@ class StateFeeding(Feature):
             held = self._inputs.get(work.request) or _Input([], 0, 0, None, False)
             positions.append(held.positions_of(start, stop))
             if held.parts:
-                states_NX[offset : offset + stop - start] = held.between(start, stop)
+                states_NW[offset : offset + stop - start] = held.between(start, stop)
                 keeps_N[offset : offset + max(0, min(stop, held.replacing) - start)] = False
-        return StepStates(
-            states_NX, keeps_N, None if is_text else np.concatenate(positions, axis=1)
-        )
+        positions_3N = None if is_text else np.concatenate(positions, axis=1)
+        return StepStates(states_NW, keeps_N, positions_3N, self.predicting.of_step(works))
 
     def check_integrity(self, requests: set[Request]) -> None:
         if not self._inputs.keys() <= requests:

@@ -1,10 +1,9 @@
 """Send what the model computes of a request's tokens to the next stage: a state for each token.
 
-A state is the sum of the token's input embedding and its last hidden state, in float32; that of a
-placeholder is the hidden state alone. All tokens of such a request are computed here, once: neither
-the prefix cache nor a prefill worker provides them, and nothing is drafted.
+What a state is depends on the family (`state_sources.py`). All tokens of such a request are computed
+here, once: neither the prefix cache nor a prefill worker provides them, and nothing is drafted.
 
-Shapes: R tokens, X hidden size.
+Shapes: R tokens, W numbers of a state.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from motet_llm.engine.request import Request, RequestOptions
 from motet_llm.scheduling.work import Work
 from motet_shared.errors import InternalError
 
+from .state_sources import StateSource
 from .states import SentStates
 
 
@@ -42,8 +42,8 @@ class SentRows:
 class StateSending(Feature):
     """Send the states of requests with the option `sends_states`."""
 
-    def __init__(self, runner: ModelRunner):
-        self._runner = runner
+    def __init__(self, runner: ModelRunner, source: StateSource):
+        self._runner, self._source = runner, source
         self._next: dict[Request, int] = {}  # position of the next token to send
         self._count = 0
 
@@ -77,27 +77,25 @@ class StateSending(Feature):
         return {one.request: self._states(one, forward) for one in sent}
 
     def _states(self, one: SentRows, forward: Forward) -> SentStates:
-        hidden_RX = forward.hidden_ND[one.rows.start : one.rows.stop].float()
-        ids_R = torch.tensor(one.ids, device=hidden_RX.device)
-        given_RX = self._runner.model.get_input_embeddings()(ids_R).float()
         shape, images = self._runner.image_shape, one.request.images
+        ids_R = torch.tensor(one.ids, device=forward.hidden_ND.device)
+        media_R = torch.zeros_like(ids_R, dtype=torch.bool)
         if shape is not None:
-            media = torch.tensor(shape.placeholders, device=ids_R.device)
-            places_R = torch.isin(ids_R, media)
-            places_R[max(0, one.request.num_prompt - one.start) :] = False  # the reply has none
-            given_RX = given_RX.masked_fill(places_R.unsqueeze(1), 0.0)
+            media_R = torch.isin(ids_R, torch.tensor(shape.placeholders, device=ids_R.device))
+            media_R[max(0, one.request.num_prompt - one.start) :] = False  # the reply has none
+        states_RW = self._source.states(forward, one.rows, ids_R, media_R)
         positions = None
         if images is not None and shape is not None and shape.axes > 1:
             found = images.positions(one.start, one.start + len(one.ids))
             positions = np.ascontiguousarray(found, dtype=np.int32)
-        return SentStates(one.start, (hidden_RX + given_RX).cpu(), positions)
+        return SentStates(one.start, states_RW.cpu(), positions)
 
     def take(self, states: dict[Request, SentStates]) -> None:
         """Continue behind states that are about to be sent."""
         for request, one in states.items():
             if request in self._next:
-                self._next[request] = one.start + len(one.states_RX)
-                self._count += len(one.states_RX)
+                self._next[request] = one.start + len(one.states_RW)
+                self._count += len(one.states_RW)
 
     def stats(self) -> dict[str, float]:
         """Return the number of states that were sent."""

@@ -1,10 +1,12 @@
 """Define the states that pass between the stages of a model.
 
-Shapes: R tokens whose states are sent, M states of a request, N tokens of a step, X width.
+Shapes: R tokens whose states are sent, M states of a request, N tokens of a step, W numbers of a
+state, K further codes of a frame.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +15,13 @@ from torch import Tensor
 
 @dataclass(slots=True, frozen=True, eq=False)
 class SentStates:
-    """Hold states `[R, X]`, float32 on the CPU, of tokens from `start` on.
+    """Hold states `[R, W]`, float32 on the CPU, of tokens from `start` on.
 
     positions: rotary positions int32 `[3, R]`; None if they are `start` and the next ones.
     """
 
     start: int
-    states_RX: Tensor
+    states_RW: Tensor
     positions: np.ndarray | None = None
 
 
@@ -27,24 +29,28 @@ class SentStates:
 class GivenStates:
     """Hold the states that are known when a request is added.
 
-    states_MX: float32. replacing: so many tokens have theirs in place of an embedding. positions:
+    states_MW: float32. replacing: so many tokens have theirs in place of an embedding. positions:
     rotary positions int32 `[3, n]` of the first tokens, behind which text goes on; None: those of
-    text. ended: no more come.
+    text. ended: no more come. codes: the further codes of the frames in the output so far, if a
+    frame has several.
     """
 
-    states_MX: Tensor
+    states_MW: Tensor
     replacing: int
     positions: np.ndarray | None = None
     ended: bool = False
+    codes: Sequence[Sequence[int]] = ()
 
 
 @dataclass(slots=True, frozen=True, eq=False)
 class StepStates:
-    """Hold the states `[N, X]` of a step's tokens.
+    """Hold the states `[N, W]` of a step's tokens.
 
-    keeps_N: whose embeddings stay, and are added to. positions_3N: None: those of text.
+    keeps_N: whose embeddings stay, and are added to. positions_3N: None: those of text. codes_NK:
+    further codes of the frames that tokens stand for, `NO_CODE` for others; None: there are none.
     """
 
-    states_NX: Tensor
+    states_NW: Tensor
     keeps_N: Tensor
     positions_3N: np.ndarray | None
+    codes_NK: Tensor | None = None

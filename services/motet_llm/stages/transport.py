@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,17 +32,22 @@ def sends_states(config: DecodeConfig) -> bool:
 
 def store_states(store: BlobStore, sent: SentStates) -> StateRef | None:
     """Put states into the store for one reader; None if there is no room."""
-    data = sent.states_RX.contiguous().numpy().data
+    data = sent.states_RW.contiguous().numpy().data
     try:
-        ref = store.put(data, "float32", tuple(sent.states_RX.shape))
+        ref = store.put(data, "float32", tuple(sent.states_RW.shape))
     except Overloaded:
         return None
     positions = b"" if sent.positions is None else sent.positions.astype("<i4").tobytes()
     return StateRef(states=ref, start=sent.start, positions=positions)
 
 
-async def read_given(store: BlobStore, ref: StateRef, replaced: int) -> GivenStates:
-    """Return states that a request came with. Raises BadRequest for others, BlobError if gone."""
+async def read_given(
+    store: BlobStore, ref: StateRef, replaced: int, codes: Sequence[Sequence[int]] = ()
+) -> GivenStates:
+    """Return states that a request came with. Raises BadRequest for others, BlobError if gone.
+
+    codes: the further codes of the frames of its output.
+    """
     blob = ref.states
     if blob.dtype != "float32" or len(blob.shape) != 2 or not blob.nbytes:
         raise BadRequest(
@@ -55,9 +60,9 @@ async def read_given(store: BlobStore, ref: StateRef, replaced: int) -> GivenSta
             param="input_states",
         )
     data = await store.get(blob)
-    states_MX = torch.frombuffer(data, dtype=torch.float32).view(blob.shape)
+    states_MW = torch.frombuffer(data, dtype=torch.float32).view(blob.shape)
     positions = np.frombuffer(ref.positions, "<i4").reshape(_AXES, -1) if ref.positions else None
-    return GivenStates(states_MX, replaced, positions)
+    return GivenStates(states_MW, replaced, positions, codes=codes)
 
 
 async def received_states(feeds: AsyncIterator[bytes], width: int) -> AsyncIterator[Tensor]:
@@ -75,3 +80,17 @@ async def received_states(feeds: AsyncIterator[bytes], width: int) -> AsyncItera
         raise BadRequest(
             f"input: {len(rest)} bytes are no state of {width} numbers", param="input_states"
         )
+
+
+def split_frames(output: list[int], groups: int) -> tuple[list[int], list[list[int]]]:
+    """Return the first code of each frame of an output, and the further ones by frame.
+
+    groups: codes of a frame, which are one after the other. Raises BadRequest for half a frame.
+    """
+    if len(output) % groups:
+        raise BadRequest(
+            f"output: {len(output)} codes are no frames of {groups}; give whole ones",
+            param="output",
+        )
+    further = [output[start + 1 : start + groups] for start in range(0, len(output), groups)]
+    return output[::groups], further

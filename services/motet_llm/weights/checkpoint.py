@@ -81,8 +81,7 @@ def load_config(folder: Path, stage: Stage = "thinker") -> PreTrainedConfig:
     """
     config = _read_config(folder, stage)
     if stage == "talker":
-        talker.talker_class(config)
-        return config
+        return talker.talker_config(config)
     check_config(config)
     return composite.text_config(config) if composite.is_composite(config) else config
 
@@ -94,17 +93,24 @@ def image_embedding_shape(folder: Path) -> language_part.ImageEmbeddingShape | N
 
 def _read_config(folder: Path, stage: Stage = "thinker") -> PreTrainedConfig:
     """Return the config of a folder; of an omni model that of a stage."""
-    check_numbers(folder)
-    try:
-        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNUSABLE as error:
-        raise ConfigError(
-            f"{folder}/config.json is not of a model that transformers knows: {error}"
-        ) from error
+    whole = _whole_config(folder)
     config: PreTrainedConfig = getattr(whole, f"{stage}_config", None) or whole
     if config.dtype is None:
         config.dtype = whole.dtype
     return config
+
+
+def _whole_config(folder: Path) -> PreTrainedConfig:
+    check_numbers(folder)
+    try:
+        whole: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except UNUSABLE as error:
+        raise ConfigError(
+            f"{folder}/config.json is not of a model that transformers knows: {error}"
+        ) from error
+    return whole
 
 
 def check_config(config: PreTrainedConfig) -> None:
@@ -268,8 +274,9 @@ def load_model(
     if not verified:
         check_weights(folder)
     if talker.is_talker(config):
-        found = talker.talker_class(config)
-        whole = _load(folder, found, config, dtype, key_mapping={r"^talker\.": ""})
+        found, mapping, takes_whole = talker.reader_of(config)
+        read = _whole_config(folder) if takes_whole else config
+        whole = _load(folder, found, read, dtype, key_mapping=mapping)
         return prepare(talker.talker_of(whole, config), verified=verified)
     outer = _read_config(folder)
     if composite.is_composite(outer):

@@ -29,7 +29,7 @@ from motet_llm.models.support import COARSE_TOLERANCE, TOLERANCE
 from motet_shared.errors import ConfigError
 
 TOKENS = 6  # of text, for which the logits of both models are compared
-_STAGES = ("talker", "token2wav")  # of omni models, behind the thinker
+_STAGES = ("talker", "token2wav", "code2wav")  # of omni models, behind the thinker
 _FLAT_TOWERS = {"vision_config", "audio_config"}
 _CLASSES = (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,

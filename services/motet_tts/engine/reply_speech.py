@@ -13,7 +13,6 @@ from motet_shared.messages import Audio, SpeakStates, Usage
 from motet_shared.wire.call import Call
 from motet_tts.reply_states import ReplyStates
 from motet_tts.shaper import Shaper
-from motet_tts.talker_prompt import TalkerPrompt
 
 from .speech import SpeechSessions, as_samples, note_failure
 from .utterance import Key, StepOutput, Utterance
@@ -28,11 +27,10 @@ class ReplySpeech:
         call: Call,
         request: SpeakStates,
         voice: str,
-        talker: TalkerPrompt,
         states: ReplyStates,
     ):
         self._sessions, self._call, self._request, self._voice = sessions, call, request, voice
-        self._talker, self._states = talker, states
+        self._states = states
         self._shaper = Shaper(sessions.sample_rate)
         self._skip = request.skip
         self.usage = Usage()
@@ -75,12 +73,12 @@ class ReplySpeech:
         sessions, states = self._sessions, self._states
         if await states.begun():
             request = replace(
-                self._talker.request(states.prompt_tokens, self._request.seed),
+                states.request(self._request.seed),
                 request_id=self._request.request_id,
                 priority=self._request.priority,
                 tenant=self._request.tenant,
             )
-            batches = sessions.decode.tokens(self._call, request, states)
+            batches = sessions.decode.tokens(self._call, request, states, states.groups)
             async with aclosing(batches):
                 async for ids in batches:
                     sessions.thread.feed(key, ids, last=False)

@@ -58,5 +58,6 @@ def test_pictures_are_seen_as_by_transformers(name: str, tmp_path: Path) -> None
 
 def test_no_other_family_is_served_with_pictures() -> None:
     older = {"llava", "qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"}  # in test_vlm_engine.py
-    stages = {"qwen2_5_omni_thinker"}  # in test_llm_omni.py
+    # in test_llm_omni.py and test_llm_qwen3_omni.py
+    stages = {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
     assert {*processed_vlms.FAMILIES, *older, *stages} == MODEL_TYPES

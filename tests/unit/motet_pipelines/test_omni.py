@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,123 +21,26 @@ import torch
 from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.app import App
-from motet_llm.config import DecodeConfig
-from motet_llm.service import Decode
-from motet_models.omni import talker_name
-from motet_pipelines.chat.chat import Outcome
-from motet_pipelines.graphs.graph import Call, GraphOutcome, run
-from motet_pipelines.graphs.spoken import OMNI, SPEAK, THINK
-from motet_shared.messages import Audio, Chat, Sampling, SpeakStates, States, Text
+from motet_pipelines.answers import record_in
+from motet_pipelines.graphs.spoken import SPEAK, THINK
+from motet_shared.messages import Audio, States
 from motet_shared.process.telemetry import Metrics
-from motet_shared.testing import die, memory_bus, settle
+from motet_shared.testing import die, settle
 from motet_tts.codecs.token2wav import Token2Wav, load_token2wav
-from motet_tts.config import TtsConfig
 from motet_tts.models.noise import Noise
-from motet_tts.service import Tts
 from motet_tts.shaper import Shaper
 from support.clients.gateway_client import Http
 from support.families import omni
 from support.families.hearing import recording
 from support.media.sound_files import EXACT, encoded
-from support.stages.vlm_stage import MODEL, Stage, stage
-
-TOKENS, SEED = 12, 5
-PROMPT = [{"role": "user", "content": "Tell me."}]
-
-
-@dataclass
-class Reply:
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    pcm: bytes = b""
-    kinds: list[str] = field(default_factory=list)
-    ended: GraphOutcome = field(default_factory=GraphOutcome)
-
-
-class Omni:
-    """Run the stages of a checkpoint on one bus."""
-
-    def __init__(self, made: Stage):
-        self.made = made
-
-    async def thinker(self) -> Decode:
-        await self.made.tokenizer()
-        return await self.made.decode()
-
-    async def talker(self, **settings: Any) -> Decode:
-        config = DecodeConfig(
-            model=str(self.made.folder),
-            name=talker_name(MODEL),
-            stage="talker",
-            threads=1,
-            metrics_port=-1,
-            num_blocks=200,
-            block_size=8,
-            token_budget=64,
-            max_running=8,
-            **settings,
-        )
-        actor: Decode = await self.made.start(
-            Decode(config, await memory_bus(self.made.hub, "decode"))
-        )
-        return actor
-
-    async def code2wav(self, **settings: Any) -> Tts:
-        config = TtsConfig(
-            model=str(self.made.folder),
-            name=MODEL,
-            greedy=True,
-            threads=1,
-            metrics_port=-1,
-            first_chunk=0.01,
-            chunk=0.02,
-            **settings,
-        )
-        actor: Tts = await self.made.start(Tts(config, await memory_bus(self.made.hub, "tts")))
-        return actor
-
-    def call(self, messages: Any = PROMPT, images: Any = (), tokens: int = TOKENS) -> Call:
-        sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=tokens)
-        chat = Chat(
-            model=MODEL,
-            messages=messages,
-            images=[*images],
-            sampling=sampling,
-            max_tokens=tokens,
-            return_states=True,
-        )
-        speech = SpeakStates(model=MODEL, voice="Ethan", seed=SEED)
-        return Call(
-            bus=self.made.gateway,
-            requests={THINK: chat, SPEAK: speech},
-            outcomes={THINK: Outcome()},
-            patience=0.5,
-        )
-
-    async def answer(self, call: Call) -> Reply:
-        reply = Reply()
-        async with aclosing(run(OMNI, call, reply.ended)) as batches:
-            async for batch in batches:
-                for item in batch:
-                    reply.kinds.append(type(item).__name__)
-                    if isinstance(item, Text):
-                        reply.text += item.text
-                        reply.ids += item.ids
-                    elif isinstance(item, Audio):
-                        reply.pcm += item.data
-        return reply
+from support.stages.omni_stage import PROMPT, SEED, TOKENS, services
+from support.stages.vlm_stage import MODEL
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("omni")
     return folder, omni.write(folder)
-
-
-@asynccontextmanager
-async def services(folder: Path) -> AsyncIterator[Omni]:
-    async with stage(folder) as made:
-        yield Omni(made)
 
 
 def prompt_inputs(folder: Path, messages: list[dict[str, Any]], **media: Any) -> dict[str, Any]:
@@ -253,6 +154,70 @@ async def test_a_talker_that_dies_is_replaced_or_missed(checkpoint: tuple[Path, 
         assert alone.text == whole.text
         assert set(alone.ended.lost) == {SPEAK}
         assert whole.pcm.startswith(alone.pcm[: len(alone.pcm) // 2])
+
+
+@dataclass
+class Records:
+    """What an earlier process has recorded of one request, `known` batches of it."""
+
+    batches: list[bytes] = field(default_factory=list)
+    known: int = 0
+    at: int = 0
+    end: bytes | None = None
+    error: bytes | None = None
+
+    async def next(self) -> bytes | None:
+        self.at += 1
+        return self.batches[self.at - 1] if self.at <= self.known else None
+
+    async def append(self, data: bytes) -> None:
+        self.batches.append(data)
+
+    async def close(self, data: bytes, *, failed: bool) -> None:
+        assert not failed
+
+    def again(self) -> Records:
+        """Return what the next process reads: a third of it."""
+        known = -(-len(self.batches) // 3)
+        return Records(self.batches[:known], known)
+
+
+class Recorded:
+    """A recorder in memory."""
+
+    def __init__(self, streams: dict[bytes, Records]):
+        self.streams = streams
+
+    def open(self, digest: bytes) -> Records:
+        return self.streams.setdefault(digest, Records())
+
+    def memo(self, name: str) -> bytes | None:
+        return None
+
+    def note(self, name: str, value: bytes) -> None: ...
+
+
+@pytest.mark.long
+async def test_another_gateway_goes_on_within_the_sound(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    async with services(folder) as run_by:
+        await run_by.thinker()
+        await run_by.talker(context=160)
+        await run_by.code2wav()
+
+        async def answered(recorder: Recorded) -> Any:
+            record_in(recorder)
+            return await run_by.answer(run_by.call(tokens=40))
+
+        first = Recorded({})
+        whole = await asyncio.create_task(answered(first))
+        kept = {digest: one.again() for digest, one in first.streams.items()}
+        assert len(kept) == 2
+        assert all(one.known for one in kept.values())
+        again = await asyncio.create_task(answered(Recorded(kept)))
+        assert not again.ended.lost
+        assert again.text == whole.text
+        assert_sounds_like(again.pcm, whole.pcm)
 
 
 async def test_without_talker_and_code2wav_there_is_text(checkpoint: tuple[Path, Any]) -> None:

@@ -160,7 +160,7 @@ class Replies:
             transcribed,
             ReplyItems(started.reply_id, history, self.spoken),
             account,
-            SpeechServices.find(context.bus.directory, coming=True).speech,
+            SpeechServices.find(context.bus.directory, coming=True, model=settings.model),
             self._next_epoch() if request.in_conversation else NO_EPOCH,
             self._events,
             context.playback_clock,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,19 @@ import msgspec
 from motet_pipelines.answers import noted, once
 from motet_pipelines.chat.chat import Outcome, chat
 from motet_pipelines.voice import speak
+from motet_pipelines.voice.own_speech import speak_itself
+from motet_pipelines.voice.services import SpeechServices
 from motet_pipelines.voice.voice import reply
 from motet_shared.errors import ContextTooLong
-from motet_shared.messages import Audio, Chat, Sampling, Speak, ToolCallDelta
+from motet_shared.messages import (
+    Audio,
+    Chat,
+    Sampling,
+    Speak,
+    SpeakStates,
+    Text,
+    ToolCallDelta,
+)
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import Epoch
 
@@ -45,7 +55,7 @@ class Reply:
     """Run one reply in a task of its own; `cancel` ends it early with all its closing events.
 
     messages: returns the chat messages, once the words of the user are known.
-    voice_model: the text-to-speech model.
+    services: the speech services that it can use.
     playback_clock: the time in which the caller plays audio.
     drop: takes the number of turns that later replies still see.
     """
@@ -58,7 +68,7 @@ class Reply:
         messages: Messages,
         items: ReplyItems,
         account: ReplyAccount,
-        voice_model: str,
+        services: SpeechServices,
         epoch: Epoch,
         events: EventSink,
         playback_clock: Clock,
@@ -66,7 +76,7 @@ class Reply:
     ):
         self._bus, self._limits, self._started = bus, limits, started
         self._messages, self._items, self._account = messages, items, account
-        self._voice_model, self._epoch = voice_model, epoch
+        self._services, self._epoch = services, epoch
         self._events, self._clock, self._drop = events, playback_clock, drop
         self._outcome, self._speech = Outcome(), speak.Outcome()
         self._seeds = new_seed(f"{self.id} text"), new_seed(f"{self.id} speech")
@@ -106,7 +116,7 @@ class Reply:
         self._running = True  # from here on `cancel` interrupts; before, it sets a flag
         end = await self._run()
         self._running, self._cancelling = False, True
-        self._account.spoke(self._voice_model, self._speech)
+        self._account.spoke(self._services.speech, self._speech)
         self._account.settle()
         events: list[Event] = []
         self._items.finish("completed" if end.status == "completed" else "incomplete", events)
@@ -193,16 +203,7 @@ class Reply:
     async def _speak(self, request: Chat) -> None:
         """Speak the text while it is generated; tool calls follow when all is spoken."""
         calls: list[ToolCallDelta] = []
-        batches = reply(
-            self._bus,
-            request,
-            self._speech_request(),
-            self._outcome,
-            self._speech,
-            cloned=self._started.settings.cloned,
-            **self._options(),
-        )
-        async with aclosing(batches):
+        async with aclosing(self._spoken(request)) as batches:
             async for batch in batches:
                 self._account.receive(batch)
                 events: list[Event] = []
@@ -222,6 +223,30 @@ class Reply:
             self._items.tool(piece, events)
         if events:
             await self._events.emit(*events)
+
+    def _spoken(self, request: Chat) -> AsyncGenerator[list[Text] | list[Audio], None]:
+        """Return text and audio, of the model itself if it speaks."""
+        settings, options = self._started.settings, self._options()
+        if self._services.itself:
+            states = SpeakStates(
+                model=settings.model,
+                voice=settings.voice,
+                seed=self._seeds[1],
+                request_id=request.request_id,
+                priority=request.priority,
+                tenant=request.tenant,
+            )
+            stated = msgspec.structs.replace(request, return_states=True)
+            return speak_itself(self._bus, stated, states, self._outcome, self._speech, **options)
+        return reply(
+            self._bus,
+            request,
+            self._speech_request(),
+            self._outcome,
+            self._speech,
+            cloned=settings.cloned,
+            **options,
+        )
 
     def _options(self) -> dict[str, Any]:
         limits = self._limits
@@ -251,7 +276,7 @@ class Reply:
     def _speech_request(self) -> Speak:
         settings = self._started.settings
         return Speak(
-            model=self._voice_model,
+            model=self._services.speech,
             text="",
             voice=settings.voice,
             speed=settings.speed,

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision.stack import Stack
 
@@ -22,8 +24,9 @@ def specs(folder: Path, config: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     return {spec.name: tuple(spec.argv) for spec in stack.services()}
 
 
-def test_each_stage_is_a_process(tmp_path: Path) -> None:
-    config = {"model_type": "qwen2_5_omni", "thinker_config": THINKER}
+@pytest.mark.parametrize("kind", ["qwen2_5_omni", "qwen3_omni_moe"])
+def test_each_stage_is_a_process(tmp_path: Path, kind: str) -> None:
+    config = {"model_type": kind, "thinker_config": THINKER}
     found = specs(tmp_path, config)
     assert found.keys() == {"gateway", "tokenizer", "decode", "encoder", "talker", "code2wav"}
     talker, code2wav = " ".join(found["talker"]), " ".join(found["code2wav"])

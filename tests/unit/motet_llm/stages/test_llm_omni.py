@@ -6,135 +6,46 @@ states as the thinker computes them, one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from motet_encoder.checkpoint import load_family
-from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
-from motet_llm.stages.states import GivenStates, SentStates
+from motet_llm.stages.states import GivenStates
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
-from motet_tts.talker_prompt import TalkerPrompt
-from support.checkpoints.vlm_checkpoints import picture
+from motet_tts.qwen2_5_talker_prompt import Qwen25TalkerPrompt
 from support.families import omni
-from support.families.hearing import RATE, recording
 from support.running.refusals import refuses
+from support.stages.omni_engines import TOKENS, Asked, World, asked, thought
 
-TOKENS, CODES = 8, 24
-PARTS: dict[str, list[str]] = {
-    "text": ["Hello there."],
-    "picture": ["What is in ", "image", "?"],
-    "sound": ["What is said in ", "audio", "?"],
-    "both": ["Compare ", "image", " with ", "audio", " and ", "image2", "."],
+CODES = 24
+PICTURE, SOUND = "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"
+PROMPTS = {
+    "text": "Hello there.",
+    "picture": f"What is in {PICTURE}?",
+    "sound": f"What is said in {SOUND}?",
+    "both": f"Compare {PICTURE} with {SOUND} and {PICTURE}.",
 }
-
-
-@dataclass
-class World:
-    folder: Path
-    reference: Any
-    encoder: Any
-    thinker: Engine
-    talker: Engine
-
-
-@dataclass
-class Asked:
-    """A prompt as transformers prepares it, and as we do."""
-
-    inputs: dict[str, torch.Tensor]
-    images: list[ImageEmbedding]
-    states: list[SentStates] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-
-    @property
-    def prompt(self) -> list[int]:
-        ids: list[int] = self.inputs["input_ids"][0].tolist()
-        return ids
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("omni")
-    model = omni.write(folder)
-    return World(
-        folder,
-        model,
-        load_family(folder, torch.float32),
-        engine(folder, "thinker"),
-        engine(folder, "talker"),
-    )
-
-
-def engine(folder: Path, stage: Any, **options: Any) -> Engine:
-    fixed: dict[str, Any] = {"dtype": "float32", "overlap": False, "threads": 1, "stage": stage}
-    sizes = {"block_size": 4, "num_blocks": 300, "max_running": 4, "token_budget": 7}
-    return Engine(EngineConfig(model=str(folder), **{**fixed, **sizes, **options}))
-
-
-def asked(world: World, kind: str) -> Asked:
-    """Return a prompt of `PARTS`, with its embeddings from our encoder."""
-    processor = omni.reference_processor(world.folder)
-    pictures: list[Any] = []
-    sounds: list[Any] = []
-    images: list[ImageEmbedding] = []
-    text = ""
-    for part in PARTS[kind]:
-        if part.startswith("image"):
-            shown = picture(len(pictures))
-            pictures.append(shown)
-            prepared = world.encoder.prepare(shown, 0)
-            text += "<|vision_bos|><|IMAGE|><|vision_eos|>"
-        elif part == "audio":
-            heard = recording(1, 0.8)
-            sounds.append(heard)
-            prepared = world.encoder.prepare_sound(heard, RATE)
-            text += "<|audio_bos|><|AUDIO|><|audio_eos|>"
-        else:
-            text += part
-            continue
-        name = f"medium {len(images)}"
-        found = world.encoder.encode([prepared])[0]
-        images.append(ImageEmbedding(found, name, prepared.grid, prepared.interval))
-    media: dict[str, Any] = {"images": pictures} if pictures else {}
-    if sounds:
-        media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE}}
-    inputs = dict(processor(text=[text], **media, add_special_tokens=False, return_tensors="pt"))
-    return Asked(inputs, images)
-
-
-def thought(world: World, one: Asked) -> None:
-    """Have our thinker answer."""
-    sampling = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    world.thinker.add("a", one.prompt, sampling, images=one.images, sends_states=True)
-    while world.thinker.has_work:
-        for output in world.thinker.step():
-            assert output.error is None
-            one.ids += output.ids
-            if output.states is not None:
-                one.states.append(output.states)
-        world.thinker.check_integrity()
+    return World.make(omni, tmp_path_factory.mktemp("omni"))
 
 
 def spoken(world: World, one: Asked) -> list[int]:
     """Have our talker read the states one by one, as many steps as it can between two."""
-    prompt = TalkerPrompt.load(
+    prompt = Qwen25TalkerPrompt.load(
         world.folder, {"Chelsie": omni.IDS["<|tts_bos|>"]}, served_as="talker", greedy=True
     )
     count = len(one.prompt)
-    known = np.concatenate([part.states_RX.numpy() for part in one.states])
+    known = np.concatenate([part.states_RW.numpy() for part in one.states])
     positions = None
     if one.states[0].positions is not None:
         parts = [part.positions for part in one.states if part.positions is not None]
         positions = np.concatenate(parts, axis=1)[:, :count]
-    request = prompt.request(count, 0)
+    request = prompt.request("Chelsie", known, count, 0)
     request.sampling.max_tokens = CODES
     first = torch.from_numpy(prompt.states("Chelsie", known[: count + 1], count, ended=False))
     given = GivenStates(first, count, positions)
@@ -160,9 +71,9 @@ def spoken(world: World, one: Asked) -> list[int]:
     return codes
 
 
-@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("kind", PROMPTS)
 def test_tokens_and_codes_are_those_of_generate(world: World, kind: str) -> None:
-    one = asked(world, kind)
+    one = asked(world, PROMPTS[kind])
     tokens, codes, ties = omni.generated(world.reference, one.inputs, TOKENS, CODES)
     thought(world, one)
     assert one.ids == tokens
