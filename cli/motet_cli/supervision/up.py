@@ -11,7 +11,7 @@ import socket
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from motet_cli.placement.gpus import GpuListing, list_gpus
 from motet_cli.placement.jobs import job_of
 from motet_cli.placement.options import PlacementOptions, placement_options
 from motet_cli.stack_file.arguments import stack_file_of
-from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
+from motet_cli.stack_file.models import DeclaredModel, declared_models, film_model, role_flags
 from motet_cli.stack_file.presets import show_presets
 from motet_cli.stack_file.read import bytes_of
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
@@ -160,7 +160,8 @@ def stack_of(
     """
     _check_counts(args)
     file = stack_file_of(args)
-    declared = declared_models(file)
+    own = declared_models(file)
+    declared = (*own, *film_model(file, args.film))
     has_llm = any(model.role == "decode" for model in declared)
     llms = models.resolve_all(args.llm) if args.llm or not has_llm else []
     _check_names(llms, declared)
@@ -188,13 +189,26 @@ def stack_of(
         rank=models.resolve_optional(args.rank, "--rank", ""),
         declared=declared,
         role_flags=role_flags(file.roles),
-        on_demand_memory=bytes_of("on_demand.memory", file.on_demand.memory),
+        on_demand_memory=_on_demand_memory(file, own, declared),
         max_loaded=file.on_demand.max_loaded,
-        planner=_planner_roles(args, len(llms) + len(declared)),
+        planner=_planner_roles(args, len(llms) + len(own)),
         insecure=args.insecure,
         log_format=args.log_format,
     )
     return _on_devices(stack, placement_options(args, file, declared), listing, measured)
+
+
+def _on_demand_memory(
+    file: StackFile, own: Sequence[DeclaredModel], declared: Sequence[DeclaredModel]
+) -> int:
+    """Return the bytes for models that are loaded on demand; 0: a share of what is free.
+
+    The model of --film alone gets no more than it needs, since language models get the rest.
+    """
+    given = bytes_of("on_demand.memory", file.on_demand.memory)
+    if given or any(model.on_demand for model in own):
+        return given
+    return sum(model.memory for model in declared if model.on_demand)
 
 
 def _on_devices(

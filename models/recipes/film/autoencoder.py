@@ -22,13 +22,14 @@ class _WholeResample(WanResample):
         if feat_cache is not None or not self.mode.endswith("3d"):
             result: Tensor = super().forward(x, feat_cache, feat_idx)
             return result
-        if self.mode == "upsample3d":
+        is_film = x.shape[2] > 1
+        if self.mode == "upsample3d" and is_film:
             doubled = self.time_conv(x[:, :, 1:]).unflatten(1, (2, -1))
             x = torch.cat([x[:, :, :1], doubled.movedim(1, 3).flatten(2, 3)], 2)
         frames = x.shape[2]
         x = self.resample(x.transpose(1, 2).flatten(0, 1)).unflatten(0, (-1, frames))
         x = x.transpose(1, 2)
-        if self.mode == "downsample3d":
+        if self.mode == "downsample3d" and is_film:
             x = torch.cat([x[:, :, :1], self.time_conv(x)], 2)
         return x
 
@@ -37,6 +38,21 @@ def _prepare(vae: AutoencoderKLWan) -> None:
     for module in vae.modules():
         if type(module) is WanResample:
             module.__class__ = _WholeResample
+
+
+@torch.no_grad()
+def start_still(vae: AutoencoderKLWan) -> None:
+    """Set the steps that change the number of frames to keep the last frame, and to repeat it.
+
+    What the autoencoder has learnt from pictures then holds for films in which nothing moves.
+    """
+    for module in vae.modules():
+        if isinstance(module, WanResample) and module.mode.endswith("3d"):
+            channels, weight = module.dim, module.time_conv.weight
+            weight.mul_(0.1)
+            for first in range(0, len(weight), channels):
+                weight[first : first + channels, :, -1, 0, 0] += torch.eye(channels)
+            module.time_conv.bias.zero_()
 
 
 def encode(vae: AutoencoderKLWan, films: Tensor) -> tuple[Tensor, Tensor]:

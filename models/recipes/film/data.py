@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from recipes.film.drawing import Film, draw
-from recipes.film.scenes import Actor, Course, canonical, course, place, prompt, sample_actors
+from recipes.film.scenes import FRAMES, Actor, Course, canonical, course, place, prompt, sample_actors
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS, check_training_seed, in_held_out_share
 
 HELD_OUT_SHARE = 12  # one set of things in HELD_OUT_SHARE is held out
@@ -47,12 +47,12 @@ def prompted(seed: int, index: int) -> tuple[str, list[Actor]]:
     return prompt(actors, rng), actors
 
 
-def crowded_film(seed: int, index: int, things: int) -> Film:
-    """Return a film of many things, which may cover one another."""
+def crowded_film(seed: int, index: int, things: int, frames: int = FRAMES) -> Film:
+    """Return the first `frames` of a film of many things, which may cover one another."""
     check_training_seed(seed)
     rng = Random(f"film/{seed}/crowd/{index}")
     actors = [rng.choice(sample_actors(rng)) for _ in range(things)]
-    return draw(actors, [course(actor, rng) for actor in actors], rng)
+    return draw(actors, [course(actor, rng) for actor in actors], rng, frames)
 
 
 def held_out(count: int) -> Iterator[tuple[str, list[Actor]]]:

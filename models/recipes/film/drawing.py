@@ -15,16 +15,20 @@ from recipes.world.pictures import GROUND, PALETTE, SIZE, coverage
 Film = NDArray[np.uint8]  # (FRAMES, SIZE, SIZE, 3)
 
 _FINENESS = 4  # steps of a position and a radius in a pixel, so that outlines repeat
-_REACH = 15  # pixels from the middle of an outline to its edge; above FURTHEST times any radius
+_REACH = 13  # pixels from the middle of an outline to its edge, above any thing's
 
 
-def draw(actors: Sequence[Actor], courses: Sequence[Course], rng: Random) -> Film:
-    """Draw a film; `rng` decides the ground's grey."""
-    film = np.full((FRAMES, SIZE, SIZE, 3), float(rng.randint(*GROUND)), np.float32)
+def draw(
+    actors: Sequence[Actor], courses: Sequence[Course], rng: Random, frames: int = FRAMES
+) -> Film:
+    """Draw the first `frames` of a film; `rng` decides the ground's grey."""
+    film = np.full((frames, SIZE, SIZE, 3), float(rng.randint(*GROUND)), np.float32)
     for actor, course in zip(actors, courses, strict=True):
         colour = np.array(PALETTE[actor.colour], np.float32)
         for frame, canvas in enumerate(film):
-            x, y, radius = (round(value * _FINENESS) for value in course.at(frame))
+            x, y, radius = (
+                round(value * _FINENESS) for value in (*course.at(frame), course.radius)
+            )
             share = _outline(actor.shape, x % _FINENESS, y % _FINENESS, radius)
             (up, down, top), (left, right, first) = _window(y), _window(x)
             part = share[top : top + down - up, first : first + right - left, None]

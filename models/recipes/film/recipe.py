@@ -24,8 +24,9 @@ class Recipe:
     text_heads: int = 4
     # The autoencoder
     patch: int = 4  # pixels of a side that its first layer sees as one
-    base_channels: int = 16
-    multipliers: tuple[int, ...] = (1, 1, 2)
+    encoder_channels: int = 24
+    decoder_channels: int = 32
+    multipliers: tuple[int, ...] = (1, 1, 1)
     latents: int = 32
     kl_weight: float = 1e-4  # of the latents' divergence from a normal distribution
     thing_weight: float = 8.0  # additional loss weight of pixels that show a thing
@@ -35,7 +36,7 @@ class Recipe:
     heads: int = 4
     head_dim: int = 32
     layers: int = 5
-    ffn_width: int = 256
+    ffn_width: int = 224
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
@@ -44,7 +45,8 @@ class Recipe:
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
-    vae: Stage = Stage(steps=1100, batch=8, matrix_lr=None, other_lr=2e-3)
-    reader: Stage = Stage(steps=700, batch=64, matrix_lr=0.01, other_lr=3e-3)
+    picture: Stage = Stage(steps=1500, batch=24, matrix_lr=None, other_lr=3e-3)
+    vae: Stage = Stage(steps=1000, batch=8, matrix_lr=None, other_lr=2e-3)
+    reader: Stage = Stage(steps=500, batch=64, matrix_lr=0.01, other_lr=3e-3)
     painter: Stage = Stage(steps=2400, batch=64, matrix_lr=0.01, other_lr=2e-3)
     decoder: Stage = Stage(steps=400, batch=6, matrix_lr=None, other_lr=1e-3)

@@ -1,6 +1,6 @@
 """Define films of one to three moving shapes: sample them and word them as prompts.
 
-Shapes and colours are those of the micro-world. Lengths are pixels of a frame of SIZE pixels a
+Shapes and colours are some of the micro-world's. Lengths are pixels of a frame of SIZE pixels a
 side, from its top left corner; times are frames.
 """
 
@@ -11,29 +11,27 @@ from random import Random
 from typing import NamedTuple
 
 from recipes.world.pictures import SIZE
-from recipes.world.scenes import COLOURS, SHAPES
 
 FRAMES = 13
 FRAME_RATE = 6
 MAX_THINGS = 3
 TRAVEL = (22.0, 34.0)  # of a thing that moves, from the first to the last frame
-RADIUS = (5.5, 7.0)  # of a thing that does not change its size
-GROWTH = ((3.5, 4.5), (7.5, 8.5))  # radii of a thing that grows, before and after
+RADIUS = (5.5, 7.5)
 GAP = 1.5  # smallest distance between the circles around two things
 MARGIN = 0.5  # smallest distance between a thing and the edge
-_EXTENT = {"circle": 1.0, "square": 1.28, "triangle": 1.5, "star": 1.55}  # as they are drawn
+_EXTENT = {"circle": 1.0, "square": 1.28, "triangle": 1.5}  # as they are drawn
 _TRIES = 200  # of placing things before others are sampled
 
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "down": (0, 1), "up": (0, -1)}
-MOTIONS = (*DIRECTIONS, "still", "grows", "shrinks")
+MOTIONS = (*DIRECTIONS, "still")
+SHAPES = ("circle", "square", "triangle")
+COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
 _VERBS = {
     "right": ("moves from left to right", "moves to the right", "moves right", "goes right"),
     "left": ("moves from right to left", "moves to the left", "moves left", "goes left"),
     "down": ("moves from top to bottom", "moves down", "goes down", "falls"),
     "up": ("moves from bottom to top", "moves up", "goes up", "rises"),
     "still": ("stands still", "does not move", "stays where it is", "stays still"),
-    "grows": ("grows", "gets bigger", "becomes larger"),
-    "shrinks": ("shrinks", "gets smaller", "becomes smaller"),
 }
 _FRAMINGS = ("a video of {0}", "a film of {0}", "{0}")
 _LINKS = (", ", ", ", " and ", " while ")
@@ -48,21 +46,26 @@ class Actor(NamedTuple):
 
 
 class Course(NamedTuple):
-    """Hold where a thing is in the first and in the last frame, and its radii there.
+    """Hold where a thing is in the first and in the last frame, and its radius.
 
     extent: of its shape from the middle, in radii.
     """
 
     start: tuple[float, float]
     end: tuple[float, float]
-    radii: tuple[float, float]
+    radius: float
     extent: float
 
-    def at(self, frame: float) -> tuple[float, float, float]:
-        """Return (x, y, radius) in a frame."""
+    @property
+    def reach(self) -> float:
+        """Return the radius of the circle around it."""
+        return self.radius * self.extent
+
+    def at(self, frame: float) -> tuple[float, float]:
+        """Return where its middle is in a frame."""
         share = frame / (FRAMES - 1)
-        (x0, y0), (x1, y1), (r0, r1) = self.start, self.end, self.radii
-        return x0 + share * (x1 - x0), y0 + share * (y1 - y0), r0 + share * (r1 - r0)
+        (x0, y0), (x1, y1) = self.start, self.end
+        return x0 + share * (x1 - x0), y0 + share * (y1 - y0)
 
 
 def canonical(actors: Sequence[Actor]) -> str:
@@ -72,7 +75,7 @@ def canonical(actors: Sequence[Actor]) -> str:
 
 def sample_actors(rng: Random) -> list[Actor]:
     """Return one to MAX_THINGS things, no two of which have both shape and colour in common."""
-    count = rng.choices((1, 2, 3), (0.25, 0.4, 0.35))[0]
+    count = rng.choices((1, 2, 3), (0.3, 0.4, 0.3))[0]
     kinds = rng.sample([(shape, colour) for shape in SHAPES for colour in COLOURS], count)
     return [Actor(shape, colour, rng.choice(MOTIONS)) for shape, colour in kinds]
 
@@ -93,12 +96,8 @@ def place(actors: Sequence[Actor], rng: Random) -> list[Course] | None:
 
 def course(actor: Actor, rng: Random) -> Course:
     """Return a course within the frame for a thing by itself."""
-    small, large = (rng.uniform(*span) for span in GROWTH)
-    radii = {"grows": (small, large), "shrinks": (large, small)}.get(
-        actor.motion, (rng.uniform(*RADIUS),) * 2
-    )
-    extent = _EXTENT[actor.shape]
-    low, high = max(radii) * extent + MARGIN, SIZE - max(radii) * extent - MARGIN
+    radius, extent = rng.uniform(*RADIUS), _EXTENT[actor.shape]
+    low, high = radius * extent + MARGIN, SIZE - radius * extent - MARGIN
     across, along = DIRECTIONS.get(actor.motion, (0, 0))
     travel = rng.uniform(*TRAVEL)
     x, y = (
@@ -106,31 +105,26 @@ def course(actor: Actor, rng: Random) -> Course:
         for way in (across, along)
     )
     end = (x + across * travel, y + along * travel)
-    return Course((x, y), end, radii, extent)
+    return Course((x, y), end, radius, extent)
 
 
 def _apart(one: Course, other: Course) -> bool:
     """Return True if the circles around two things never come closer than GAP.
 
-    Squared distance less squared reach is a parabola over time: its lowest point decides.
+    The squared distance is a parabola over time: its lowest point decides.
     """
     x, y = one.start[0] - other.start[0], one.start[1] - other.start[1]
     vx, vy = one.end[0] - other.end[0] - x, one.end[1] - other.end[1] - y
-    first, last = (
-        one.radii[end] * one.extent + other.radii[end] * other.extent + GAP for end in (0, 1)
-    )
-    a = vx * vx + vy * vy - (last - first) ** 2
-    b = 2 * (x * vx + y * vy - first * (last - first))
-    c = x * x + y * y - first * first
-    times = (0.0, 1.0, min(1.0, max(0.0, -b / (2 * a)))) if a > 0 else (0.0, 1.0)
-    return all(a * time * time + b * time + c >= 0 for time in times)
+    speed = vx * vx + vy * vy
+    time = min(1.0, max(0.0, -(x * vx + y * vy) / speed)) if speed else 0.0
+    nearest = (x + time * vx) ** 2 + (y + time * vy) ** 2
+    return nearest >= (one.reach + other.reach + GAP) ** 2
 
 
 def prompt(actors: Sequence[Actor], rng: Random) -> str:
     """Return words for a film, one clause for each thing."""
     clauses = [
-        f"{'an' if colour == 'orange' else 'a'} {colour} {shape} {rng.choice(_VERBS[motion])}"
-        for shape, colour, motion in actors
+        f"a {colour} {shape} {rng.choice(_VERBS[motion])}" for shape, colour, motion in actors
     ]
     text = clauses[0]
     for number, clause in enumerate(clauses[1:], 2):

@@ -36,16 +36,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from recipes.film.autoencoder import decode, encode
+from recipes.film.autoencoder import decode, encode, start_still
 from recipes.film.data import Example, crowded_film, example, prompted
 from recipes.film.drawing import Film
 from recipes.film.recipe import Recipe
-from recipes.film.scenes import FRAME_RATE, FRAMES, MAX_THINGS, MOTIONS, Actor, prompt
+from recipes.film.scenes import (
+    COLOURS,
+    FRAME_RATE,
+    FRAMES,
+    MAX_THINGS,
+    MOTIONS,
+    SHAPES,
+    Actor,
+    prompt,
+)
 from recipes.training.loop import Stage, Training, exit_on_sigterm, make_readable
 from recipes.world.pictures import CELL, GROUND, SIZE
-from recipes.world.scenes import COLOURS, GRID, SHAPES
+from recipes.world.scenes import GRID
 
-STAGES = ("vae", "reader", "painter", "decoder")
+STAGES = ("picture", "vae", "reader", "painter", "decoder")
 _SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
 _LETTER_LOGPROB = -15.0  # log probability; lower than any word's, so that words stay whole
 _GROUND_LEVEL = (
@@ -123,7 +132,7 @@ def cell_labels(one: Example) -> list[list[int]]:
     cells: list[tuple[str, ...]] = [(_NOTHING,) * len(_CLASSES)] * (latent_frames() * GRID * GRID)
     for actor, course in zip(one.actors, one.courses, strict=True):
         for number in range(latent_frames()):
-            x, y, _ = course.at(max(0.0, 4 * number - 1.5))
+            x, y = course.at(max(0.0, 4 * number - 1.5))
             cells[(number * GRID + int(y // CELL)) * GRID + int(x // CELL)] = actor
     return [[names.index(cell[place]) for cell in cells] for place, names in enumerate(_CLASSES)]
 
@@ -182,7 +191,8 @@ class Model(nn.Module):
         self.tokenizer = build_tokenizer(recipe)
         pixels = 3 * recipe.patch**2
         self.vae = AutoencoderKLWan(
-            base_dim=recipe.base_channels,
+            base_dim=recipe.encoder_channels,
+            decoder_base_dim=recipe.decoder_channels,
             z_dim=recipe.latents,
             dim_mult=list(recipe.multipliers),
             num_res_blocks=1,
@@ -194,8 +204,10 @@ class Model(nn.Module):
             latents_mean=[0.0] * recipe.latents,
             latents_std=[1.0] * recipe.latents,
         )
+        start_still(self.vae)
         with torch.no_grad():  # else noise drowns the latents for hundreds of steps
             self.vae.quant_conv.bias[recipe.latents :] = _FIRST_LOGVAR
+        self.picture = self.vae
         self.decoder = nn.ModuleList([self.vae.post_quant_conv, self.vae.decoder])
         self.reader = PromptEncoder(recipe, len(self.tokenizer))
         self.painter = Denoiser(recipe)
@@ -315,6 +327,7 @@ class Trainer(Training[int, float]):
         losses = {
             "reader": self.prompt_loss,
             "painter": self.denoising_loss,
+            "picture": self.autoencoder_loss,
             "vae": self.autoencoder_loss,
             "decoder": self.autoencoder_loss,
         }
@@ -328,7 +341,10 @@ class Trainer(Training[int, float]):
         """Return the reconstruction error and the weighted KL divergence of the latents."""
         size = self.stage.batch
         numbers = range(step * size, (step + 1) * size)
-        films = tensor([crowded_film(self.recipe.seed, n, self.recipe.crowd) for n in numbers])
+        frames = 1 if self.name == "picture" else FRAMES
+        films = tensor(
+            [crowded_film(self.recipe.seed, n, self.recipe.crowd, frames) for n in numbers]
+        )
         if self.name == "vae":
             top, left = torch.randint(SIZE - self.recipe.crop + 1, (2,), generator=generator)
             films = films[..., top : top + self.recipe.crop, left : left + self.recipe.crop]
