@@ -11,8 +11,8 @@ from recipes.training.loop import Stage
 class Recipe:
     """Define sizes and training stages.
 
-    Films have 13 frames of 64 pixels a side. A latent stands for 16×16 pixels of four frames (of one
-    at the start) and is one token of the denoiser: 4×4×4 tokens.
+    Films have 9 frames of 64 pixels a side. A latent stands for 16×16 pixels of two frames (of one
+    at the start) and is one token of the denoiser: 5×4×4 tokens.
     """
 
     seed: int = 31
@@ -45,8 +45,8 @@ class Recipe:
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
-    picture: Stage = Stage(steps=1500, batch=24, matrix_lr=None, other_lr=3e-3)
-    vae: Stage = Stage(steps=1000, batch=8, matrix_lr=None, other_lr=2e-3)
-    reader: Stage = Stage(steps=500, batch=64, matrix_lr=0.01, other_lr=3e-3)
+    picture: Stage = Stage(steps=600, batch=24, matrix_lr=None, other_lr=3e-3)
+    vae: Stage = Stage(steps=900, batch=8, matrix_lr=None, other_lr=2e-3)
+    reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
     painter: Stage = Stage(steps=2400, batch=64, matrix_lr=0.01, other_lr=2e-3)
     decoder: Stage = Stage(steps=400, batch=6, matrix_lr=None, other_lr=1e-3)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from recipes.world.pictures import SIZE
 
-FRAMES = 13
-FRAME_RATE = 6
+FRAMES = 9
+FRAME_RATE = 4.5
 MAX_THINGS = 3
 TRAVEL = (22.0, 34.0)  # of a thing that moves, from the first to the last frame
 RADIUS = (5.5, 7.5)

@@ -64,6 +64,7 @@ _NOTHING = "nothing"
 _CLASSES = tuple((*names, _NOTHING) for names in (SHAPES, COLOURS, MOTIONS))
 _SCALING_FILMS = 64  # films that determine the latents' mean and deviation
 _FIRST_LOGVAR = -6.0  # of the latents, before training
+_SCALE = 2  # frames of a latent, behind the first
 _CHUNK = 32  # films encoded at once
 
 
@@ -132,14 +133,14 @@ def cell_labels(one: Example) -> list[list[int]]:
     cells: list[tuple[str, ...]] = [(_NOTHING,) * len(_CLASSES)] * (latent_frames() * GRID * GRID)
     for actor, course in zip(one.actors, one.courses, strict=True):
         for number in range(latent_frames()):
-            x, y = course.at(max(0.0, 4 * number - 1.5))
+            x, y = course.at(max(0.0, _SCALE * number - 0.5))
             cells[(number * GRID + int(y // CELL)) * GRID + int(x // CELL)] = actor
     return [[names.index(cell[place]) for cell in cells] for place, names in enumerate(_CLASSES)]
 
 
 def latent_frames() -> int:
     """Return the number of latent frames of a film."""
-    return (FRAMES - 1) // 4 + 1
+    return (FRAMES - 1) // _SCALE + 1
 
 
 class Denoiser(nn.Module):
@@ -196,11 +197,12 @@ class Model(nn.Module):
             z_dim=recipe.latents,
             dim_mult=list(recipe.multipliers),
             num_res_blocks=1,
-            temperal_downsample=[True, True],
+            temperal_downsample=[False, True],
             patch_size=recipe.patch,
             in_channels=pixels,
             out_channels=pixels,
             scale_factor_spatial=int(CELL),
+            scale_factor_temporal=_SCALE,
             latents_mean=[0.0] * recipe.latents,
             latents_std=[1.0] * recipe.latents,
         )

@@ -111,9 +111,7 @@ def _chat_model(directory: Directory, name: str) -> str:
 def _check_kind(directory: Directory, role: str, name: str) -> None:
     """Raise WrongModelKind if `name`, or the model that it stands for, has another role."""
     for other, (kind, endpoint) in _KINDS.items():
-        # What a model of a shared role makes is known once it is loaded.
-        known = _names if _role_of(other) != _role_of(role) else _announced
-        if other != role and name in known(directory, other):
+        if other != role and name in _names(directory, other):
             message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
             raise WrongModelKind(message, param="model")
     other = role_of_alias(name)
@@ -147,7 +145,7 @@ def _offered(directory: Directory, role: str) -> list[str]:
 
 
 def _names(directory: Directory, role: str) -> list[str]:
-    roles = CHAT_ROLES if role == CHAT else (_role_of(role),)
+    roles = CHAT_ROLES if role == CHAT else (role,)
     offered = {name for one in roles for name in _offered(directory, one)}
     return sorted(offered.union(_announced(directory, role)))
 

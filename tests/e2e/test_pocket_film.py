@@ -1,0 +1,80 @@
+"""pocket-film as `motet up` offers it: loaded by the first request, from a terminal and on the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import httpx
+import numpy as np
+import pytest
+from playwright.async_api import expect
+
+from e2e.browser.browser import browsing, eventually, set_seed
+from e2e.stack import MotetStack
+from recipes.film.check import Frames, check
+from recipes.film.scenes import FRAMES, Actor
+from recipes.world.pictures import SIZE
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("pocket"),
+]
+
+PROMPT = "a red circle moves from left to right, a blue square stands still"
+ACTORS = [Actor("circle", "red", "right"), Actor("square", "blue", "still")]
+SEED = 3  # pocket-film is not always right (models/README.md)
+
+_BYTES = """async () => {
+  const blob = await (await fetch(document.querySelector("article.assistant video").src)).blob();
+  return btoa(String.fromCharCode(...new Uint8Array(await blob.arrayBuffer())));
+}"""
+
+
+def frames_of(data: bytes) -> Frames:
+    with av.open(io.BytesIO(data)) as file:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
+
+
+def models(stack: MotetStack) -> dict[str, str]:
+    listed = httpx.get(f"{stack.url}/v1/models", timeout=60).json()["data"]
+    return {model["id"]: model["status"] for model in listed if model["kind"] == "video"}
+
+
+def test_motet_film_loads_the_model_and_writes_what_was_asked(
+    pocket: MotetStack, tmp_path: Path
+) -> None:
+    assert models(pocket) == {"pocket-film": "unloaded"}
+    out = tmp_path / "film.mp4"
+    command = [sys.executable, "-m", "motet_cli", "film", PROMPT, "-o", str(out)]
+    subprocess.run(
+        [*command, "--seed", str(SEED), "--url", pocket.url], check=True, timeout=120
+    )
+    assert models(pocket) == {"pocket-film": "ready"}
+    film = frames_of(out.read_bytes())
+    assert film.shape == (FRAMES, SIZE, SIZE, 3)
+    assert check(film, ACTORS) == (True, "")
+
+
+@pytest.mark.asyncio
+async def test_the_page_shows_a_video_and_keeps_it(pocket: MotetStack) -> None:
+    async with browsing(pocket.url) as page:
+        await set_seed(page, SEED)
+        await page.get_by_role("textbox", name="Message").fill(PROMPT)
+        await page.get_by_role("button", name="Film", exact=True).click()
+        for _ in range(2):
+            await expect(page.get_by_label(PROMPT, exact=True)).to_be_visible(timeout=60_000)
+            width = "document.querySelector('article.assistant video')?.videoWidth"
+            assert await eventually(page, width) == SIZE
+            await expect(page.get_by_role("button", name="Send")).to_be_visible()
+            data = await page.evaluate(_BYTES)
+            assert check(frames_of(base64.b64decode(data)), ACTORS) == (True, "")
+            await page.reload()  # the conversation is stored with its video
+        left = httpx.get(f"{pocket.url}/v1/videos", timeout=60).json()["data"]
+        assert left == [], "the page deletes what it has fetched"
