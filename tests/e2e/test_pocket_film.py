@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import io
 import subprocess
 import sys
@@ -31,11 +31,6 @@ PROMPT = "a red circle moves from left to right, a blue square stands still"
 ACTORS = [Actor("circle", "red", "right"), Actor("square", "blue", "still")]
 SEED = 3  # pocket-film is not always right (models/README.md)
 
-_BYTES = """async () => {
-  const blob = await (await fetch(document.querySelector("article.assistant video").src)).blob();
-  return btoa(String.fromCharCode(...new Uint8Array(await blob.arrayBuffer())));
-}"""
-
 
 def frames_of(data: bytes) -> Frames:
     with av.open(io.BytesIO(data)) as file:
@@ -47,15 +42,18 @@ def models(stack: MotetStack) -> dict[str, str]:
     return {model["id"]: model["status"] for model in listed if model["kind"] == "video"}
 
 
+def videos(stack: MotetStack) -> list[str]:
+    listed = httpx.get(f"{stack.url}/v1/videos", timeout=60).json()["data"]
+    return [video["id"] for video in listed]
+
+
 def test_motet_film_loads_the_model_and_writes_what_was_asked(
     pocket: MotetStack, tmp_path: Path
 ) -> None:
     assert models(pocket) == {"pocket-film": "unloaded"}
     out = tmp_path / "film.mp4"
     command = [sys.executable, "-m", "motet_cli", "film", PROMPT, "-o", str(out)]
-    subprocess.run(
-        [*command, "--seed", str(SEED), "--url", pocket.url], check=True, timeout=120
-    )
+    subprocess.run([*command, "--seed", str(SEED), "--url", pocket.url], check=True, timeout=120)
     assert models(pocket) == {"pocket-film": "ready"}
     film = frames_of(out.read_bytes())
     assert film.shape == (FRAMES, SIZE, SIZE, 3)
@@ -67,14 +65,13 @@ async def test_the_page_shows_a_video_and_keeps_it(pocket: MotetStack) -> None:
     async with browsing(pocket.url) as page:
         await set_seed(page, SEED)
         await page.get_by_role("textbox", name="Message").fill(PROMPT)
-        await page.get_by_role("button", name="Film", exact=True).click()
-        for _ in range(2):
-            await expect(page.get_by_label(PROMPT, exact=True)).to_be_visible(timeout=60_000)
-            width = "document.querySelector('article.assistant video')?.videoWidth"
-            assert await eventually(page, width) == SIZE
-            await expect(page.get_by_role("button", name="Send")).to_be_visible()
-            data = await page.evaluate(_BYTES)
-            assert check(frames_of(base64.b64decode(data)), ACTORS) == (True, "")
-            await page.reload()  # the conversation is stored with its video
-        left = httpx.get(f"{pocket.url}/v1/videos", timeout=60).json()["data"]
-        assert left == [], "the page deletes what it has fetched"
+        async with page.expect_response("**/content", timeout=60_000) as response:
+            await page.get_by_role("button", name="Film", exact=True).click()
+        data = await (await response.value).body()
+        assert check(frames_of(data), ACTORS) == (True, "")
+        width = "document.querySelector('article.assistant video')?.videoWidth"
+        assert await eventually(page, width) == SIZE
+        await expect(page.get_by_role("button", name="Send")).to_be_visible()
+        await page.reload()  # the conversation is stored with its video
+        assert await eventually(page, width) == SIZE
+        assert await asyncio.to_thread(videos, pocket) == [], "the page deletes what it has fetched"

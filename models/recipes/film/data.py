@@ -7,7 +7,16 @@ from random import Random
 from typing import NamedTuple
 
 from recipes.film.drawing import Film, draw
-from recipes.film.scenes import FRAMES, Actor, Course, canonical, course, place, prompt, sample_actors
+from recipes.film.scenes import (
+    FRAMES,
+    Actor,
+    Course,
+    canonical,
+    course,
+    place,
+    prompt,
+    sample_actors,
+)
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS, check_training_seed, in_held_out_share
 
 HELD_OUT_SHARE = 12  # one set of things in HELD_OUT_SHARE is held out

@@ -91,7 +91,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps")
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     args = parser.parse_args()
-    print(json.dumps(score(args.folder, args.count, steps=args.steps, guidance=args.guidance), indent=1))
+    print(
+        json.dumps(
+            score(args.folder, args.count, steps=args.steps, guidance=args.guidance), indent=1
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ class Recipe:
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
-    pool_start: int = 4096  # encoded films that the denoiser begins with
-    pool_step: int = 8  # further ones before each step
+    pool_start: int = 3072  # encoded films that the denoiser begins with
+    pool_step: int = 6  # further ones before each step
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
     picture: Stage = Stage(steps=600, batch=24, matrix_lr=None, other_lr=3e-3)
-    vae: Stage = Stage(steps=900, batch=8, matrix_lr=None, other_lr=2e-3)
+    vae: Stage = Stage(steps=1500, batch=8, matrix_lr=None, other_lr=2e-3)
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=2400, batch=64, matrix_lr=0.01, other_lr=2e-3)
+    painter: Stage = Stage(steps=1200, batch=64, matrix_lr=0.01, other_lr=2e-3)
     decoder: Stage = Stage(steps=400, batch=6, matrix_lr=None, other_lr=1e-3)

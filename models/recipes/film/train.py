@@ -32,8 +32,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from recipes.film.autoencoder import decode, encode, start_still

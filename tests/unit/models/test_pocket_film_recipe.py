@@ -125,9 +125,7 @@ def test_training_meets_no_held_out_prompt() -> None:
 
 def test_cell_labels_follow_the_things() -> None:
     course = Course((8, 8), (56, 8), 6, 1)
-    [shapes, colours, motions] = cell_labels(
-        example(3, 0)._replace(actors=[RED], courses=[course])
-    )
+    [shapes, colours, motions] = cell_labels(example(3, 0)._replace(actors=[RED], courses=[course]))
     cells = [number for number, label in enumerate(shapes) if label != 3]
     assert cells == [0, 16 + 1, 32 + 2, 48 + 3]
     assert {shapes[cell] for cell in cells} == {0}
@@ -182,5 +180,8 @@ def test_the_shipped_model_films_held_out_prompts() -> None:
         films = recording.draw_together(
             *(PictureRequest(prompt=text, seed=seed) for seed, (text, _) in enumerate(asked))
         )
-    right = [check(film.astype(np.uint8), actors).correct for film, (_, actors) in zip(films, asked, strict=True)]
+    right = [
+        check(film.astype(np.uint8), actors).correct
+        for film, (_, actors) in zip(films, asked, strict=True)
+    ]
     assert sum(right) >= 5, right  # models/README.md tells how often it is
