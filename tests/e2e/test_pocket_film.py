@@ -33,8 +33,9 @@ SEED = 3  # pocket-film is not always right (models/README.md)
 
 
 def frames_of(data: bytes) -> Frames:
-    with av.open(io.BytesIO(data)) as file:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
+    with av.open(io.BytesIO(data), "r") as file:
+        frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
+    return np.stack(frames).astype(np.uint8)
 
 
 def models(stack: MotetStack) -> dict[str, str]:

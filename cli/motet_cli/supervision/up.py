@@ -28,6 +28,7 @@ from motet_cli.stack_file.arguments import stack_file_of
 from motet_cli.stack_file.models import DeclaredModel, declared_models, film_model, role_flags
 from motet_cli.stack_file.presets import show_presets
 from motet_cli.stack_file.read import bytes_of
+from motet_cli.stack_file.schema import StackFile
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
@@ -580,7 +581,7 @@ class Up:
         self._note_serving(stack)
         await asyncio.gather(
             self._report_ready(later),
-            self._load_on_demand(on_demand),
+            self._load_on_demand(on_demand, later),
             self._import_for_returns(later, services),
             self._complete(adopted, started),
         )
@@ -601,9 +602,12 @@ class Up:
         await self._supervisor.remove(slot, 0.0)
 
     async def _load_on_demand(
-        self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]
+        self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]], later: asyncio.Event
     ) -> None:
-        """Load and unload models as requests need them; return at once if there are none."""
+        """Load and unload models as requests need them; return at once if there are none.
+
+        Their processes are prepared once `later` is set, so that they do not delay chat.
+        """
         if not models:
             return
         # Imported here: it imports the bus, which nothing else in this process needs.
@@ -613,7 +617,7 @@ class Up:
         families = sorted(
             {name for model, _ in models for name in model_modules(model.folder.path)}
         )
-        importing = asyncio.create_task(self._prepare(specs, families), name="import")
+        importing = asyncio.create_task(self._prepare(specs, families, later), name="import")
         stack = self._options.stack
         loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
@@ -621,11 +625,14 @@ class Up:
         finally:
             importing.cancel()
 
-    async def _prepare(self, specs: list[ChildSpec], families: list[str]) -> None:
+    async def _prepare(
+        self, specs: list[ChildSpec], families: list[str], later: asyncio.Event
+    ) -> None:
         """Prepare for models on demand, so that the first request does not wait for imports.
 
         families: modules with the code of models.
         """
+        await later.wait()
         await self._import(sorted({spec.argv[2] for spec in specs if spec.forks}) + families)
         await self._supervisor.prepare(specs)
 

@@ -186,15 +186,15 @@ def check(film: Frames, actors: Sequence[Actor]) -> CheckResult:
         return CheckResult(False, problem)
     if len(tracks) != len(actors):
         return CheckResult(False, f"{len(tracks)} things, not {len(actors)}")
-    shown = sorted((shape_of(one), one[0].colour, motion_of(one)) for one in tracks)
+    shown = [(shape_of(one), one[0].colour, motion_of(one)) for one in tracks]
     for found, wanted in zip(_by_kind(shown), _by_kind(actors), strict=True):
-        if found != tuple(wanted):
+        if tuple(found) != tuple(wanted):
             return CheckResult(False, f"it shows {_phrase(found)}, not {_phrase(wanted)}")
     return CheckResult(True)
 
 
 def _by_kind(things: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    return sorted((tuple(one) for one in things), key=lambda one: (one[1], one[0], one[2]))
+    return sorted(things, key=lambda one: (one[1], one[0], one[2]))
 
 
 def _phrase(thing: tuple[str, str, str]) -> str:

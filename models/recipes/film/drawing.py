@@ -47,5 +47,5 @@ def _window(middle: int) -> tuple[int, int, int]:
 def _outline(shape: str, x: int, y: int, radius: int) -> NDArray[np.float32]:
     """Return the share of each pixel that a shape covers; lengths in pixels times _FINENESS."""
     size = 2 * _REACH + 1
-    middle = [_REACH + place / _FINENESS for place in (x, y)]
-    return coverage(shape, *middle, radius / _FINENESS, size).astype(np.float32)
+    left, top = _REACH + x / _FINENESS, _REACH + y / _FINENESS
+    return coverage(shape, left, top, radius / _FINENESS, size).astype(np.float32)

@@ -23,6 +23,7 @@ from recipes.film.evaluate import generate, load  # noqa: E402
 from recipes.film.recipe import Recipe, Stage  # noqa: E402
 from recipes.film.scenes import (  # noqa: E402
     DIRECTIONS,
+    FRAME_RATE,
     FRAMES,
     MOTIONS,
     Actor,
@@ -67,7 +68,7 @@ def film_of(*actors: Actor) -> Film:
 def test_the_checker_finds_what_films_show() -> None:
     wrong = [
         found.reason
-        for one in (example(3, index) for index in range(60))
+        for one in (example(3, index) for index in range(20))
         if not (found := check(one.film, one.actors)).correct
     ]
     assert not wrong
@@ -127,7 +128,7 @@ def test_cell_labels_follow_the_things() -> None:
     course = Course((8, 8), (56, 8), 6, 1)
     [shapes, colours, motions] = cell_labels(example(3, 0)._replace(actors=[RED], courses=[course]))
     cells = [number for number, label in enumerate(shapes) if label != 3]
-    assert cells == [0, 16 + 1, 32 + 2, 48 + 3]
+    assert cells == [0, 16 + 1, 32 + 1, 48 + 2, 64 + 3]
     assert {shapes[cell] for cell in cells} == {0}
     assert {motions[cell] for cell in cells} == {list(DIRECTIONS).index("right")}
     assert colours[1] == 6
@@ -145,6 +146,7 @@ def test_a_whole_film_is_encoded_as_diffusers_encodes_its_parts() -> None:
     torch.testing.assert_close(first, latents[:, :, :1], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # of a norm's weight in float32
 def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> None:
     state = tmp_path / "state" / "state.pt"
     whole = train(TINY, state, steps={}, resume=False)
@@ -162,7 +164,7 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
         torch.nn.init.normal_(parameter, std=0.1)  # a fresh one films the same whatever it is told
     whole.save(folder := tmp_path / "folder")
     defaults = folder_defaults(folder)
-    assert (defaults["num_frames"], defaults["frame_rate"]) == (FRAMES, 6)
+    assert (defaults["num_frames"], defaults["frame_rate"]) == (FRAMES, FRAME_RATE)
     [due] = generate(load(folder), ["a red circle falls"], steps=3, seed=3)
     assert due.shape == (FRAMES, SIZE, SIZE, 3)
     asked = PictureRequest(prompt="a red circle falls", steps=3, seed=3)
