@@ -35,7 +35,7 @@ export class Filming {
       }
       const url = await dataUri(await readVideoContent(id, key, signal));
       onProgress(`video in ${((performance.now() - this.#began) / 1000).toFixed(1)} s`);
-      this.restore(url);
+      this.restore(url).play().catch(() => {}); // where the browser forbids it, the user does
       return url;
     } catch (error) {
       remove(this.#text);
@@ -45,10 +45,11 @@ export class Filming {
     }
   }
 
-  // Shows the finished video, again and again: it lasts two seconds.
+  // Shows the finished video, which plays again and again, and returns its element.
   restore(url) {
-    const shown = { controls: "", loop: "", muted: "", playsinline: "", src: URL.createObjectURL(blobOf(url)), "aria-label": this.#prompt };
-    show(() => this.#text.replaceWith(element("video", shown)));
+    const video = element("video", { controls: "", loop: "", playsinline: "", src: URL.createObjectURL(blobOf(url)), "aria-label": this.#prompt });
+    show(() => this.#text.replaceWith(video));
+    return video;
   }
 }
 
