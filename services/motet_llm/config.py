@@ -191,6 +191,9 @@ class EngineConfig(EngineSettings):
     wait_for_exit: tuple[str, ...] = setting(
         "processes that end before the model takes memory, as PID:START", default=()
     )
+    memory_gate: Path | None = setting(
+        "FIFO from which a line is read before the model takes memory", default=None
+    )
     static_batching: bool = setting(
         "a batch starts only when the one before has ended", default=False
     )
@@ -379,4 +382,4 @@ class DecodeConfig(EngineSettings, ProcessConfig):
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(EngineSettings)}
         if self.role == "prefill":
             given |= {"speculate": "off", "cuda_graphs": False}  # prefill workers draw no tokens
-        return EngineConfig(**given, wait_for_exit=self.wait_for_exit)
+        return EngineConfig(**given, wait_for_exit=self.wait_for_exit, memory_gate=self.memory_gate)

@@ -1191,7 +1191,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     v: int
     role: str
     instance: str
-    state: str  # starting | warming | ready | draining | stopped
+    state: str  # starting | prepared | warming | ready | draining | stopped
     seq: int
     models: list[ModelCard] = []
     load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free

@@ -26,7 +26,13 @@ LONGEST_MODEL = 14  # characters; longer model names are folded in the narrow ta
 NUMBERS = ("running", "queued", "batch", "KV used", "work")
 NARROW_HEADS = {"running": "run", "queued": "queue", "KV used": "KV"}
 SHORT_UNITS = {"tokens/s": "tok/s", "× real time": "× real", "pictures/s": "pics/s"}
-_STATES = {"ready": "green", "draining": "yellow", "warming": "cyan", "starting": "cyan"}
+_STATES = {
+    "ready": "green",
+    "draining": "yellow",
+    "warming": "cyan",
+    "prepared": "blue",
+    "starting": "cyan",
+}
 
 
 @dataclass(frozen=True)

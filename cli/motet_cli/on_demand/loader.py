@@ -14,9 +14,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from motet_cli.on_demand.prepared import PreparedModels
 from motet_cli.on_demand.residency import Model, Residency, Stage
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import NatsAccess
+from motet_cli.supervision.nursery import NotForked
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.messages import Heartbeat, Offer
@@ -25,9 +27,10 @@ from motet_shared.wire.bus import Bus, keep_key, wanted_key
 from motet_shared.wire.discovery import Directory
 
 PERIOD = 0.1  # seconds between two looks without a heartbeat
-PAUSE = (
-    0.2  # seconds from a start to the preparation of the next, which leaves the first token alone
-)
+# Seconds from a start or the last stage of a model to a preparation, which leaves the first token
+# alone.
+PAUSE = 0.2
+PREPARATION = 0.5  # seconds that a preparation takes about
 DRAIN = 600.0  # seconds that the streams of a model that leaves have to end
 START_SECONDS = 4.0  # of a start, besides reading the weights, before one was measured
 READ_RATE = 400e6  # bytes per second, before a start was measured
@@ -92,8 +95,11 @@ class Loader:
         models: Sequence[OnDemandModel],
         residency: Residency,
         report: Callable[[str], None],
+        prepared: PreparedModels,
     ):
         self._supervisor, self._residency, self._report = supervisor, residency, report
+        self._prepared = prepared
+        self._preparing: asyncio.Task[None] | None = None
         self._models = {one.model.name: one for one in models}
         self._kept: dict[tuple[str, str], float] = {}  # announcements, by instance and key
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,7 +125,13 @@ class Loader:
         finally:
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._prepared.close()
             await bus.close()
+
+    async def renew(self) -> None:
+        """Prepare models anew, after a change of what their processes have read."""
+        await self._prepared.clear()
 
     async def _news(self, directory: Directory) -> None:
         """Wait for a heartbeat, the end of a model's processes, or the end of PERIOD."""
@@ -149,6 +161,7 @@ class Loader:
                 self._load(one)
             else:
                 self._unload(one)
+        self._prepare_next(now)
         return before != [one.model.stage for one in self._models.values()]
 
     def follow(self, beats: Sequence[Heartbeat]) -> None:
@@ -195,10 +208,12 @@ class Loader:
 
     def _load(self, one: OnDemandModel) -> None:
         self._report(f"{one.model.name}: loading")
-        ending = ",".join(self._ending())
-        self._supervisor.start(
-            replace(spec, env={**spec.env, "MOTET_WAIT_FOR_EXIT": ending}) for spec in one.specs
-        )
+        ending = self._ending()
+        if not self._prepared.take(one.model.name, ending):
+            text = ",".join(ending)
+            self._supervisor.start(
+                replace(spec, env={**spec.env, "MOTET_WAIT_FOR_EXIT": text}) for spec in one.specs
+            )
 
     def _ending(self) -> list[str]:
         """Return the processes of models whose streams have ended, whose memory the next one takes."""
@@ -230,12 +245,48 @@ class Loader:
 
         self._run(remove(), f"unload {one.model.name}")
 
+    def _prepare_next(self, now: float) -> None:
+        """Begin to prepare the model that was used last among those that are not, at a quiet time."""
+        if not self._supervisor.forks_aside or len(self._prepared) >= self._prepared.limit:
+            return
+        if self._preparing is not None and not self._preparing.done():
+            return
+        models = self._models.values()
+        if any(one.model.stage not in ("absent", "ready", "failed") for one in models) or any(
+            now - one.model.changed < PAUSE for one in models
+        ):
+            return
+        waiting = [
+            one
+            for one in models
+            if one.model.stage == "absent"
+            and one.model.name not in self._prepared
+            and all(spec.forks and not spec.gpus for spec in one.specs)
+        ]
+        if waiting:
+            one = max(waiting, key=lambda one: one.model.used)
+            self._preparing = self._run(self._add_prepared(one), f"prepare {one.model.name}")
+
+    async def _add_prepared(self, one: OnDemandModel) -> None:
+        """Prepare one model; leave the time of a preparation to the others before the next."""
+        try:
+            await self._prepared.add(one.model.name, one.specs)
+        except (NotForked, OSError) as error:
+            self._report(f"{one.model.name} is not prepared: {error}")
+            self._prepared.limit = 0
+        if (
+            one.model.stage != "absent"
+        ):  # a request has come meanwhile, and another process serves it
+            await self._prepared.drop(one.model.name)
+        await asyncio.sleep(PREPARATION)
+
     async def _prepare(self, one: OnDemandModel) -> None:
         """Have processes forked in advance in the place of those that a model has taken."""
         await asyncio.sleep(PAUSE)
         await self._supervisor.prepare(one.specs)
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from motet_cli.on_demand.loader import Loader, OnDemandModel
+from motet_cli.on_demand.prepared import PreparedModels
 from motet_cli.on_demand.residency import Model, Residency
 from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision.child import ChildSpec
@@ -44,7 +45,8 @@ def loader_of(
         f"{len(models)} models are loaded on demand, into {format_bytes(stack.on_demand_memory)}{most}"
     )
     residency = Residency((one.model for one in models), stack.on_demand_memory, stack.max_loaded)
-    return Loader(supervisor, models, residency, report)
+    prepared = PreparedModels(supervisor, stack.prepared)
+    return Loader(supervisor, models, residency, report, prepared)
 
 
 def model_modules(folder: Path) -> list[str]:

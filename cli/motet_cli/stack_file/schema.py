@@ -80,11 +80,13 @@ class OnDemandTable(Table, frozen=True):
     memory: bytes for those that are loaded; by default what models loaded at start leave of
         `memory_share`.
     max_loaded: most models at a time; 0: as many as fit.
+    prepared: most models that are not loaded whose processes are started in advance, and wait.
     keep_alive: time without requests after which a model is unloaded.
     """
 
     memory: str | int = 0
     max_loaded: Natural = 0
+    prepared: Natural = 8
     keep_alive: str | float = "5m"
 
 

@@ -106,7 +106,7 @@ class Nursery:
         """
         # Importing numpy would start BLAS threads, which do not survive a fork.
         self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}
-        self._report, self._on_line, self._outlived = report, on_line, outlived
+        self._report, self._on_line, self.outlived = report, on_line, outlived
         self._lock = asyncio.Lock()
         self._process: Child | None = None
         self._peer: socket.socket | None = None
@@ -153,7 +153,7 @@ class Nursery:
 
         Raises NotForked or OSError.
         """
-        if self._outlived:
+        if self.outlived:
             return
         async with self._lock:
             await self._load(module)
@@ -178,8 +178,8 @@ class Nursery:
         _, _, module, *argv = spec.argv
         async with self._lock:
             await self._load(module)
-            reading, writing = lasting_pipe() if self._outlived else os.pipe()
-            request = Fork(module, argv, dict(env), self._outlived)
+            reading, writing = lasting_pipe() if self.outlived else os.pipe()
+            request = Fork(module, argv, dict(env), self.outlived)
             try:
                 pid = self._take_spare(request, writing) or self._fork(request, writing)
             except BaseException:

@@ -111,6 +111,7 @@ class Stack:
     role_flags: flags of all processes of a role, of motet.toml.
     on_demand_memory: bytes for models that are loaded on demand.
     max_loaded: most of them at a time; 0: as many as fit.
+    prepared: most of the others whose processes wait, prepared.
     planner: TOML file of the roles to scale; None: no planner.
     listen_fd: socket bound to host and port; None: the gateway opens one.
     descriptor_store: Unix socket of the process that accepts connections and keeps them if the
@@ -146,6 +147,7 @@ class Stack:
     role_flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_demand_memory: int = 0
     max_loaded: int = 0
+    prepared: int = 0
     planner: Path | None = None
     access: AccessOptions = field(default_factory=AccessOptions)
     listen_fd: int | None = None

@@ -97,6 +97,21 @@ class Supervisor:
             with suppress(NotForked, OSError):  # told when a process is to be started
                 await self._nursery.prepare(module)
 
+    @property
+    def forks_aside(self) -> bool:
+        """Return True if `fork_aside` may succeed."""
+        return self._nursery is not None and not self._nursery.outlived
+
+    async def fork_aside(self, spec: ChildSpec) -> Child:
+        """Fork a process that is none of the slots until it is passed to `adopt`.
+
+        Raises NotForked or OSError.
+        """
+        if self._nursery is None:
+            raise NotForked("there is no nursery")
+        on_line = self._log.printed_by(spec.name, spec.role)
+        return await Child.start(spec, on_line, self._nursery.fork)
+
     def add(
         self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None
     ) -> Slot:

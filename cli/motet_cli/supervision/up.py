@@ -64,6 +64,7 @@ from motet_shared.process.starts import now, process_began
 from motet_shared.process.vitals import count_gpus
 
 if TYPE_CHECKING:
+    from motet_cli.on_demand.loader import Loader
     from motet_cli.supervision.rolling import Rolling
 
 EXIT_CRASH = 70  # EX_SOFTWARE
@@ -192,6 +193,8 @@ def stack_of(
         role_flags=role_flags(file.roles),
         on_demand_memory=_on_demand_memory(file, own, declared),
         max_loaded=file.on_demand.max_loaded,
+        # No process waits for the video model alone.
+        prepared=file.on_demand.prepared if any(model.on_demand for model in own) else 0,
         planner=_planner_roles(args, len(llms) + len(own)),
         insecure=args.insecure,
         log_format=args.log_format,
@@ -459,6 +462,7 @@ class Up:
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._ending = False
+        self._loader: Loader | None = None
         self._order = asyncio.Lock()  # held while processes are replaced or scaled
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
@@ -539,6 +543,8 @@ class Up:
     async def _carry_out(self, order: orders.Order, report: orders.Report) -> None:
         async with self._order:
             await self._rolling().carry_out(order, report)
+        if self._loader is not None and isinstance(order, orders.Restart):
+            await self._loader.renew()
 
     def _rolling(self) -> Rolling:
         # Imported here: it imports the bus, which nothing else in this process needs.
@@ -619,9 +625,9 @@ class Up:
         )
         importing = asyncio.create_task(self._prepare(specs, families, later), name="import")
         stack = self._options.stack
-        loader = loader_of(stack, models, self._supervisor, self._log.note)
+        self._loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
-            await loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
+            await self._loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
         finally:
             importing.cancel()
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -70,10 +71,10 @@ struct Step {
     float scale, inverse;
     bool finite;
 
-    template <typename T>
-    static Step of(const T* from, int64_t count, float top) {
+    template <typename T, typename Count>
+    static Step of(const T* from, Count count, float top) {
         int32_t largest = 0;
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; i < int64_t(count); i++) {
             float x = widen(from[i]);
             int32_t bits;
             memcpy(&bits, &x, 4);
@@ -88,12 +89,16 @@ struct Step {
     }
 };
 
-// `count` values in steps of the returned scale, the largest becoming `top`, and their sum. NaN where one is not finite.
-template <typename T, typename Integer>
-float quantize(const T* from, int64_t count, float top, Integer* to, int32_t* sum) {
+// `count` values in steps of the returned scale, the largest becoming `top`, and their sum. NaN where one is not finite. A
+// count that is a constant (`constant`) spares the loops their ends.
+template <int64_t COUNT>
+using constant = std::integral_constant<int64_t, COUNT>;
+
+template <typename T, typename Count, typename Integer>
+INLINE float quantize(const T* from, Count count, float top, Integer* to, int32_t* sum) {
     const Step step = Step::of(from, count, top);
     int32_t total = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < int64_t(count); i++) {
         // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
         float shifted = (step.finite ? widen(from[i]) : 0.0f) * step.inverse + 12582912.0f;
         int32_t bits;

@@ -201,9 +201,7 @@ struct CodesProduct : Product {
     void pack(int64_t tile) const {
         const int64_t row = tiles.start(tile);
         const int rows = tiles.size(tile);
-        int16_t* line = quantized_line.get<int16_t>(groups * GROUP);
         T* sorted = order ? sorted_line.get<T>(K) : nullptr;
-        std::fill(line + K, line + groups * GROUP, 0);
         for (int m = 0; m < rows; m++) {
             const T* from = static_cast<const T*>(input) + (row + m) * input_stride;
             if (order) {
@@ -211,17 +209,20 @@ struct CodesProduct : Product {
                 from = sorted;
             }
             for (int64_t g = 0; g < groups; g++) {
-                int32_t sum;
+                alignas(64) int32_t level[GROUP] = {};
                 const int64_t begin = g * GROUP, at = (row * groups + g * rows) + m;
-                row_scales[at] = quantize(from + begin, std::min(GROUP, K - begin), top, line + begin, &sum) * unit;
+                int32_t sum;
+                const float scale = begin + GROUP <= K ? quantize(from + begin, constant<GROUP>(), top, level, &sum)
+                                                       : quantize(from + begin, K - begin, top, level, &sum);
+                row_scales[at] = scale * unit;
                 int32_t half = 0;
-                for (int i = 0; i < GROUP / 2; i++) half += line[begin + i];
+                for (int i = 0; i < GROUP / 2; i++) half += level[i];
                 const int32_t first = apart ? half : sum, second = apart ? sum - half : 0;
                 const int64_t to = 2 * (row * groups + g * rows) + m;
                 row_begins[to] = beginning(first), row_begins[to + rows] = beginning(second);
                 row_sums[to] = row_scales[at] * float(first), row_sums[to + rows] = row_scales[at] * float(second);
+                spread(level, packed + (row * groups + g * rows) * WORDS * words + m, rows);
             }
-            spread(line, packed + (row * groups * WORDS * words) + m, rows);
         }
     }
 
@@ -256,7 +257,7 @@ struct CodesProduct : Product {
 
     static constexpr int MAX_TILE = W == 16 ? 8 : 6;
     static constexpr int64_t FAR = 4096, NEAR = 1024;  // bytes ahead that one row fetches into the second and the first cache
-    static thread_local Scratch packed_words, packed_scales, packed_begins, packed_sums, quantized_line, sorted_line,
+    static thread_local Scratch packed_words, packed_scales, packed_begins, packed_sums, sorted_line,
         panel_numbers;
 
   private:
@@ -275,16 +276,19 @@ struct CodesProduct : Product {
         return int32_t(lane | lane << 16);
     }
 
-    void spread(const int16_t* line, int32_t* to, int rows) const {
-        for (int64_t k = 0; k < groups * WORDS; k++, line += 4) {
-            if (words == 1) {
-                const int8_t bytes[4] = {int8_t(line[0]), int8_t(line[1]), int8_t(line[2]), int8_t(line[3])};
-                memcpy(to + k * rows, bytes, 4);
-            } else {
-                to[2 * k * rows] = int32_t(uint16_t(line[0]) | uint32_t(uint16_t(line[2])) << 16);
-                to[(2 * k + 1) * rows] = int32_t(uint16_t(line[1]) | uint32_t(uint16_t(line[3])) << 16);
-            }
+    // The levels of a group as words of four bytes, or of two numbers of 16 bits: the even ones, then the odd ones.
+    void spread(const int32_t (&level)[GROUP], int32_t* to, int rows) const {
+        if (words == 1) {
+            int8_t bytes[GROUP];
+            for (int i = 0; i < GROUP; i++) bytes[i] = int8_t(level[i]);
+            for (int k = 0; k < WORDS; k++) memcpy(to + k * rows, bytes + 4 * k, 4);
+            return;
         }
+        int32_t pairs[2 * WORDS];
+        for (int k = 0; k < WORDS; k++)
+            for (int odd = 0; odd < 2; odd++)
+                pairs[2 * k + odd] = (level[4 * k + odd] & 0xffff) | level[4 * k + odd + 2] << 16;
+        for (int k = 0; k < 2 * WORDS; k++) to[k * rows] = pairs[k];
     }
 
     using Tile = void (*)(const CodesProduct&, int64_t, int, int64_t, bool, const float*, float*);
@@ -460,7 +464,7 @@ struct CodesProduct : Product {
 };
 
 thread_local Scratch CodesProduct::packed_words, CodesProduct::packed_scales, CodesProduct::packed_begins,
-    CodesProduct::packed_sums, CodesProduct::quantized_line, CodesProduct::sorted_line, CodesProduct::panel_numbers;
+    CodesProduct::packed_sums, CodesProduct::sorted_line, CodesProduct::panel_numbers;
 
 // The products of the experts, or of the one matrix, that have rows.
 template <class Codes>

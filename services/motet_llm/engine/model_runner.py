@@ -54,7 +54,7 @@ from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
 from motet_models.graph_sizes import StepShape, graph_sizes
 from motet_shared.errors import ConfigError
-from motet_shared.process.exits import wait_for_exits
+from motet_shared.process.memory_turn import MemoryTurn
 from motet_shared.process.starts import START
 
 from .decode_graphs import DecodeGraphs, is_plain_decode
@@ -130,27 +130,14 @@ class ModelRunner:
         )
         self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
-        matrices: dict[str, Matrix] = {}
         START.mark("config")
-        self.packing = Packing(config, self._weights, loaded, self.device)
+        turn = MemoryTurn(config.memory_gate, config.wait_for_exit)
+        self.packing = Packing(config, self._weights, loaded, self.device, turn)
         if not self.packing.is_reading:  # else that waits, and takes the memory
-            wait_for_exits(config.wait_for_exit)
-        self.model = self._load_model(folder, model_config, loaded)
-        START.mark("model")
-        if not self.packing.settle():
-            self.model = self._load_model(folder, model_config, loaded)
-        self.packing.note(self.model)
-        self.rope = sequence_rope.install(self.model)
-        START.mark("weights")
-        self.fused = optimize(
-            self.model,
-            self._weights,
-            self.dtype,
-            self.device,
-            matrices,
-            packer=self.packing.packer,
-        )
-        START.mark("packing")
+            turn.wait()
+        matrices: dict[str, Matrix] = {}
+        while not self._load(folder, model_config, loaded, matrices):
+            matrices.clear()
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
@@ -181,6 +168,36 @@ class ModelRunner:
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
         self.packing.finish()
+
+    def _load(
+        self,
+        folder: Path,
+        config: PreTrainedConfig,
+        dtype: torch.dtype,
+        matrices: dict[str, Matrix],
+    ) -> bool:
+        """Load and pack the model; return False if what was packed before is damaged.
+
+        matrices: filled with those that adapters may change.
+        """
+        self.model = self._load_model(folder, config, dtype)
+        START.mark("model")
+        if not self.packing.settle(self.model):
+            return False
+        self.packing.note(self.model)
+        self.rope = sequence_rope.install(self.model)
+        self.fused = optimize(
+            self.model,
+            self._weights,
+            self.dtype,
+            self.device,
+            matrices,
+            packer=self.packing.packer,
+        )
+        START.mark("packing")
+        arrived = self.packing.arrive()
+        START.mark("weights")
+        return arrived
 
     def _measure_memory(
         self, config: EngineConfig, model_config: PreTrainedConfig

@@ -50,6 +50,7 @@ def settings_of_rank(config: EngineConfig) -> EngineConfig:
         kv_memory=config.kv_memory // degrees.width,  # a block has all stages' layers
         packed_cache=0,  # packed parts are not kept yet
         wait_for_exit=(),
+        memory_gate=None,
     )
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from threading import Lock, Thread, get_native_id
 from typing import Any
 
 from torch import Tensor
 
-from motet_shared.process.exits import wait_for_exits
+from motet_shared.process.memory_turn import MemoryTurn, TurnAbandoned
 
 PAGE = 4096  # bytes; offsets, sizes and addresses of direct reads are multiples of it
 CHUNK = 8 << 20  # bytes of one read
@@ -30,16 +30,16 @@ class FileReading:
     """Read a file into `memory` from the constructor on; `wait` returns when all of it is there.
 
     descriptor: an open file, which is closed at the end of the reading. start: offset in bytes.
-    memory: uint8 `[bytes]`. exits: processes that must end before, see `wait_for_exits`.
+    memory: uint8 `[bytes]`. turn: waited for before; None: nothing is.
     """
 
-    def __init__(self, descriptor: int, start: int, memory: Tensor, exits: Sequence[str] = ()):
-        self._descriptor, self._start, self._exits = descriptor, start, exits
+    def __init__(self, descriptor: int, start: int, memory: Tensor, turn: MemoryTurn | None = None):
+        self._descriptor, self._start, self._turn = descriptor, start, turn
         data: Any = memory.numpy()
         self._memory = memoryview(data)
         self._lock = Lock()
         self._offsets = iter(range(0, len(memory), CHUNK))
-        self._problem: OSError | None = None
+        self._problem: OSError | TurnAbandoned | None = None
         self._direct = False
         aligned = not (start % PAGE or len(memory) % PAGE or memory.data_ptr() % PAGE)
         if aligned and not self._is_cached():
@@ -51,7 +51,10 @@ class FileReading:
             thread.start()
 
     def wait(self) -> None:
-        """Wait for the end. Raises OSError if the file cannot be read or is too short."""
+        """Wait for the end.
+
+        Raises OSError if the file cannot be read or is too short, and TurnAbandoned.
+        """
         for thread in self._threads:
             thread.join()
         if self._descriptor >= 0:
@@ -64,10 +67,11 @@ class FileReading:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICE)
         try:
-            wait_for_exits(self._exits)
+            if self._turn is not None:
+                self._turn.wait()
             for offset in self._chunks():
                 self._read(offset)
-        except OSError as error:
+        except (OSError, TurnAbandoned) as error:
             self._problem = error
 
     def _chunks(self) -> Iterator[int]:

@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -32,6 +32,7 @@ import motet_kernels
 import motet_llm
 from motet_kernels.runtime.errors import KernelError
 from motet_models.checkpoints.derived import cache_root
+from motet_shared.process.memory_turn import MemoryTurn
 
 from .packed_file import SCHEMA, PackedFileError, PackedModel, PackedReading, write_packed
 
@@ -54,17 +55,17 @@ class PackedCache:
     def __init__(self, limit: int):
         self.folder, self.limit = cache_root() / "packed", limit
 
-    def begin(self, key: str, exits: Sequence[str] = ()) -> PackedReading | None:
+    def begin(self, key: str, turn: MemoryTurn | None = None) -> PackedReading | None:
         """Begin to read the model that is kept under a key of `key_of`; None if there is none.
 
-        exits: processes that must end before memory is taken, see `wait_for_exits`.
+        turn: waited for before memory is taken.
         """
         path = self._path(key)
         try:
             if not path.exists():
                 return None
             self._check_folder()
-            found = PackedReading(path, key, exits)
+            found = PackedReading(path, key, turn)
         except (OSError, PackedFileError) as error:
             self.discard(key, error)
             return None

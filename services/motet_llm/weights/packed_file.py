@@ -13,7 +13,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ from motet_kernels.runtime.device import dtype_name
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.memory import huge_zeros
 from motet_llm.models.fused_modules import FusedModules
+from motet_shared.process.memory_turn import MemoryTurn
 
 from .file_reading import PAGE, FileReading
 
@@ -110,12 +111,12 @@ def _write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 class PackedReading:
     """Read a file of `write_packed`: its description at once, the tensors in the background.
 
-    exits: processes that must end before memory is taken, see `wait_for_exits`. Raises
-    PackedFileError if the file is damaged, of another version, belongs to another `key` or can be
-    changed by others, and OSError if it cannot be read.
+    turn: waited for before memory is taken. Raises PackedFileError if the file is damaged, of
+    another version, belongs to another `key` or can be changed by others, and OSError if it cannot
+    be read.
     """
 
-    def __init__(self, path: Path, key: str, exits: Sequence[str] = ()):
+    def __init__(self, path: Path, key: str, turn: MemoryTurn | None = None):
         self._path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
@@ -127,7 +128,7 @@ class PackedReading:
                 raise PackedFileError(f"{path}: its end is missing")
             memory = huge_zeros((size,), torch.uint8)
             self._data: Any = memory.numpy()
-            self._reading = FileReading(descriptor, start, memory, exits)
+            self._reading = FileReading(descriptor, start, memory, turn)
         except (KeyError, TypeError, ValueError) as error:
             os.close(descriptor)
             raise PackedFileError(f"{path}: {error!r}") from error
@@ -135,9 +136,13 @@ class PackedReading:
             os.close(descriptor)
             raise
 
-    def result(self) -> PackedModel:
-        """Return the matrices once they are read; raise as the constructor does."""
-        self._reading.wait()
+    def layout(self) -> PackedModel:
+        """Return the matrices, whose numbers are there once `wait` has returned.
+
+        Waits itself where a layout depends on numbers. Raises as the constructor does.
+        """
+        if any(fields["kind"] != "panels" for fields in self._about["matrices"].values()):
+            self._reading.wait()
         try:
             grouped: dict[str, dict[str, Tensor]] = {name: {} for name in self._about["matrices"]}
             for name, place in self._about["tensors"].items():
@@ -153,17 +158,25 @@ class PackedReading:
             raise PackedFileError(f"{self._path}: {error!r}") from error
         return PackedModel(matrices, self.examined, modules)
 
+    def wait(self) -> None:
+        """Wait for all numbers and compare their checksums; raise as the constructor does."""
+        self._reading.wait()
+        try:
+            for name, place in self._about["tensors"].items():
+                tensor = self._tensor(name, place)
+                if tensor.numel() and _checksum(tensor) != place["check"]:
+                    raise PackedFileError(f"{self._path}: {name} is damaged")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise PackedFileError(f"{self._path}: {error!r}") from error
+
     def _tensor(self, name: str, place: Mapping[str, Any]) -> Tensor:
         dtype: torch.dtype = getattr(torch, place["dtype"])
         shape = tuple(_count(size) for size in place["shape"])
         if not (count := math.prod(shape)):
             return torch.zeros(shape, dtype=dtype)
-        tensor = torch.frombuffer(
+        return torch.frombuffer(
             self._data, dtype=dtype, count=count, offset=_count(place["offset"])
         ).view(shape)
-        if _checksum(tensor) != place["check"]:
-            raise PackedFileError(f"{self._path}: {name} is damaged")
-        return tensor
 
 
 def _check_owner(descriptor: int) -> None:

@@ -12,7 +12,8 @@
         run(Tokenizer, TokenizerConfig)
 
 Actors fail fast: `crash(error)` ends the process with an exit code, and its supervisor starts a new
-one. States: starting → warming → ready → draining → stopped; only `ready` takes new work.
+one. States: starting → warming → ready → draining → stopped; only `ready` takes new work. One
+that is started before its model is wanted is `prepared` instead of `warming` (`memory_turn`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
-from .exits import wait_for_exits
+from .memory_turn import MemoryTurn, abandon_turns
 from .starts import START, go_on, process_began
 
 log = logging.getLogger(__name__)
@@ -81,10 +82,11 @@ class Actor:
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait_for_memory(self) -> None:
-        """Wait for the processes whose memory this one takes over; called before `warm`."""
+        """Wait for this process's turn to take memory; called before `warm`."""
         exits = getattr(self.config, "wait_for_exit", ())  # tests give other configs
-        if exits:
-            await asyncio.to_thread(wait_for_exits, exits)
+        gate = getattr(self.config, "memory_gate", None)
+        if exits or gate:
+            await asyncio.to_thread(MemoryTurn(gate, exits).wait)
             START.mark("memory")
 
     async def warm(self) -> None:
@@ -157,7 +159,8 @@ class Actor:
         self.bus.describe = self.described
         self.bus.integrity = self.integrity
         self.bus.presence = lambda: (self.models(), self.load())
-        self.bus.set_state("warming")
+        is_prepared = getattr(self.config, "memory_gate", None) is not None
+        self.bus.set_state("prepared" if is_prepared else "warming")
         await self.wait_for_memory()
         await self.warm()
         START.mark("warm-up")
@@ -245,6 +248,7 @@ def _collect_rarely() -> None:
 
 def _on_signals(first: asyncio.Event, second: asyncio.Event) -> asyncio.Event:
     def on_signal() -> None:
+        abandon_turns()
         (second if first.is_set() else first).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -164,6 +164,10 @@ class ProcessConfig:
         "processes that end before this one takes memory for its model, as PID:START",
         default=(),
     )
+    memory_gate: Path | None = setting(
+        "FIFO from which a line is read before this process takes memory for its model",
+        default=None,
+    )
     stop_with_parent: bool = setting(
         "end when the parent process ends, however it ends", default=False
     )

@@ -81,6 +81,12 @@ class Start:
         self.stages.clear()
         self._last = None
 
+    def begin_again(self) -> None:
+        """Begin the running measurement again from now on."""
+        if self._last is not None:
+            self.stages.clear()
+            self._last = self._clock()
+
     def end(self) -> None:
         """End the measurement: later marks have no effect."""
         self._last = None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from motet_cli.on_demand.loader import Loader, OnDemandModel
+from motet_cli.on_demand.prepared import PreparedModels
 from motet_cli.on_demand.residency import Model, Residency
 from motet_cli.on_demand.start import model_modules
 from motet_cli.supervision.child import ChildSpec
@@ -40,7 +41,7 @@ def test_an_announcement_counts_once_and_the_latest_wins() -> None:
     spec = ChildSpec(name="decode 1", role="decode", argv=("decode",), model="a")
     one = OnDemandModel(model=model, specs=(spec,), weights=1)
     supervisor: Any = None  # it is asked nothing here
-    loader = Loader(supervisor, [one], Residency([model], 1), print)
+    loader = Loader(supervisor, [one], Residency([model], 1), print, PreparedModels(supervisor, 0))
     loader.follow(announced(60.0))
     assert model.asked == 60.0
     model.enter("absent", 1.0)
@@ -77,7 +78,8 @@ async def test_a_model_is_started_to_wait_for_the_processes_of_the_one_that_leav
     ]
     log = Log(io.StringIO())
     supervisor = Supervisor(log)
-    loader = Loader(supervisor, models, Residency([one.model for one in models], 1), log.note)
+    residency = Residency([one.model for one in models], 1)
+    loader = Loader(supervisor, models, residency, log.note, PreparedModels(supervisor, 0))
 
     def child(name: str) -> Any:
         slots = [slot for slot in supervisor.slots if slot.spec.model == name]

@@ -32,6 +32,7 @@ allowed_hosts = ["a.example"]
 [on_demand]
 memory = "3GiB"
 max_loaded = 2
+prepared = 3
 keep_alive = "1m"
 
 [roles.decode]
@@ -105,7 +106,7 @@ def test_models_on_demand_have_their_memory_and_time(file: Path) -> None:
     (spec,) = speaking
     assert (spec.role, spec.model) == ("tts", "voice")
     assert "--memory" not in spec.argv
-    assert (stack.on_demand_memory, stack.max_loaded) == (3 * 2**30, 2)
+    assert (stack.on_demand_memory, stack.max_loaded, stack.prepared) == (3 * 2**30, 2, 3)
 
 
 def test_flags_override_settings(file: Path) -> None:

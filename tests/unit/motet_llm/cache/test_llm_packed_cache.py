@@ -280,7 +280,8 @@ def test_the_least_recently_used_models_leave(folder: Path) -> None:
         os.utime(folder / f"{key}.packed", (number, number))
     reading = cache.begin(keys[0])
     assert reading is not None
-    found = reading.result()
+    found = reading.layout()
+    reading.wait()
     assert torch.equal(found.matrices["layer"].weight(), model.matrices["layer"].weight())
     assert cache.keep(keys[2], model)
     assert [path.stem for path in _kept(folder)] == [keys[0], keys[2]]

@@ -15,6 +15,7 @@ from motet_kernels.runtime.memory import huge_zeros
 from motet_llm.weights import file_reading
 from motet_llm.weights.file_reading import PAGE, FileReading
 from motet_shared.process.exits import identity_of
+from motet_shared.process.memory_turn import MemoryTurn
 
 SIZE = 40 << 20  # more than a shared chunk of huge pages holds
 
@@ -73,7 +74,7 @@ def test_no_memory_is_taken_before_others_have_ended(path: Path) -> None:
         identity = identity_of(other.pid)
         assert identity is not None
         memory = huge_zeros((SIZE,), torch.uint8)
-        reading = FileReading(opened(path), PAGE, memory, [identity])
+        reading = FileReading(opened(path), PAGE, memory, MemoryTurn(exits=[identity]))
         time.sleep(0.2)
         assert not memory.any()
         other.kill()

@@ -1,0 +1,112 @@
+"""Keep processes of models that are not loaded, prepared up to the point where they take memory.
+
+Such a process has read the configuration, is connected to NATS and has made the model's modules; it
+waits at a gate (`memory_turn`) for its model to be wanted. Until then the supervisor does not know
+of it: it is no part of the stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from motet_cli.supervision.child import Child, ChildSpec
+from motet_cli.supervision.supervisor import Supervisor
+from motet_shared.process.memory_turn import Gate
+
+
+class PreparedModels:
+    """Hold the prepared processes of at most `limit` models."""
+
+    def __init__(self, supervisor: Supervisor, limit: int) -> None:
+        self.limit = limit
+        self._supervisor = supervisor
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._children: dict[str, list[tuple[Child, Gate]]] = {}
+        self._made = 0
+        self._watching: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._children
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    async def add(self, model: str, specs: Sequence[ChildSpec]) -> None:
+        """Start the processes of a model. Raises NotForked or OSError."""
+        started: list[tuple[Child, Gate]] = []
+        try:
+            for spec in specs:
+                gate = Gate(self._next_path())
+                try:
+                    child = await self._start(spec, gate)
+                except BaseException:
+                    gate.close()
+                    raise
+                started.append((child, gate))
+                self._watch(model, child, gate)
+        except BaseException:
+            await _end(started)
+            raise
+        self._children[model] = started
+
+    def take(self, model: str, exits: Sequence[str]) -> bool:
+        """Hand the processes of a model to the supervisor; return False if it has none.
+
+        They take memory once the processes `exits` have ended.
+        """
+        taken = self._children.pop(model, [])
+        for child, gate in taken:
+            gate.open(exits)
+            self._supervisor.adopt(child)
+        return bool(taken)
+
+    async def drop(self, model: str) -> None:
+        """End the processes of a model, if it has any."""
+        await _end(self._children.pop(model, []))
+
+    async def clear(self) -> None:
+        """End all processes, as after a change of the code or of settings that they have read."""
+        await asyncio.gather(*map(self.drop, [*self._children]))
+
+    async def close(self) -> None:
+        """End all processes and remove the gates, also of those that were taken."""
+        await self.clear()
+        for task in self._watching:
+            task.cancel()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _next_path(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="motet-gates-")
+        self._made += 1
+        return Path(self._folder.name) / str(self._made)
+
+    async def _start(self, spec: ChildSpec, gate: Gate) -> Child:
+        env = {**spec.env, "MOTET_MEMORY_GATE": str(gate.path)}
+        child = await self._supervisor.fork_aside(replace(spec, env=env))
+        child.spec = spec  # by which it is started again
+        return child
+
+    def _watch(self, model: str, child: Child, gate: Gate) -> None:
+        """Close a gate at the end of its process, and give up the model if that was not wanted yet."""
+
+        async def watch() -> None:
+            try:
+                await child.wait()
+            finally:
+                gate.close()
+            if any(child is one for one, _ in self._children.get(model, ())):
+                await _end(self._children.pop(model))
+
+        task = asyncio.create_task(watch(), name=f"prepared {child.spec.name}")
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+
+async def _end(started: Sequence[tuple[Child, Gate]]) -> None:
+    await asyncio.gather(*(child.kill() for child, _ in started))
