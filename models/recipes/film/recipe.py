@@ -48,5 +48,5 @@ class Recipe:
     picture: Stage = Stage(steps=600, batch=24, matrix_lr=None, other_lr=3e-3)
     vae: Stage = Stage(steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, decay=0.5)
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=1200, batch=64, matrix_lr=0.01, other_lr=2e-3)
-    decoder: Stage = Stage(steps=400, batch=6, matrix_lr=None, other_lr=1e-3)
+    painter: Stage = Stage(steps=1500, batch=64, matrix_lr=0.01, other_lr=2e-3)
+    decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3)
