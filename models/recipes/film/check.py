@@ -42,7 +42,6 @@ _SHAPES = {
     "circle": (np.pi / 4, 0.5),
     "square": (1.0, 0.5),
     "triangle": (0.5, 2 / 3),
-    "star": (0.38, 0.55),
 }
 _MAX_MISFIT = 0.16  # in that plane
 
@@ -102,10 +101,16 @@ def _describe(pixels: Floats, away: Floats, part: NDArray[np.bool_], scale: floa
 
 
 def _edges(profile: Floats) -> tuple[float, float]:
-    """Return where a profile of shares begins and ends, in fractions of a pixel."""
-    inside = np.flatnonzero(profile > 0)
+    """Return where a profile of shares crosses a half, first and last, in fractions of a pixel.
+
+    That is the edge of a shape, however soft.
+    """
+    padded = np.pad(profile, 1)
+    inside = np.flatnonzero(padded >= 0.5)
     first, last = inside[0], inside[-1]
-    return float(first + 1 - profile[first]), float(last + profile[last])
+    low = first - (padded[first] - 0.5) / (padded[first] - padded[first - 1])
+    high = last + (padded[last] - 0.5) / (padded[last] - padded[last + 1])
+    return float(low - 0.5), float(high - 0.5)
 
 
 def name_colour(pixel: Floats) -> str:
