@@ -266,6 +266,12 @@ def _add_up(
         help="image or video model of diffusers: folder, name, org/name or none (default: pocket-draw)",
     )
     up.add_argument(
+        "--film",
+        metavar="MODEL",
+        help="video model of diffusers, loaded on demand on the CPU: folder, name, org/name or none"
+        " (default: pocket-film, if there is one)",
+    )
+    up.add_argument(
         "--embed",
         metavar="MODEL",
         help="embedding model: folder, name, org/name or none (default: pocket-embed)",

@@ -1184,6 +1184,7 @@ class Offer(Struct, omit_defaults=True, kw_only=True):
     seconds: float = 0.0  # estimated, until it is ready
     problem: str = ""  # why its last start failed
     stay: float = -1.0  # seconds until it is unloaded if no request comes; -1: it stays
+    videos: bool = False  # of diffusion: it makes videos, not pictures
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):

@@ -17,6 +17,7 @@ from motet_cli.checkpoints.conversion import gguf_folder, gguf_name, is_gguf, wi
 from motet_cli.hub.reference import parse_reference
 from motet_models.image_support import has_encoder
 from motet_models.omni import speaks
+from motet_models.video_support import makes_videos
 from motet_shared.errors import ConfigError
 
 DEFAULT_LLM = "pocket-chat"
@@ -24,6 +25,7 @@ DEFAULT_ASR = "pocket-asr"
 DEFAULT_TTS = "pocket-tts"
 DEFAULT_SPEAKERS = "pocket-speakers"
 DEFAULT_DIFFUSION = "pocket-draw"
+DEFAULT_FILM = "pocket-film"
 DEFAULT_EMBEDDING = "pocket-embed"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -269,15 +271,29 @@ def resolve_optional(given: str | None, flag: str, default: str) -> ModelFolder 
     return model
 
 
-def resolve_drawing(given: str | None) -> ModelFolder | None:
+def resolve_drawing(
+    given: str | None, flag: str = "--draw", default: str = DEFAULT_DIFFUSION
+) -> ModelFolder | None:
     """Return the model for a value of `--draw`, a diffusers folder; see `resolve_optional`."""
-    model = _locate_optional(given, "--draw", DEFAULT_DIFFUSION)
+    model = _locate_optional(given, flag, default)
     if model is None:
         return None
     if not (model.path / "model_index.json").is_file():
         raise ConfigError(
-            f"--draw: {str(model.path)!r} lacks model_index.json; give a diffusers folder",
-            param="--draw",
+            f"{flag}: {str(model.path)!r} lacks model_index.json; give a diffusers folder",
+            param=flag,
+        )
+    return model
+
+
+def resolve_film(given: str | None) -> ModelFolder | None:
+    """Return the model for a value of `--film`, a diffusers folder that makes videos."""
+    model = resolve_drawing(given, "--film", DEFAULT_FILM)
+    if model is not None and not makes_videos(model.path):
+        raise ConfigError(
+            f"--film: {str(model.path)!r} makes no videos that are served (docs/videos.md);"
+            " give it as --draw if it makes pictures",
+            param="--film",
         )
     return model
 

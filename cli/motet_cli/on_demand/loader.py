@@ -41,12 +41,14 @@ MAX_SHARE = 0.99  # of a start that takes longer than expected
 class OnDemandModel:
     """Describe the processes of a model, and where it stands.
 
-    weights: bytes on disk. start: seconds of its last start; 0: not measured yet.
+    weights: bytes on disk. videos: it makes videos. start: seconds of its last start; 0: not
+    measured yet.
     """
 
     model: Model
     specs: tuple[ChildSpec, ...]
     weights: int
+    videos: bool = False
     start: float = 0.0
 
     @property
@@ -78,6 +80,7 @@ class OnDemandModel:
                 seconds=round(left, 1),
                 problem=model.problem if model.stage == "failed" else "",
                 stay=stay,
+                videos=self.videos,
             )
             for role in self.roles
         ]

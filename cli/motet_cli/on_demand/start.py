@@ -15,6 +15,7 @@ from motet_cli.supervision.stack import Stack
 from motet_cli.supervision.supervisor import Supervisor
 from motet_models.capacity import format_bytes
 from motet_models.model_config import read_config
+from motet_models.video_support import makes_videos
 from motet_shared.errors import ConfigError
 
 
@@ -35,6 +36,7 @@ def loader_of(
             ),
             specs=specs,
             weights=checkpoint_bytes(one.folder.path),
+            videos=makes_videos(one.folder.path),
         )
         for one, specs in declared
     ]

@@ -71,6 +71,20 @@ def declared_models(file: StackFile) -> tuple[DeclaredModel, ...]:
     return tuple(_declared(file, name, table) for name, table in file.models.items())
 
 
+def film_model(file: StackFile, given: str | None) -> tuple[DeclaredModel, ...]:
+    """Return the model of `--film`, which is loaded on demand, on the CPU; none for "none".
+
+    The default is left out where a file has models on demand, whose memory it would share.
+    """
+    if given is None and any(table.load == "on demand" for table in file.models.values()):
+        return ()
+    folder = model_folders.resolve_film(given)
+    if folder is None or folder.name in file.models:
+        return ()
+    table = ModelTable(source=str(folder.path), role="draw", load="on demand", device="cpu")
+    return (_declared(file, folder.name, table),)
+
+
 def _declared(file: StackFile, name: str, table: ModelTable) -> DeclaredModel:
     where = f"models.{name}"
     folder = ModelFolder(name, _folder(where, table.source or name, table.role))

@@ -51,7 +51,7 @@ class Preset:
     @property
     def flags(self) -> dict[str, Any]:
         """Return the other flags of `motet up`, by name."""
-        off = dict.fromkeys(("asr", "tts", "draw", "embed", "rank"), "none")
+        off = dict.fromkeys(("asr", "tts", "draw", "film", "embed", "rank"), "none")
         return off | {model.flag: model.name for model in self.models if model.flag != "llm"}
 
 

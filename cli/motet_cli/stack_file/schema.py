@@ -53,6 +53,7 @@ class UpSettings(Table, frozen=True):
     tts: str | None = None
     speakers: str | None = None
     draw: str | None = None
+    film: str | None = None
     embed: str | None = None
     rank: str | None = None
     planner: str | None = None

@@ -11,7 +11,7 @@ import socket
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +25,10 @@ from motet_cli.placement.gpus import GpuListing, list_gpus
 from motet_cli.placement.jobs import job_of
 from motet_cli.placement.options import PlacementOptions, placement_options
 from motet_cli.stack_file.arguments import stack_file_of
-from motet_cli.stack_file.models import DeclaredModel, declared_models, role_flags
+from motet_cli.stack_file.models import DeclaredModel, declared_models, film_model, role_flags
 from motet_cli.stack_file.presets import show_presets
 from motet_cli.stack_file.read import bytes_of
+from motet_cli.stack_file.schema import StackFile
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
@@ -161,7 +162,8 @@ def stack_of(
     """
     _check_counts(args)
     file = stack_file_of(args)
-    declared = declared_models(file)
+    own = declared_models(file)
+    declared = (*own, *film_model(file, args.film))
     has_llm = any(model.role == "decode" for model in declared)
     llms = models.resolve_all(args.llm) if args.llm or not has_llm else []
     _check_names(llms, declared)
@@ -189,15 +191,29 @@ def stack_of(
         rank=models.resolve_optional(args.rank, "--rank", ""),
         declared=declared,
         role_flags=role_flags(file.roles),
-        on_demand_memory=bytes_of("on_demand.memory", file.on_demand.memory),
+        on_demand_memory=_on_demand_memory(file, own, declared),
         max_loaded=file.on_demand.max_loaded,
-        prepared=file.on_demand.prepared,
-        planner=_planner_roles(args, len(llms) + len(declared)),
+        # No process waits for the video model alone.
+        prepared=file.on_demand.prepared if any(model.on_demand for model in own) else 0,
+        planner=_planner_roles(args, len(llms) + len(own)),
         insecure=args.insecure,
         log_format=args.log_format,
         site=args.site,
     )
     return _on_devices(stack, placement_options(args, file, declared), listing, measured)
+
+
+def _on_demand_memory(
+    file: StackFile, own: Sequence[DeclaredModel], declared: Sequence[DeclaredModel]
+) -> int:
+    """Return the bytes for models that are loaded on demand; 0: a share of what is free.
+
+    The model of --film alone gets no more than it needs, since language models get the rest.
+    """
+    given = bytes_of("on_demand.memory", file.on_demand.memory)
+    if given or any(model.on_demand for model in own):
+        return given
+    return sum(model.memory for model in declared if model.on_demand)
 
 
 def _on_devices(
@@ -572,7 +588,7 @@ class Up:
         self._note_serving(stack)
         await asyncio.gather(
             self._report_ready(later),
-            self._load_on_demand(on_demand),
+            self._load_on_demand(on_demand, later),
             self._import_for_returns(later, services),
             self._complete(adopted, started),
         )
@@ -593,9 +609,12 @@ class Up:
         await self._supervisor.remove(slot, 0.0)
 
     async def _load_on_demand(
-        self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]]
+        self, models: list[tuple[DeclaredModel, tuple[ChildSpec, ...]]], later: asyncio.Event
     ) -> None:
-        """Load and unload models as requests need them; return at once if there are none."""
+        """Load and unload models as requests need them; return at once if there are none.
+
+        Their processes are prepared once `later` is set, so that they do not delay chat.
+        """
         if not models:
             return
         # Imported here: it imports the bus, which nothing else in this process needs.
@@ -605,7 +624,7 @@ class Up:
         families = sorted(
             {name for model, _ in models for name in model_modules(model.folder.path)}
         )
-        importing = asyncio.create_task(self._prepare(specs, families), name="import")
+        importing = asyncio.create_task(self._prepare(specs, families, later), name="import")
         stack = self._options.stack
         self._loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
@@ -613,11 +632,14 @@ class Up:
         finally:
             importing.cancel()
 
-    async def _prepare(self, specs: list[ChildSpec], families: list[str]) -> None:
+    async def _prepare(
+        self, specs: list[ChildSpec], families: list[str], later: asyncio.Event
+    ) -> None:
         """Prepare for models on demand, so that the first request does not wait for imports.
 
         families: modules with the code of models.
         """
+        await later.wait()
         await self._import(sorted({spec.argv[2] for spec in specs if spec.forks}) + families)
         await self._supervisor.prepare(specs)
 

@@ -28,6 +28,9 @@ _MINIMUMS = {
     "strength": 0.0,
     "max_sequence_length": 1,
     "frame_rate": 1.0,
+    "num_frames": 1,
+    "width": 1,
+    "height": 1,
 }
 # Denoisers with a table of positions, and how many patches of a side their `pos_embed_max_size` stands for.
 _PATCHES_PER_SIDE: dict[str, Callable[[int], int]] = {
@@ -170,7 +173,9 @@ class Rules:
     def default_size(self) -> tuple[int, int]:
         """Return (width, height) in pixels."""
         if self.is_video:
-            return default_size(self.pipeline, self.vae_scale)
+            width, height = default_size(self.pipeline, self.vae_scale)
+            given = self._defaults
+            return int(given.get("width", width)), int(given.get("height", height))
         size = getattr(self._denoiser_config, "sample_size", None)
         size = getattr(self.pipeline, "default_sample_size", None) if size is None else size
         height, width = size if isinstance(size, (list, tuple)) else (size or 64, size or 64)
@@ -327,7 +332,8 @@ class Rules:
         wanted = drawing.frames or drawing.seconds * self.frame_rate
         limit, multiple = self._config.max_frames, length_multiple(self.pipeline)
         if not wanted:
-            wanted = min(default_length(self.pipeline), limit)
+            unasked = self._defaults.get("num_frames") or default_length(self.pipeline)
+            wanted = min(unasked, limit)
         if wanted > limit:
             most = f"{limit / self.frame_rate:.3g} seconds ({limit} frames, max_frames)"
             raise PayloadTooLarge(f"seconds: give at most {most}", param="seconds")

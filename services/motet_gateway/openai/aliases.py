@@ -78,7 +78,7 @@ def model_of(directory: Directory, role: str, name: str) -> str:
     if name not in models:
         _check_kind(directory, role, name)
         if not name or role_of_alias(name) == role:
-            coming = _coming(directory, _role_of(role))
+            coming = _coming(directory, role)
             name = next(iter([*models, *coming]), name or "any")
     check_served(directory, _role_of(role), name)
     return name
@@ -111,9 +111,7 @@ def _chat_model(directory: Directory, name: str) -> str:
 def _check_kind(directory: Directory, role: str, name: str) -> None:
     """Raise WrongModelKind if `name`, or the model that it stands for, has another role."""
     for other, (kind, endpoint) in _KINDS.items():
-        # What a model of a shared role makes is known once it is loaded.
-        known = _names if _role_of(other) != _role_of(role) else _announced
-        if other != role and name in known(directory, other):
+        if other != role and name in _names(directory, other):
             message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
             raise WrongModelKind(message, param="model")
     other = role_of_alias(name)
@@ -126,19 +124,29 @@ def _check_kind(directory: Directory, role: str, name: str) -> None:
 
 
 def _coming(directory: Directory, role: str) -> list[str]:
-    """Return the models of a role that are expected, then those that are loaded on demand."""
-    return [*directory.presence.models(role), *_offered(directory, role)]
+    """Return the models of a role that are expected, then those that are loaded on demand.
+
+    What an expected model of a shared role makes is known once it is announced.
+    """
+    shared, offered = _role_of(role), _offered(directory, role)
+    known = {card.name: card for beat in directory.instances(shared) for card in beat.models}
+    others = [offer.model for offer in directory.presence.offers(shared)]
+    expected = [
+        name
+        for name in directory.presence.models(shared)
+        if name not in others and (name not in known or known[name].videos == (role == VIDEO))
+    ]
+    return [*offered, *expected] if role == VIDEO else [*expected, *offered]
 
 
 def _offered(directory: Directory, role: str) -> list[str]:
-    return [offer.model for offer in directory.presence.offers(role)]
+    offers = directory.presence.offers(_role_of(role))
+    return [offer.model for offer in offers if offer.videos == (role == VIDEO)]
 
 
 def _names(directory: Directory, role: str) -> list[str]:
-    roles = CHAT_ROLES if role == CHAT else (_role_of(role),)
-    offered = (
-        set[str]() if role == VIDEO else {n for one in roles for n in _offered(directory, one)}
-    )
+    roles = CHAT_ROLES if role == CHAT else (role,)
+    offered = {name for one in roles for name in _offered(directory, one)}
     return sorted(offered.union(_announced(directory, role)))
 
 

@@ -142,7 +142,7 @@ def _offered(directory: Directory, role: str, ready: dict[str, ModelCard]) -> li
             continue
         card = known.get(offer.model) if role == "decode" else None
         model = (
-            _bare(role, offer.model, _status(offer))
+            _bare(role, offer.model, _status(offer), videos=offer.videos)
             if card is None
             else _described(role, card, _status(offer))
         )
@@ -154,7 +154,7 @@ def _status(offer: Offer) -> str:
     return _STATUS.get(offer.stage, "unloaded") if offer.stage != "ready" else "loading"
 
 
-def _bare(role: str, name: str, status: str) -> dict[str, Any]:
+def _bare(role: str, name: str, status: str, *, videos: bool = False) -> dict[str, Any]:
     """Return a model of which only the name is known."""
     return {
         "id": name,
@@ -162,5 +162,5 @@ def _bare(role: str, name: str, status: str) -> dict[str, Any]:
         "created": 0,
         "owned_by": "motet",
         "status": status,
-        "kind": KINDS[role],
+        "kind": "video" if videos else KINDS[role],
     }

@@ -21,6 +21,7 @@ from motet_diffusion.engine.request import PictureRequest
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_diffusion.pipeline.support import is_video, pipeline_class
 from motet_diffusion.pipeline.video import FAMILIES
+from motet_models.video_support import PIPELINES
 from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge
 from support.checkpoints import diffusion_checkpoints
 from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike
@@ -143,6 +144,17 @@ def test_a_length_in_seconds_is_that_of_the_nearest_frames(folder: Callable[[str
         rules.completed(PictureRequest(prompt="a", seconds=5.2))
 
 
+def test_a_folder_says_what_its_videos_are_unasked(folder: Callable[[str], Path]) -> None:
+    path = folder("WanPipeline")
+    given = {"frame_rate": 4.5, "num_frames": 9, "width": 64, "height": 32}
+    (path / "generation_config.json").write_text(json.dumps(given))
+    rules = PipelineFactory(EngineConfig(model=str(path))).rules
+    unasked = rules.completed(PictureRequest(prompt="a"))
+    assert (unasked.frames, unasked.width, unasked.height) == (9, 64, 32)
+    asked = rules.completed(PictureRequest(prompt="a", seconds=4, width=48, height=48))
+    assert (asked.frames, asked.width, asked.height) == (17, 48, 48)
+
+
 def test_a_model_of_pictures_has_no_seconds(tmp_path: Path) -> None:
     path = diffusion_checkpoints.stable_diffusion(tmp_path / "model")
     rules = PipelineFactory(EngineConfig(model=str(path))).rules
@@ -153,7 +165,7 @@ def test_a_model_of_pictures_has_no_seconds(tmp_path: Path) -> None:
 
 def test_other_pipelines_of_videos_are_refused_by_their_class(tmp_path: Path) -> None:
     found = {name for name in dir(diffusers) if (kind := pipeline_class(name)) and is_video(kind)}
-    assert FAMILIES.keys() == set(video_families.NAMES)
+    assert FAMILIES.keys() == set(video_families.NAMES) == PIPELINES
     assert all(name in PAGE.read_text() for name in FAMILIES)
     assert len(found - FAMILIES.keys()) > 20
     for name in found - FAMILIES.keys():

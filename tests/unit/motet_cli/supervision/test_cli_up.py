@@ -10,6 +10,7 @@ import pytest
 
 from motet_cli.checkpoints import model_folders as models
 from motet_cli.main import main, parser
+from motet_cli.stack_file.arguments import read_given
 from motet_cli.supervision import nats, up
 from motet_cli.supervision.stack import Stack, compute_cores, starts_at_once
 from motet_shared.errors import ConfigError
@@ -324,6 +325,31 @@ def test_an_image_model_is_served_if_present(folder: Path, tmp_path: Path) -> No
         assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(model))
     assert options(*common, "--draw", "none").stack.draw is None
     assert refusal(*common, "--draw", "unknown").param == "--draw"
+
+
+def test_a_video_model_is_loaded_on_demand_if_present(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert options(*common).stack.on_demand() == []
+    model = tmp_path / "pocket-film"
+    model.mkdir()
+    (model / "model_index.json").write_text('{"_class_name": "PixArtSigmaPipeline"}')
+    assert "makes no videos" in refusal(*common, "--film", str(model)).message
+    (model / "model_index.json").write_text('{"_class_name": "WanPipeline"}')
+    for given in ((), ("--film", "pocket-film"), ("--planner",)):
+        stack = options(*common, *given).stack
+        [(declared, [spec])] = stack.on_demand()
+        assert (declared.role, declared.device, spec.model) == ("diffusion", "cpu", "pocket-film")
+        assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(model))
+        assert not [one for one in stack.services() if one.role == "diffusion"]
+        assert stack.on_demand_memory == declared.memory < 2**30
+    assert options(*common, "--film", "none").stack.on_demand() == []
+    assert refusal(*common, "--film", "unknown").param == "--film"
+    other = tmp_path / "motet.toml"
+    other.write_text('[models.pocket-film]\nrole = "draw"\nload = "on demand"\n')
+    args = parser().parse_args(["up", *common])
+    args.stack_file = read_given(str(other))
+    [(declared, _)] = up.parse_options(args).stack.on_demand()
+    assert declared.device == "", "the file's own, not the default"
 
 
 def test_state_is_stored_in_a_folder_of_the_port(

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from motet_gateway.http.problems import WrongModelKind
+from motet_gateway.openai.aliases import VIDEO, model_of
 from motet_gateway.operations import loading
 from motet_shared.messages import Chat, Complete, Offer, Text
 from motet_shared.testing import memory_buses, settle
@@ -114,6 +116,25 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_at_once() -> None:
         await settle()
         reply = await here.ask("/v1/embeddings", model="vectors", input="a").done()
         assert reply.json()["error"]["code"] == "unavailable"  # no embedding service at all
+
+
+async def test_a_model_of_videos_is_known_before_it_is_loaded() -> None:
+    film = Offer(role="diffusion", model="film", videos=True)
+    async with offering(Offer(role="diffusion", model="brush"), film) as (here, _):
+        models = (await here.get("/v1/models").done()).json()["data"]
+        assert {model["id"]: model["kind"] for model in models} == {
+            "brush": "image",
+            "film": "video",
+        }
+        directory = here.service.bus.directory
+        assert (model_of(directory, VIDEO, ""), model_of(directory, VIDEO, "sora-2")) == (
+            "film",
+            "film",
+        )
+        assert model_of(directory, "diffusion", "") == "brush"
+        for role, other in ((VIDEO, "brush"), ("diffusion", "film"), ("diffusion", "sora-2")):
+            with pytest.raises(WrongModelKind):
+                model_of(directory, role, other)
 
 
 async def test_only_a_supervisor_offers_models() -> None:

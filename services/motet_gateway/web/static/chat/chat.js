@@ -45,6 +45,7 @@ onKeyChange(() => {
 });
 onModelChange(showAbilities);
 $("draw").addEventListener("click", () => draw({ prompt: message.value.trim() }));
+$("film").addEventListener("click", () => film(message.value.trim()));
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -85,11 +86,12 @@ async function loadModels(tries = 60) {
 
 // Shows the controls that the chosen model and this server support.
 function showAbilities() {
-  const { imageModel, acceptsImages, acceptsSounds, supportsTools, asrModel, speechModel, key } = settings();
+  const { imageModel, videoModel, acceptsImages, acceptsSounds, supportsTools, asrModel, speechModel, key } = settings();
   attachments.enable({ images: acceptsImages, sounds: acceptsSounds, asrModel, key });
   talk.check();
   $("draw").hidden = !imageModel;
-  const abilities = { draws: imageModel, sees: acceptsImages, talks: (asrModel || acceptsSounds) && speechModel };
+  $("film").hidden = !videoModel;
+  const abilities = { draws: imageModel, films: videoModel, sees: acceptsImages, talks: (asrModel || acceptsSounds) && speechModel };
   showSuggestions(abilities, {
     send: (text, picture) => {
       if (picture) attachments.add(picture);
@@ -101,6 +103,7 @@ function showAbilities() {
       if (supportsTools) send();
       else draw({ prompt: text });
     },
+    film,
     talk: () => $("talk").click(),
   });
   if (!running && !talk.on) showAllActions();
@@ -208,7 +211,7 @@ function render() {
 }
 
 // Returns the messages that have an article. Speech without words has none.
-const shownMessages = () => conversation.path.filter(({ content, images, files, drawn }) => content || images?.length || files?.length || drawn?.length);
+const shownMessages = () => conversation.path.filter(({ content, images, files, drawn, film }) => content || images?.length || files?.length || drawn?.length || film);
 
 function showAllActions() {
   const shown = articles();
@@ -252,11 +255,11 @@ async function regenerate(node) {
 
 // Edits a message; sending it makes another version, with its own reply.
 function edit(node, article) {
-  const { role, images, files, drawing, mask } = node;
+  const { role, images, files, drawing, mask, filming } = node;
   editMessage(article, node.content, async (content) => {
     if (running) return showError("Wait for the reply, or stop it first.");
     conversation.rewind(node);
-    conversation.push({ role, content, images, files, drawing, mask });
+    conversation.push({ role, content, images, files, drawing, mask, filming });
     render();
     await answer();
   });
@@ -295,6 +298,15 @@ async function draw({ prompt, source, mask }) {
   if (talk.on) return showError("Pictures cannot be drawn in a spoken conversation: end it first.");
   if (!prompt) return showError("Enter a description of the picture first.");
   ask({ role: "user", content: prompt, drawing: true, images: source ? [source] : [], ...(mask ? { mask } : {}) });
+  await answer();
+}
+
+// Has a video made from a prompt. The model does not see it.
+async function film(prompt) {
+  if (running) return;
+  if (talk.on) return showError("Videos cannot be made in a spoken conversation: end it first.");
+  if (!prompt) return showError("Enter a description of the video first.");
+  ask({ role: "user", content: prompt, filming: true });
   await answer();
 }
 
@@ -353,6 +365,7 @@ function showBusy(busy) {
   $("send").hidden = busy;
   $("stop").hidden = !busy;
   $("draw").disabled = busy;
+  $("film").disabled = busy;
 }
 
 function showError(text) {

@@ -1,4 +1,4 @@
-// Generates the reply to the last message of a conversation: a chat completion, or a picture for a message that asks to draw.
+// Generates the reply to the last message of a conversation: a chat completion, or the picture or video that it asks for.
 
 import { streamChat, streamEdit, streamPicture } from "../common/api.js";
 import { blobOf, partsOf } from "../common/data-uri.js";
@@ -6,6 +6,7 @@ import { settings } from "../common/settings.js";
 import { remove } from "./bubbles.js";
 import { soundFormat } from "./files.js";
 import { Drawing, STREAM_OPTIONS, TOOL } from "./drawing.js";
+import { Filming } from "./filming.js";
 import { loadingText } from "../models/loading.js";
 import { Meter } from "./meter.js";
 import { ReplyView } from "./reply-view.js";
@@ -15,11 +16,12 @@ import { ReplyView } from "./reply-view.js";
 export async function generate(conversation, signal, status, askAbout) {
   const question = conversation.path.at(-1);
   try {
-    if (question.drawing) await drawPicture(conversation, question, signal, status, askAbout);
+    if (question.filming) await makeVideo(conversation, question, signal, status);
+    else if (question.drawing) await drawPicture(conversation, question, signal, status, askAbout);
     else await writeReply(conversation, signal, status);
   } catch (error) {
     if (error.name !== "AbortError") return error;
-    if (question.drawing) status("stopped");
+    if (question.drawing || question.filming) status("stopped");
   }
   return null;
 }
@@ -35,6 +37,13 @@ async function drawPicture(conversation, { content, images, mask }, signal, stat
   conversation.push({ role: "assistant", content: "", drawing: true, drawn: [{ image_url: { url }, revised_prompt: content }] });
   const work = askAbout(url);
   if (work) drawing.addButton("Ask about it", work);
+}
+
+async function makeVideo(conversation, { content }, signal, status) {
+  const { videoModel, key, seed } = settings();
+  const fields = { model: videoModel, prompt: content, ...(seed === null ? {} : { seed }) };
+  const url = await new Filming(content).run(fields, key, signal, status);
+  conversation.push({ role: "assistant", content: "", filming: true, film: { url, prompt: content } });
 }
 
 async function writeReply(conversation, signal, status) {
@@ -72,7 +81,7 @@ async function writeReply(conversation, signal, status) {
 
 function requestBody(conversation) {
   const { model, system, temperature, topP, seed, maxTokens, imageModel, acceptsImages, acceptsSounds, supportsTools } = settings();
-  const messages = conversation.path.filter(({ content, images, files, drawn, drawing }) => !drawing && (content || images?.length || files?.length || drawn?.length));
+  const messages = conversation.path.filter(({ content, images, files, drawn, drawing, filming }) => !drawing && !filming && (content || images?.length || files?.length || drawn?.length));
   return {
     model,
     messages: [

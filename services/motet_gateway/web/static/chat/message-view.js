@@ -4,12 +4,14 @@ import { element } from "../common/elements.js";
 import { bubble } from "./bubbles.js";
 import { blobOf } from "../common/data-uri.js";
 import { Drawing, enlargeable } from "./drawing.js";
+import { Filming } from "./filming.js";
 import { ReplyView } from "./reply-view.js";
 
 // `askAbout`: returns what a button below a generated picture does, or null.
 export function showMessage(node, askAbout) {
   if (node.role === "user") showQuestion(node);
   else if (node.drawing) showDrawing(node, askAbout);
+  else if (node.film) new Filming(node.film.prompt).restore(node.film.url);
   else showReply(node);
 }
 

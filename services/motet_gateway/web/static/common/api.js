@@ -105,6 +105,17 @@ export async function* streamEdit(fields, image, mask, key, signal) {
   yield* pictureEvents("v1/images/edits", { method: "POST", headers: authorization(key), body, signal });
 }
 
+// Queues a video and returns it: `id`, `status`, `progress` in percent, `error`; `readVideo` returns where it stands.
+export const createVideo = async (body, key, signal) =>
+  (await request("v1/videos", { method: "POST", headers: headers(key), body: JSON.stringify(body), signal })).json();
+
+export const readVideo = async (id, key, signal) => (await request(`v1/videos/${id}`, { headers: headers(key), signal })).json();
+
+// Returns a completed video as a Blob.
+export const readVideoContent = async (id, key, signal) => (await request(`v1/videos/${id}/content`, { headers: headers(key), signal })).blob();
+
+export const deleteVideo = (id, key) => request(`v1/videos/${id}`, { method: "DELETE", headers: headers(key) });
+
 // Returns the transcript of a sound file.
 export async function transcribe(file, model, key) {
   const options = { method: "POST", headers: authorization(key), body: form({ model }, { file }) };

@@ -33,6 +33,7 @@ export function settings() {
   return {
     model: $("model").value,
     imageModel: firstOf("image"),
+    videoModel: firstOf("video"),
     speechModel: firstOf("speech"),
     asrModel: firstOf("transcription"),
     acceptsImages: Boolean(chat?.images),

@@ -43,10 +43,10 @@ function checked({ title, created, updated, settings, nodes, leaf }) {
   };
 }
 
-// Returns a message without pictures that are not data of the file itself.
+// Returns a message without pictures and videos that are not data of the file itself.
 function plain(node) {
   const own = (url) => typeof url === "string" && url.startsWith("data:");
-  const { id, parent = null, role, content, reasoning, drawing, mask } = node;
+  const { id, parent = null, role, content, reasoning, drawing, mask, filming, film } = node;
   const images = (node.images ?? []).filter(own);
   const drawn = (node.drawn ?? []).filter((one) => own(one?.image_url?.url));
   const files = (node.files ?? [])
@@ -56,6 +56,8 @@ function plain(node) {
   const made = { id, parent, role, content, images, drawn, files, calls, drawing: Boolean(drawing) };
   if (typeof reasoning === "string") made.reasoning = reasoning;
   if (own(mask)) made.mask = mask;
+  if (filming) made.filming = true;
+  if (own(film?.url)) made.film = { url: film.url, prompt: String(film.prompt) };
   return made;
 }
 
