@@ -100,6 +100,7 @@ class Loader:
         self._supervisor, self._residency, self._report = supervisor, residency, report
         self._prepared = prepared
         self._preparing: asyncio.Task[None] | None = None
+        self._prepares = False
         self._models = {one.model.name: one for one in models}
         self._kept: dict[tuple[str, str], float] = {}  # announcements, by instance and key
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,6 +129,10 @@ class Loader:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._prepared.close()
             await bus.close()
+
+    def begin_to_prepare(self) -> None:
+        """Prepare models from now on: what is to be ready at the start is not delayed any more."""
+        self._prepares = True
 
     async def renew(self) -> None:
         """Prepare models anew, after a change of what their processes have read."""
@@ -247,7 +252,10 @@ class Loader:
 
     def _prepare_next(self, now: float) -> None:
         """Begin to prepare the model that was used last among those that are not, at a quiet time."""
-        if not self._supervisor.forks_aside or len(self._prepared) >= self._prepared.limit:
+        if (
+            not (self._prepares and self._supervisor.forks_aside)
+            or len(self._prepared) >= self._prepared.limit
+        ):
             return
         if self._preparing is not None and not self._preparing.done():
             return

@@ -61,7 +61,7 @@ class PreparedModels:
         taken = self._children.pop(model, [])
         for child, gate in taken:
             gate.open(exits)
-            self._supervisor.adopt(child)
+            self._supervisor.admit(child)
         return bool(taken)
 
     async def drop(self, model: str) -> None:

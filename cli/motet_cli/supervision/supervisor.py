@@ -103,7 +103,7 @@ class Supervisor:
         return self._nursery is not None and not self._nursery.outlived
 
     async def fork_aside(self, spec: ChildSpec) -> Child:
-        """Fork a process that is none of the slots until it is passed to `adopt`.
+        """Fork a process that is none of the slots until it is passed to `admit`.
 
         Raises NotForked or OSError.
         """
@@ -137,6 +137,12 @@ class Supervisor:
         self._tasks[slot] = asyncio.create_task(
             self._keep_running(slot, None, adopted=child), name=f"keep {child.spec.name}"
         )
+        return slot
+
+    def admit(self, child: Child) -> Slot:
+        """Add a process of `fork_aside`, as `adopt` does, and tell of the change."""
+        slot = self.adopt(child)
+        self._on_change()
         return slot
 
     async def remove(self, slot: Slot, drain: float | None = None) -> bool:

@@ -642,6 +642,8 @@ class Up:
         await later.wait()
         await self._import(sorted({spec.argv[2] for spec in specs if spec.forks}) + families)
         await self._supervisor.prepare(specs)
+        if self._loader is not None:
+            self._loader.begin_to_prepare()
 
     async def _import_for_returns(self, later: asyncio.Event, services: list[ChildSpec]) -> None:
         """Import what clients would wait for, once chat is ready, which it must not delay."""

@@ -101,6 +101,9 @@ async def test_models_that_are_not_loaded_are_prepared_the_last_used_first(
     residency = Residency([one.model for one in models], 1)
     loader = Loader(supervisor, models, residency, print, prepared)
     loader._step([], 10.0)
+    assert loader._preparing is None
+    loader.begin_to_prepare()
+    loader._step([], 10.0)
     await until(lambda: "b" in prepared)
     loader._step([], 20.0)
     assert len(prepared) == 1
