@@ -12,9 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from motet_cli.on_demand.prepared import PreparedModels
+from motet_cli.on_demand.prepared import FilesState, PreparedModels, state_of
 from motet_cli.on_demand.residency import Model, Residency, Stage
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import NatsAccess
@@ -41,19 +42,24 @@ MAX_SHARE = 0.99  # of a start that takes longer than expected
 class OnDemandModel:
     """Describe the processes of a model, and where it stands.
 
-    weights: bytes on disk. videos: it makes videos. start: seconds of its last start; 0: not
-    measured yet.
+    weights: bytes on disk. folder: of its files; None: they are not watched. videos: it makes
+    videos. start: seconds of its last start; 0: not measured yet.
     """
 
     model: Model
     specs: tuple[ChildSpec, ...]
     weights: int
+    folder: Path | None = None
     videos: bool = False
     start: float = 0.0
 
     @property
     def roles(self) -> list[str]:
         return list(dict.fromkeys(spec.role for spec in self.specs))
+
+    def files(self) -> FilesState:
+        """Return what changes with the model's files, for `PreparedModels`."""
+        return frozenset() if self.folder is None else state_of(self.folder)
 
     @property
     def expected_start(self) -> float:
@@ -214,7 +220,7 @@ class Loader:
     def _load(self, one: OnDemandModel) -> None:
         self._report(f"{one.model.name}: loading")
         ending = self._ending()
-        if not self._prepared.take(one.model.name, ending):
+        if not self._prepared.take(one.model.name, ending, one.files()):
             text = ",".join(ending)
             self._supervisor.start(
                 replace(spec, env={**spec.env, "MOTET_WAIT_FOR_EXIT": text}) for spec in one.specs
@@ -278,7 +284,7 @@ class Loader:
     async def _add_prepared(self, one: OnDemandModel) -> None:
         """Prepare one model; leave the time of a preparation to the others before the next."""
         try:
-            await self._prepared.add(one.model.name, one.specs)
+            await self._prepared.add(one.model.name, one.specs, one.files())
         except (NotForked, OSError) as error:
             self._report(f"{one.model.name} is not prepared: {error}")
             self._prepared.limit = 0

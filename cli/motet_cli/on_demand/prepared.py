@@ -9,13 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from motet_cli.supervision.child import Child, ChildSpec
 from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.process.memory_turn import Gate
+
+FilesState = frozenset[tuple[str, int, int]]
+
+
+def state_of(folder: Path) -> FilesState:
+    """Return names, sizes and times of change of a folder's files; empty if it cannot be read."""
+    try:
+        states = [(path.name, path.stat()) for path in folder.iterdir()]
+    except OSError:
+        return frozenset()
+    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
 class PreparedModels:
@@ -26,8 +38,9 @@ class PreparedModels:
         self._supervisor = supervisor
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._children: dict[str, list[tuple[Child, Gate]]] = {}
+        self._files: dict[str, FilesState] = {}
         self._made = 0
-        self._watching: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, model: str) -> bool:
         return model in self._children
@@ -35,8 +48,12 @@ class PreparedModels:
     def __len__(self) -> int:
         return len(self._children)
 
-    async def add(self, model: str, specs: Sequence[ChildSpec]) -> None:
-        """Start the processes of a model. Raises NotForked or OSError."""
+    async def add(self, model: str, specs: Sequence[ChildSpec], files: FilesState) -> None:
+        """Start the processes of a model, whose files are as `files` says.
+
+        Raises NotForked or OSError.
+        """
+        self._files[model] = files
         started: list[tuple[Child, Gate]] = []
         try:
             for spec in specs:
@@ -53,12 +70,16 @@ class PreparedModels:
             raise
         self._children[model] = started
 
-    def take(self, model: str, exits: Sequence[str]) -> bool:
+    def take(self, model: str, exits: Sequence[str], files: FilesState) -> bool:
         """Hand the processes of a model to the supervisor; return False if it has none.
 
-        They take memory once the processes `exits` have ended.
+        They take memory once the processes `exits` have ended. Those that have read other files than
+        `files` are ended instead.
         """
         taken = self._children.pop(model, [])
+        if taken and self._files[model] != files:
+            self._run(_end(taken), f"end {model}")
+            return False
         for child, gate in taken:
             gate.open(exits)
             self._supervisor.admit(child)
@@ -75,7 +96,7 @@ class PreparedModels:
     async def close(self) -> None:
         """End all processes and remove the gates, also of those that were taken."""
         await self.clear()
-        for task in self._watching:
+        for task in self._tasks:
             task.cancel()
         if self._folder is not None:
             self._folder.cleanup()
@@ -103,9 +124,12 @@ class PreparedModels:
             if any(child is one for one, _ in self._children.get(model, ())):
                 await _end(self._children.pop(model))
 
-        task = asyncio.create_task(watch(), name=f"prepared {child.spec.name}")
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        self._run(watch(), f"prepared {child.spec.name}")
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 async def _end(started: Sequence[tuple[Child, Gate]]) -> None:

@@ -36,6 +36,7 @@ def loader_of(
             ),
             specs=specs,
             weights=checkpoint_bytes(one.folder.path),
+            folder=one.folder.path,
             videos=makes_videos(one.folder.path),
         )
         for one, specs in declared

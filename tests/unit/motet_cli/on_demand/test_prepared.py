@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from motet_cli.on_demand.loader import Loader, OnDemandModel
-from motet_cli.on_demand.prepared import PreparedModels
+from motet_cli.on_demand.prepared import FilesState, PreparedModels, state_of
 from motet_cli.on_demand.residency import Model, Residency
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import Log
@@ -23,6 +23,7 @@ from motet_shared.wire.bus import wanted_key
 from support.running.until import until
 
 NAMES = ("a", "b")
+NO_FILES: FilesState = frozenset()
 WAITS = """
 import os, time
 from pathlib import Path
@@ -60,11 +61,11 @@ def lines(prepared: PreparedModels, name: str) -> list[str]:
 
 async def test_a_prepared_process_is_a_slot_once_it_is_taken(supervisor: Supervisor) -> None:
     prepared = PreparedModels(supervisor, limit=1)
-    await prepared.add("a", [spec_of("a")])
+    await prepared.add("a", [spec_of("a")], NO_FILES)
     (begins,) = await until(lambda: lines(prepared, "a"))
     assert supervisor.slots == []
-    assert prepared.take("a", [])
-    assert not prepared.take("a", [])
+    assert prepared.take("a", [], NO_FILES)
+    assert not prepared.take("a", [], NO_FILES)
     (slot,) = supervisor.slots
     child = slot.child
     assert child is not None
@@ -79,13 +80,27 @@ async def test_a_prepared_process_is_a_slot_once_it_is_taken(supervisor: Supervi
 
 async def test_a_process_that_ends_while_it_waits_is_forgotten(supervisor: Supervisor) -> None:
     prepared = PreparedModels(supervisor, limit=1)
-    await prepared.add("a", [spec_of("a"), spec_of("a")])
+    await prepared.add("a", [spec_of("a"), spec_of("a")], NO_FILES)
     await until(lambda: len(lines(prepared, "a")) == 2)
     pids = [child.pid for child, _ in prepared._children["a"]]
     psutil.Process(pids[0]).kill()
     await until(lambda: "a" not in prepared)
     await until(lambda: not any(map(psutil.pid_exists, pids)))  # all of its model have ended
-    assert not prepared.take("a", [])
+    assert not prepared.take("a", [], NO_FILES)
+    await prepared.close()
+
+
+async def test_what_has_read_other_files_is_not_taken(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    prepared = PreparedModels(supervisor, limit=1)
+    await prepared.add("a", [spec_of("a")], state_of(tmp_path))
+    await until(lambda: lines(prepared, "a"))
+    ((child, _),) = prepared._children["a"]
+    (tmp_path / "config.json").write_text("{}")
+    assert not prepared.take("a", [], state_of(tmp_path))
+    await until(lambda: child.status is not None)
+    assert supervisor.slots == []
     await prepared.close()
 
 
