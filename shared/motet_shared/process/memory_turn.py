@@ -42,8 +42,8 @@ class Gate:
 
     def close(self) -> None:
         """Remove the gate; a process that still waits at it ends its wait with `TurnAbandoned`."""
+        self.path.unlink(missing_ok=True)  # first: who opened it now would wait without an end
         os.close(self._descriptor)
-        self.path.unlink(missing_ok=True)
 
 
 class MemoryTurn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -160,7 +159,7 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     ):
         torch.testing.assert_close(one, two, atol=2e-2, rtol=2e-2, msg=name)
     for parameter in whole.painter.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)  # a fresh one films the same whatever it is told
+        torch.nn.init.normal_(parameter, std=0.1)  # a fresh one adds nothing to the noise
     whole.save(folder := tmp_path / "folder")
     defaults = folder_defaults(folder)
     assert (defaults["num_frames"], defaults["frame_rate"]) == (FRAMES, FRAME_RATE)
@@ -168,6 +167,5 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     assert due.shape == (FRAMES, SIZE, SIZE, 3)
     asked = PictureRequest(prompt="a red circle falls", steps=3, seed=3)
     with RecordingEngine(folder, threads=1) as recording:
-        made, other = recording.draw(asked, replace(asked, prompt="a blue square rises"))
+        [made] = recording.draw(asked)
     assert_alike(made, due.astype(np.int64))
-    assert np.abs(made - other).max() > 3
