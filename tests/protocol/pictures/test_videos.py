@@ -319,7 +319,7 @@ async def test_a_video_survives_the_death_of_its_worker_and_of_its_gateway(
     ):
         gateway = await forks.start(nats, "motet_gateway", *serve)
         workers = [await forks.start(nats, "motet_diffusion", *worker)]
-        asked = {"seed": 5, "steps": 240}
+        asked = {"seed": 5, "steps": 120}
         whole = await _created(client, asked)
         assert (await ended(client, whole)).status == "completed"
         wanted = (await client.videos.download_content(whole)).content
