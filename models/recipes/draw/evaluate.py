@@ -5,9 +5,7 @@ python models/recipes draw.evaluate models/pocket-draw --count 200
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,9 @@ from diffusers import PixArtSigmaPipeline
 from recipes.draw.check import check
 from recipes.draw.data import held_out
 from recipes.draw.recipe import Recipe
+from recipes.training.scoring import Verdict, scoring_parser, shares
 from recipes.world.pictures import SIZE, Picture
+from recipes.world.scenes import Scene
 
 GUIDANCE, STEPS = Recipe.guidance, Recipe.denoising_steps
 
@@ -60,38 +60,20 @@ def score(
     folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, batch: int = 32
 ) -> dict[str, Any]:
     """Return the share of correct pictures, by arrangement too, and the commonest failures."""
-    pipeline, prompts = load(folder), list(held_out(count))
-    correct: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    failures: Counter[str] = Counter()
-    for first in range(0, len(prompts), batch):
-        chunk = prompts[first : first + batch]
-        pictures = generate(
-            pipeline, [prompt for prompt, _ in chunk], steps=steps, guidance=guidance, seed=first
-        )
-        for (_, scene), picture in zip(chunk, pictures, strict=True):
-            result = check(picture, scene)
-            total[scene.arrangement] += 1
-            correct[scene.arrangement] += result.correct
-            if not result.correct:
-                failures[result.reason.split(";")[0]] += 1
-    shares = {kind: round(correct[kind] / total[kind], 3) for kind in sorted(total)}
-    return {
-        "right": round(correct.total() / total.total(), 3),
-        **shares,
-        "wrong": dict(failures.most_common(8)),
-    }
+    pipeline = load(folder)
+
+    def make(prompts: list[str], first: int) -> list[Picture]:
+        return generate(pipeline, prompts, steps=steps, guidance=guidance, seed=first)
+
+    def judge(picture: Picture, scene: Scene) -> Verdict:
+        result = check(picture, scene)
+        return Verdict(scene.arrangement, result.correct, result.reason.split(";")[0])
+
+    return shares(list(held_out(count)), make, judge, batch=batch)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=200, help="number of held-out prompts")
-    parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps")
-    parser.add_argument("--guidance", type=float, default=GUIDANCE)
-    args = parser.parse_args()
+    args = scoring_parser(__doc__, STEPS, GUIDANCE).parse_args()
     print(json.dumps(score(args.folder, args.count, args.steps, guidance=args.guidance), indent=1))
 
 

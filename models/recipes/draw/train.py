@@ -15,12 +15,8 @@ things or cells.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,36 +33,38 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from recipes.draw.data import MAX_SCENE_THINGS, Example, batch, example
 from recipes.draw.recipe import Recipe
-from recipes.training.loop import Stage, Training, exit_on_sigterm, make_readable
-from recipes.world.pictures import GROUND, SIZE, Picture
+from recipes.training.diffusion import (
+    NOTHING,
+    PromptEncoder,
+    label_loss,
+    noise_levels,
+    numbered,
+    parsed,
+    progress_line,
+    reconstruction_error,
+    save_pipeline,
+    stage_parser,
+    tokenizer_of,
+    train_stages,
+)
+from recipes.training.loop import StageTraining
+from recipes.world.pictures import SIZE, Picture
 from recipes.world.scenes import ARRANGEMENTS, COLOURS, GRID, SHAPES, SIZES, Scene
 
 STAGES = ("vae", "reader", "painter", "decoder")
-_SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
-_LETTER_LOGPROB = -15.0  # log probability; lower than any word's, so that words stay whole
-_GROUND_LEVEL = (
-    2 * GROUND[0] / 255 - 1
-)  # the ground's darkest grey, -1 to 1; darker channels belong to a thing
-_NO_THING = "nothing"
 _CELL_CLASSES = tuple(
-    (*names, _NO_THING) for names in (SHAPES, COLOURS, (*SIZES, "None"))
+    (*names, NOTHING) for names in (SHAPES, COLOURS, (*SIZES, "None"))
 )  # the properties of a thing, or its absence
-_SCENE_CLASSES = (*_CELL_CLASSES, (*ARRANGEMENTS, _NO_THING))
+_SCENE_CLASSES = (*_CELL_CLASSES, (*ARRANGEMENTS, NOTHING))
 _SCALING_PICTURES = 64  # pictures that determine the latents' scaling factor
 
 
 def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
     """Build a unigram tokenizer from the first prompts' words; other words split into letters."""
-    prompts = [
+    prompts = (
         example(recipe.seed, -1 - number).prompt for number in range(recipe.tokenizer_prompts)
-    ]
-    counts = Counter(word for prompt in prompts for word in re.findall(r"[A-Za-z]+|\d", prompt))
-    words = [
-        (f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())
-    ]
-    letters = [(letter, _LETTER_LOGPROB) for letter in ("▁", *map(chr, range(33, 127)))]
-    vocabulary = [*((mark, 0.0) for mark in _SPECIAL_TOKENS), *letters, *words]
-    return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=recipe.prompt_tokens)
+    )
+    return tokenizer_of(prompts, r"[A-Za-z]+|\d", recipe.prompt_tokens)
 
 
 def build_scheduler(recipe: Recipe) -> DPMSolverMultistepScheduler:
@@ -76,40 +74,22 @@ def build_scheduler(recipe: Recipe) -> DPMSolverMultistepScheduler:
     )
 
 
-class PromptEncoder(nn.Module):
-    """Encode prompts with T5; training adds heads that predict the scene's labels."""
-
-    def __init__(self, recipe: Recipe, vocabulary: int) -> None:
-        super().__init__()
-        width, heads = recipe.text_width, recipe.text_heads
-        self.text = T5EncoderModel(
-            T5Config(
-                vocab_size=vocabulary,
-                d_model=width,
-                d_kv=width // heads,
-                d_ff=2 * width,
-                num_layers=recipe.text_layers,
-                num_heads=heads,
-                feed_forward_proj="gated-gelu",
-                dropout_rate=0.0,
-            )
+def build_reader(recipe: Recipe, vocabulary: int) -> PromptEncoder:
+    """Build the text encoder: T5, with heads that predict the scene's labels."""
+    width, heads = recipe.text_width, recipe.text_heads
+    text = T5EncoderModel(
+        T5Config(
+            vocab_size=vocabulary,
+            d_model=width,
+            d_kv=width // heads,
+            d_ff=2 * width,
+            num_layers=recipe.text_layers,
+            num_heads=heads,
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
         )
-        self.queries = nn.Embedding(MAX_SCENE_THINGS, width)
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.heads = nn.ModuleList([nn.Linear(width, len(names)) for names in _SCENE_CLASSES])
-
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """Return `[B, L, D]`."""
-        hidden_BLD: Tensor = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
-        return hidden_BLD
-
-    def label_logits(self, hidden_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
-        """Return logits `[B, MAX_SCENE_THINGS, classes]` for each entry of _SCENE_CLASSES."""
-        query_BND = self.queries.weight.expand(len(hidden_BLD), -1, -1)
-        thing_BND = self.attention(
-            query_BND, hidden_BLD, hidden_BLD, key_padding_mask=mask_BL == 0, need_weights=False
-        )[0]
-        return [head(thing_BND) for head in self.heads]
+    )
+    return PromptEncoder(text, width, heads, MAX_SCENE_THINGS, _SCENE_CLASSES)
 
 
 def scene_labels(scene: Scene) -> list[list[int]]:
@@ -122,8 +102,8 @@ def scene_labels(scene: Scene) -> list[list[int]]:
     ]
     if scene.arrangement == "scatter":
         kinds.sort()
-    rows = [*kinds, *[(_NO_THING,) * len(_SCENE_CLASSES)] * (MAX_SCENE_THINGS - len(kinds))]
-    return [[names.index(row[place]) for row in rows] for place, names in enumerate(_SCENE_CLASSES)]
+    absent = [(NOTHING,) * len(_SCENE_CLASSES)] * (MAX_SCENE_THINGS - len(kinds))
+    return numbered([*kinds, *absent], _SCENE_CLASSES)
 
 
 class Denoiser(nn.Module):
@@ -179,13 +159,9 @@ def cell_labels(scene: Scene) -> list[list[int]]:
         (thing.row, thing.column): (thing.shape, thing.colour, str(thing.size))
         for thing in scene.things
     }
-    cells = [
-        properties.get(divmod(cell, GRID), (_NO_THING,) * len(_CELL_CLASSES))
-        for cell in range(GRID * GRID)
-    ]
-    return [
-        [names.index(cell[place]) for cell in cells] for place, names in enumerate(_CELL_CLASSES)
-    ]
+    absent = (NOTHING,) * len(_CELL_CLASSES)
+    cells = (properties.get(divmod(cell, GRID), absent) for cell in range(GRID * GRID))
+    return numbered(cells, _CELL_CLASSES)
 
 
 class Model(nn.Module):
@@ -207,7 +183,7 @@ class Model(nn.Module):
             sample_size=SIZE,
         )
         self.decoder = nn.ModuleList([self.vae.post_quant_conv, self.vae.decoder])
-        self.reader = PromptEncoder(recipe, len(self.tokenizer))
+        self.reader = build_reader(recipe, len(self.tokenizer))
         self.painter = Denoiser(recipe)
 
     @torch.no_grad()
@@ -225,17 +201,12 @@ class Model(nn.Module):
             transformer=self.painter.denoiser,
             scheduler=build_scheduler(self.recipe),
         )
-        pipeline.to(torch.float16)
-        pipeline.save_pretrained(out)
-        pipeline.to(torch.float32)
         defaults = {
             "num_inference_steps": self.recipe.denoising_steps,
             "guidance_scale": self.recipe.guidance,
+            "max_sequence_length": self.recipe.prompt_tokens,
         }
-        defaults["max_sequence_length"] = self.recipe.prompt_tokens
-        (out / "generation_config.json").write_text(json.dumps(defaults, indent=2) + "\n")
-        for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
-            make_readable(folder)
+        save_pipeline(pipeline, out, defaults)
 
 
 def tensor(pictures: Sequence[Picture]) -> Tensor:
@@ -243,30 +214,11 @@ def tensor(pictures: Sequence[Picture]) -> Tensor:
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def label_loss(logits: Sequence[Tensor], labels: Sequence[list[list[int]]]) -> Tensor:
-    """Return the cross-entropy of label logits, averaged over things and summed over properties."""
-    losses = [
-        functional.cross_entropy(one.flatten(0, 1), torch.tensor(rows).flatten())
-        for one, rows in zip(logits, zip(*labels, strict=True), strict=True)
-    ]
-    return torch.stack(losses).sum()
-
-
-class Trainer(Training[list[Example], float]):
+class Trainer(StageTraining[list[Example], float]):
     """Train the part of the model that belongs to one stage."""
 
-    saved_as = "part"
-
-    def __init__(self, recipe: Recipe, model: Model, stage: str, *, steps: int = 0) -> None:
-        self.recipe, self.model, self.name = recipe, model, stage
-        self.stage: Stage = getattr(recipe, stage)
-        schedule = self.stage.schedule(steps)
-        super().__init__(
-            getattr(model, stage),
-            schedule,
-            matrix_lr=self.stage.matrix_lr,
-            other_lr=self.stage.other_lr,
-        )
+    recipe: Recipe
+    model: Model
 
     def batches(self) -> Iterator[list[Example]]:
         """Yield the batches that are left."""
@@ -292,9 +244,7 @@ class Trainer(Training[list[Example], float]):
         pictures = tensor([one.picture for one in batch])
         latents = self.model.vae.encode(pictures).latent_dist
         decoded = self.model.vae.decode(latents.sample(generator)).sample
-        of_things = pictures.amin(dim=1, keepdim=True) < _GROUND_LEVEL
-        error = (decoded - pictures).abs() + (decoded - pictures) ** 2
-        error = (error * (1 + self.recipe.thing_weight * of_things)).mean()
+        error = reconstruction_error(decoded, pictures, self.recipe.thing_weight)
         return error + self.recipe.kl_weight * latents.kl().mean() / latents.mean[0].numel()
 
     def prompt_loss(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
@@ -317,8 +267,7 @@ class Trainer(Training[list[Example], float]):
             latents = self.model.vae.encode(tensor([one.picture for one in batch])).latent_dist.mean
         latents = latents * self.model.vae.config.scaling_factor
         noise = torch.randn(latents.shape, generator=generator)
-        sigma = torch.sigmoid(torch.randn(len(batch), generator=generator))
-        sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
+        sigma = noise_levels(len(batch), self.recipe.shift, generator)
         kept = torch.rand(len(batch), generator=generator) >= self.recipe.prompt_dropout
         hidden, mask = self.encode_prompts(
             [one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)]
@@ -332,13 +281,7 @@ class Trainer(Training[list[Example], float]):
 
     def progress(self, reports: Sequence[float], seconds: float) -> str:
         """Format the stage, step, mean loss and pictures per second."""
-        rate = len(reports) * self.stage.batch / seconds
-        fields = {
-            "stage": self.name,
-            "step": self.step,
-            "loss": round(sum(reports) / len(reports), 4),
-        }
-        return json.dumps(fields | {"pictures_per_s": round(rate, 1)})
+        return progress_line(self, reports, seconds, "pictures")
 
 
 def train(
@@ -346,42 +289,22 @@ def train(
 ) -> Model:
     """Train all stages, each with its own state beside `state`; complete ones are only loaded."""
     model = Model(recipe)
-    for stage in STAGES:
-        model.requires_grad_(True)  # optimizers take no frozen parameters
-        trainer = Trainer(recipe, model, stage, steps=steps.get(stage, 0))
-        model.requires_grad_(False)
-        trainer.module.requires_grad_(True)
-        path = state.with_name(f"{stage}.pt")
-        if resume and path.exists():
-            trainer.load_state(path)
-        trainer.run(path, every=240.0, log=log)
+
+    def ended(stage: str) -> None:
         if stage == "vae":
             model.vae.eval()
             model.set_scaling_factor(
                 [example(recipe.seed, number).picture for number in range(_SCALING_PICTURES)]
             )
-        if trainer.step < trainer.schedule.steps:
-            break
-    return model
+
+    trainers = {
+        stage: partial(Trainer, recipe, model, stage, steps=steps.get(stage, 0)) for stage in STAGES
+    }
+    return train_stages(model, trainers, state, resume=resume, every=240.0, log=log, ended=ended)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--state", type=Path, default=Path(".cache/pocket-draw/state.pt"))
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the states beside --state"
-    )
-    for stage in STAGES:
-        parser.add_argument(
-            f"--{stage}-steps", type=int, default=0, help="steps of this stage; 0 uses the recipe's"
-        )
-    args = parser.parse_args()
-    exit_on_sigterm()
-    steps = {stage: getattr(args, f"{stage}_steps") for stage in STAGES}
+    args, steps = parsed(stage_parser(__doc__, STAGES, "pocket-draw", Recipe.seed), STAGES)
     train(Recipe(seed=args.seed), args.state, steps=steps, resume=args.resume).save(args.out)
 
 

@@ -14,12 +14,8 @@ vectors · N things or cells.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -50,18 +46,26 @@ from recipes.film.scenes import (
     Actor,
     prompt,
 )
-from recipes.training.loop import Stage, Training, exit_on_sigterm, make_readable
-from recipes.world.pictures import CELL, GROUND, SIZE
+from recipes.training.diffusion import (
+    NOTHING,
+    PromptEncoder,
+    label_loss,
+    noise_levels,
+    numbered,
+    parsed,
+    progress_line,
+    reconstruction_error,
+    save_pipeline,
+    stage_parser,
+    tokenizer_of,
+    train_stages,
+)
+from recipes.training.loop import StageTraining
+from recipes.world.pictures import CELL, SIZE
 from recipes.world.scenes import GRID
 
 STAGES = ("picture", "vae", "reader", "painter", "decoder")
-_SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
-_LETTER_LOGPROB = -15.0  # log probability; lower than any word's, so that words stay whole
-_GROUND_LEVEL = (
-    2 * GROUND[0] / 255 - 1
-)  # the ground's darkest grey, -1 to 1; darker channels belong to a thing
-_NOTHING = "nothing"
-_CLASSES = tuple((*names, _NOTHING) for names in (SHAPES, COLOURS, MOTIONS))
+_CLASSES = tuple((*names, NOTHING) for names in (SHAPES, COLOURS, MOTIONS))
 _SCALING_FILMS = 64  # films that determine the latents' mean and deviation
 _FIRST_LOGVAR = -6.0  # of the latents, before training
 _SCALE = 2  # frames of a latent, behind the first
@@ -70,14 +74,8 @@ _CHUNK = 32  # films encoded at once
 
 def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
     """Build a unigram tokenizer from the first prompts' words; other words split into letters."""
-    prompts = [prompted(recipe.seed, -1 - number)[0] for number in range(recipe.tokenizer_prompts)]
-    counts = Counter(word for text in prompts for word in re.findall(r"[A-Za-z]+", text))
-    words = [
-        (f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())
-    ]
-    letters = [(letter, _LETTER_LOGPROB) for letter in ("▁", *map(chr, range(33, 127)))]
-    vocabulary = [*((mark, 0.0) for mark in _SPECIAL_TOKENS), *letters, *words]
-    return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=recipe.prompt_tokens)
+    prompts = (prompted(recipe.seed, -1 - number)[0] for number in range(recipe.tokenizer_prompts))
+    return tokenizer_of(prompts, r"[A-Za-z]+", recipe.prompt_tokens)
 
 
 def build_scheduler(recipe: Recipe) -> UniPCMultistepScheduler:
@@ -87,13 +85,12 @@ def build_scheduler(recipe: Recipe) -> UniPCMultistepScheduler:
     )
 
 
-class PromptEncoder(nn.Module):
+class FilmPromptEncoder(PromptEncoder):
     """Encode prompts with UMT5; training adds heads that predict what a prompt says."""
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
-        super().__init__()
         width, heads = recipe.text_width, recipe.text_heads
-        self.text = UMT5EncoderModel(
+        text = UMT5EncoderModel(
             UMT5Config(
                 vocab_size=vocabulary,
                 d_model=width,
@@ -104,38 +101,27 @@ class PromptEncoder(nn.Module):
                 dropout_rate=0.0,
             )
         )
-        self.queries = nn.Embedding(MAX_THINGS, width)
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.heads = nn.ModuleList([nn.Linear(width, len(names)) for names in _CLASSES])
+        super().__init__(text, width, heads, MAX_THINGS, _CLASSES)
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Return `[B, L, D]`, zero behind a prompt's end as `WanPipeline` has it."""
-        hidden_BLD: Tensor = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
-        return hidden_BLD * mask_BL[..., None]
-
-    def label_logits(self, hidden_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
-        """Return logits `[B, MAX_THINGS, classes]` for each entry of _CLASSES."""
-        query_BND = self.queries.weight.expand(len(hidden_BLD), -1, -1)
-        thing_BND = self.attention(
-            query_BND, hidden_BLD, hidden_BLD, key_padding_mask=mask_BL == 0, need_weights=False
-        )[0]
-        return [head(thing_BND) for head in self.heads]
+        return super().forward(ids_BL, mask_BL) * mask_BL[..., None]
 
 
 def prompt_labels(actors: Sequence[Actor]) -> list[list[int]]:
     """Return the class numbers of a prompt's things, in order, by _CLASSES."""
-    rows = [*actors, *[(_NOTHING,) * len(_CLASSES)] * (MAX_THINGS - len(actors))]
-    return [[names.index(row[place]) for row in rows] for place, names in enumerate(_CLASSES)]
+    absent = [(NOTHING,) * len(_CLASSES)] * (MAX_THINGS - len(actors))
+    return numbered([*actors, *absent], _CLASSES)
 
 
 def cell_labels(one: Example) -> list[list[int]]:
     """Return the class numbers of each token's cell, by _CLASSES: the thing whose middle is in it."""
-    cells: list[tuple[str, ...]] = [(_NOTHING,) * len(_CLASSES)] * (latent_frames() * GRID * GRID)
+    cells: list[tuple[str, ...]] = [(NOTHING,) * len(_CLASSES)] * (latent_frames() * GRID * GRID)
     for actor, course in zip(one.actors, one.courses, strict=True):
         for number in range(latent_frames()):
             x, y = course.at(max(0.0, _SCALE * number - 0.5))
             cells[(number * GRID + int(y // CELL)) * GRID + int(x // CELL)] = actor
-    return [[names.index(cell[place]) for cell in cells] for place, names in enumerate(_CLASSES)]
+    return numbered(cells, _CLASSES)
 
 
 def latent_frames() -> int:
@@ -211,7 +197,7 @@ class Model(nn.Module):
             self.vae.quant_conv.bias[recipe.latents :] = _FIRST_LOGVAR
         self.picture = self.vae
         self.decoder = nn.ModuleList([self.vae.post_quant_conv, self.vae.decoder])
-        self.reader = PromptEncoder(recipe, len(self.tokenizer))
+        self.reader = FilmPromptEncoder(recipe, len(self.tokenizer))
         self.painter = Denoiser(recipe)
 
     @torch.no_grad()
@@ -247,9 +233,6 @@ class Model(nn.Module):
             transformer=self.painter.denoiser,
             scheduler=build_scheduler(self.recipe),
         )
-        pipeline.to(torch.float16)
-        pipeline.save_pretrained(out)
-        pipeline.to(torch.float32)
         defaults = {
             "num_inference_steps": self.recipe.denoising_steps,
             "guidance_scale": self.recipe.guidance,
@@ -259,23 +242,12 @@ class Model(nn.Module):
             "width": SIZE,
             "height": SIZE,
         }
-        (out / "generation_config.json").write_text(json.dumps(defaults, indent=2) + "\n")
-        for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
-            make_readable(folder)
+        save_pipeline(pipeline, out, defaults)
 
 
 def tensor(films: Sequence[Film]) -> Tensor:
     """Convert films to `[B, 3, F, H, W]` from -1 to 1."""
     return torch.from_numpy(np.stack(films)).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
-
-
-def label_loss(logits: Sequence[Tensor], labels: Sequence[list[list[int]]]) -> Tensor:
-    """Return the cross-entropy of label logits, averaged over things and summed over properties."""
-    losses = [
-        functional.cross_entropy(one.float().flatten(0, 1), torch.tensor(rows).flatten())
-        for one, rows in zip(logits, zip(*labels, strict=True), strict=True)
-    ]
-    return torch.stack(losses).sum()
 
 
 class Pool:
@@ -301,23 +273,16 @@ class Pool:
             self.examples += [one._replace(film=one.film[:0]) for one in new]
 
 
-class Trainer(Training[int, float]):
+class Trainer(StageTraining[int, float]):
     """Train the part of the model that belongs to one stage."""
 
-    saved_as = "part"
     half = True
+    recipe: Recipe
+    model: Model
 
     def __init__(self, recipe: Recipe, model: Model, stage: str, *, steps: int = 0) -> None:
-        self.recipe, self.model, self.name = recipe, model, stage
-        self.stage: Stage = getattr(recipe, stage)
+        super().__init__(recipe, model, stage, steps=steps)
         self.pool = Pool(model)
-        schedule = self.stage.schedule(steps)
-        super().__init__(
-            getattr(model, stage),
-            schedule,
-            matrix_lr=self.stage.matrix_lr,
-            other_lr=self.stage.other_lr,
-        )
 
     def batches(self) -> Iterator[int]:
         """Yield the steps that are left."""
@@ -353,10 +318,8 @@ class Trainer(Training[int, float]):
         mean, logvar = encode(self.model.vae, films)
         mean, logvar = mean.float(), logvar.float().clamp(-30, 20)
         noise = torch.randn(mean.shape, generator=generator)
-        error = decode(self.model.vae, mean + (logvar / 2).exp() * noise).float() - films
-        of_things = films.amin(dim=1, keepdim=True) < _GROUND_LEVEL
-        error = error.abs() + error**2
-        error = (error * (1 + self.recipe.thing_weight * of_things)).mean()
+        decoded = decode(self.model.vae, mean + (logvar / 2).exp() * noise).float()
+        error = reconstruction_error(decoded, films, self.recipe.thing_weight)
         divergence = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).mean()
         return error + self.recipe.kl_weight * divergence
 
@@ -378,8 +341,7 @@ class Trainer(Training[int, float]):
         batch = [pool.examples[number] for number in chosen]
         latents = torch.stack([pool.latents[number] for number in chosen])
         noise = torch.randn(latents.shape, generator=generator)
-        sigma = torch.sigmoid(torch.randn(size, generator=generator))
-        sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
+        sigma = noise_levels(size, self.recipe.shift, generator)
         kept = torch.rand(size, generator=generator) >= self.recipe.prompt_dropout
         rng = Random(f"film/{self.recipe.seed}/words/{step}")
         texts = [
@@ -395,13 +357,7 @@ class Trainer(Training[int, float]):
 
     def progress(self, reports: Sequence[float], seconds: float) -> str:
         """Format the stage, step, mean loss and films per second."""
-        rate = len(reports) * self.stage.batch / seconds
-        fields = {
-            "stage": self.name,
-            "step": self.step,
-            "loss": round(sum(reports) / len(reports), 4),
-        }
-        return json.dumps(fields | {"films_per_s": round(rate, 1)})
+        return progress_line(self, reports, seconds, "films")
 
 
 def train(
@@ -418,42 +374,23 @@ def train(
     if compiled:
         for block in model.painter.denoiser.blocks:
             block.compile()
-    for stage in STAGES:
-        model.requires_grad_(True)  # optimizers take no frozen parameters
-        trainer = Trainer(recipe, model, stage, steps=steps.get(stage, 0))
-        model.requires_grad_(False)
-        trainer.module.requires_grad_(True)
-        path = state.with_name(f"{stage}.pt")
-        if resume and path.exists():
-            trainer.load_state(path)
-        trainer.run(path, every=120.0, log=log)
+
+    def ended(stage: str) -> None:
         if stage == "vae":
             model.set_scaling(
                 [example(recipe.seed, number).film for number in range(_SCALING_FILMS)]
             )
-        if trainer.step < trainer.schedule.steps:
-            break
-    return model
+
+    trainers = {
+        stage: partial(Trainer, recipe, model, stage, steps=steps.get(stage, 0)) for stage in STAGES
+    }
+    return train_stages(model, trainers, state, resume=resume, every=120.0, log=log, ended=ended)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
-    parser.add_argument("--state", type=Path, default=Path(".cache/pocket-film/state.pt"))
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the states beside --state"
-    )
+    parser = stage_parser(__doc__, STAGES, "pocket-film", Recipe.seed)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
-    for stage in STAGES:
-        parser.add_argument(
-            f"--{stage}-steps", type=int, default=0, help="steps of this stage; 0 uses the recipe's"
-        )
-    args = parser.parse_args()
-    exit_on_sigterm()
-    steps = {stage: getattr(args, f"{stage}_steps") for stage in STAGES}
+    args, steps = parsed(parser, STAGES)
     model = train(
         Recipe(seed=args.seed), args.state, steps=steps, resume=args.resume, compiled=args.compile
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -177,6 +177,25 @@ class Training(ABC, Generic[Batch, Report]):
         self.module.load_state_dict(state[self.saved_as])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+
+class StageTraining(Training[Batch, Report]):
+    """Train the part of a model that belongs to one stage: an attribute of both recipe and model."""
+
+    saved_as = "part"
+    recipe: Any
+    model: Any
+
+    def __init__(self, recipe: Any, model: Any, stage: str, *, steps: int = 0) -> None:
+        """Take the stage's settings from the recipe; `steps`: in place of its own."""
+        self.recipe, self.model, self.name = recipe, model, stage
+        self.stage: Stage = getattr(recipe, stage)
+        super().__init__(
+            getattr(model, stage),
+            self.stage.schedule(steps),
+            matrix_lr=self.stage.matrix_lr,
+            other_lr=self.stage.other_lr,
+        )
 
 
 def exit_on_sigterm() -> None:

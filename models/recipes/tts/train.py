@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
 from recipes.training.errors import RecipeError
-from recipes.training.loop import Stage, Training, exit_on_sigterm
+from recipes.training.loop import StageTraining, exit_on_sigterm
 from recipes.tts import losses as tts_losses
 from recipes.tts.batches import BatchOrder, generator_example, phonemizer_example
 from recipes.tts.codebooks import fit
@@ -45,23 +45,17 @@ def build_model(recipe: Recipe, config: PocketConfig) -> PocketSpeech:
     return PocketSpeech(config)
 
 
-class Trainer(Training[list[Any], dict[str, float]]):
+class Trainer(StageTraining[list[Any], dict[str, float]]):
     """Train the part of the model that belongs to one stage."""
 
-    saved_as = "part"
+    recipe: Recipe
+    model: PocketSpeech
 
     def __init__(
         self, recipe: Recipe, model: PocketSpeech, stage: str, shards: Shards, *, steps: int = 0
     ) -> None:
-        self.recipe, self.model, self.name, self.shards = recipe, model, stage, shards
-        self.stage: Stage = getattr(recipe, stage)
-        schedule = self.stage.schedule(steps)
-        super().__init__(
-            getattr(model, stage),
-            schedule,
-            matrix_lr=self.stage.matrix_lr,
-            other_lr=self.stage.other_lr,
-        )
+        super().__init__(recipe, model, stage, steps=steps)
+        self.shards = shards
 
     def items(self) -> list[Any]:
         """Return the training data of the stage."""
