@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,17 @@ def state_of(folder: Path) -> FilesState:
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """Hold a model's processes with their gates. files: that they have read."""
+
+    files: FilesState
+    processes: list[tuple[Child, Gate]]
+
+    async def end(self) -> None:
+        await asyncio.gather(*(child.kill() for child, _ in self.processes))
+
+
 class PreparedModels:
     """Hold the prepared processes of at most `limit` models."""
 
@@ -37,24 +48,22 @@ class PreparedModels:
         self.limit = limit
         self._supervisor = supervisor
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._children: dict[str, list[tuple[Child, Gate]]] = {}
-        self._files: dict[str, FilesState] = {}
+        self._models: dict[str, _Prepared] = {}
         self._made = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, model: str) -> bool:
-        return model in self._children
+        return model in self._models
 
     def __len__(self) -> int:
-        return len(self._children)
+        return len(self._models)
 
     async def add(self, model: str, specs: Sequence[ChildSpec], files: FilesState) -> None:
         """Start the processes of a model, whose files are as `files` says.
 
         Raises NotForked or OSError.
         """
-        self._files[model] = files
-        started: list[tuple[Child, Gate]] = []
+        made = _Prepared(files, [])
         try:
             for spec in specs:
                 gate = Gate(self._next_path())
@@ -63,12 +72,12 @@ class PreparedModels:
                 except BaseException:
                     gate.close()
                     raise
-                started.append((child, gate))
-                self._watch(model, child, gate)
+                made.processes.append((child, gate))
+                self._watch(model, made, child, gate)
         except BaseException:
-            await _end(started)
+            await made.end()
             raise
-        self._children[model] = started
+        self._models[model] = made
 
     def take(self, model: str, exits: Sequence[str], files: FilesState) -> bool:
         """Hand the processes of a model to the supervisor; return False if it has none.
@@ -76,22 +85,25 @@ class PreparedModels:
         They take memory once the processes `exits` have ended. Those that have read other files than
         `files` are ended instead.
         """
-        taken = self._children.pop(model, [])
-        if taken and self._files[model] != files:
-            self._run(_end(taken), f"end {model}")
+        taken = self._models.pop(model, None)
+        if taken is None:
             return False
-        for child, gate in taken:
+        if taken.files != files:
+            self._run(taken.end(), f"end {model}")
+            return False
+        for child, gate in taken.processes:
             gate.open(exits)
             self._supervisor.admit(child)
-        return bool(taken)
+        return True
 
     async def drop(self, model: str) -> None:
         """End the processes of a model, if it has any."""
-        await _end(self._children.pop(model, []))
+        if (made := self._models.pop(model, None)) is not None:
+            await made.end()
 
     async def clear(self) -> None:
         """End all processes, as after a change of the code or of settings that they have read."""
-        await asyncio.gather(*map(self.drop, [*self._children]))
+        await asyncio.gather(*map(self.drop, [*self._models]))
 
     async def close(self) -> None:
         """End all processes and remove the gates, also of those that were taken."""
@@ -113,7 +125,7 @@ class PreparedModels:
         child.spec = spec  # by which it is started again
         return child
 
-    def _watch(self, model: str, child: Child, gate: Gate) -> None:
+    def _watch(self, model: str, made: _Prepared, child: Child, gate: Gate) -> None:
         """Close a gate at the end of its process, and give up the model if that was not wanted yet."""
 
         async def watch() -> None:
@@ -121,8 +133,8 @@ class PreparedModels:
                 await child.wait()
             finally:
                 gate.close()
-            if any(child is one for one, _ in self._children.get(model, ())):
-                await _end(self._children.pop(model))
+            if self._models.get(model) is made:
+                await self.drop(model)
 
         self._run(watch(), f"prepared {child.spec.name}")
 
@@ -130,7 +142,3 @@ class PreparedModels:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _end(started: Sequence[tuple[Child, Gate]]) -> None:
-    await asyncio.gather(*(child.kill() for child, _ in started))

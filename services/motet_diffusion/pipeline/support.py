@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from .video import FAMILIES
+from motet_models.video_support import FAMILIES
 
 DENOISERS = ("transformer", "unet")
 DRAW, CHANGE, FILL = "draw", "change", "fill"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,31 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from motet_diffusion.engine.request import PictureRequest
+from motet_models.video_support import FAMILIES, VideoFamily
 from motet_shared.errors import InternalError
 
 log = logging.getLogger(__name__)
 Frames = NDArray[np.uint8]  # `[frames, height, width, 3]`
 
 
-class VideoFamily(NamedTuple):
-    """Hold what a family's classes do not declare.
-
-    frame_rate: frames per second that it is trained on. odd: its VAE keeps the length of an odd
-    number of latent frames only.
-    """
-
-    frame_rate: float
-    odd: bool = False
-
-
-# By class: those whose frames are compared with diffusers' own.
-FAMILIES = {
-    "CogVideoXImageToVideoPipeline": VideoFamily(8, odd=True),
-    "CogVideoXPipeline": VideoFamily(8, odd=True),
-    "LTXImageToVideoPipeline": VideoFamily(25),
-    "LTXPipeline": VideoFamily(25),
-    "WanPipeline": VideoFamily(16),
-}
 _COGVIDEOX_1_5_RATE = 16.0
 
 

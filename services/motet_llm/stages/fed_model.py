@@ -5,7 +5,10 @@ Shapes: N tokens of a step, W numbers of a state, X width of the decoder's input
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutput
 
 from motet_kernels.spans import upload
 from motet_llm.models.language_model import LanguageModel
@@ -30,3 +33,21 @@ class FedModel(LanguageModel):
             upload(part, embeddings_NX.device) for part in (given.states_NW, given.keeps_N)
         )
         return embeddings_NX * keeps_N.unsqueeze(1) + states_NX.to(embeddings_NX.dtype)
+
+    def projected(self, inputs_1NX: Tensor) -> Tensor:
+        """Return inputs in the width of the decoder."""
+        return inputs_1NX
+
+    def forward(
+        self,
+        *,
+        logits_to_keep: Tensor,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **inputs: Any,
+    ) -> CausalLMOutput:
+        """Return the logits of the tokens that `logits_to_keep` selects."""
+        if inputs_embeds is None:  # a decoder itself may take no ids
+            inputs_embeds = self.get_input_embeddings()(input_ids)
+        projected = self.projected(inputs_embeds)
+        return super().forward(logits_to_keep=logits_to_keep, inputs_embeds=projected, **inputs)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, Qwen3OmniMoeForConditionalGeneration
-from transformers.modeling_outputs import CausalLMOutput
 
 from motet_kernels.spans import upload
 
@@ -57,19 +56,6 @@ class Qwen3Talker(FedModel):
         if given.codes_NK is None or self.predictor is None:
             return inputs_ND
         return inputs_ND + self.predictor.embedded(upload(given.codes_NK, device)).to(dtype)
-
-    def forward(
-        self,
-        *,
-        logits_to_keep: Tensor,
-        input_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **inputs: Any,
-    ) -> CausalLMOutput:
-        """Return the logits of the tokens that `logits_to_keep` selects."""
-        if inputs_embeds is None:  # the decoder itself takes no ids
-            inputs_embeds = self.get_input_embeddings()(input_ids)
-        return super().forward(logits_to_keep=logits_to_keep, inputs_embeds=inputs_embeds, **inputs)
 
 
 def reader() -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
-from transformers.modeling_outputs import CausalLMOutput
 
 from motet_shared.errors import ConfigError
 
@@ -29,19 +28,9 @@ class Talker(FedModel):
         self.projection: nn.Linear = whole.thinker_to_talker_proj
         self.state_width = int(config.embedding_size)
 
-    def forward(
-        self,
-        *,
-        logits_to_keep: Tensor,
-        input_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **inputs: Any,
-    ) -> CausalLMOutput:
-        """Return the logits of the tokens that `logits_to_keep` selects."""
-        if inputs_embeds is None:
-            inputs_embeds = self.get_input_embeddings()(input_ids)
-        projected = self.projection(inputs_embeds)
-        return super().forward(logits_to_keep=logits_to_keep, inputs_embeds=projected, **inputs)
+    def projected(self, inputs_1NX: Tensor) -> Tensor:
+        projected: Tensor = self.projection(inputs_1NX)
+        return projected
 
 
 @dataclass(frozen=True, slots=True)

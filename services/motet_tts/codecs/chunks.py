@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from motet_kernels.runtime.device import Download
 from motet_shared.process.batch_isolation import computed
+from motet_tts.engine.failures import failure
+from motet_tts.engine.utterance import Key, StepOutput
 
 from .codec import Codec, State, on_host
 
@@ -19,12 +21,14 @@ from .codec import Codec, State, on_host
 class Framed(Protocol):
     """Define what a sentence tells of its frames.
 
+    key: of the sentence.
     codec: the decoder's state.
     waiting: frames that are not decoded yet.
     decoded: number of frames that are.
     done: whether no frame follows.
     """
 
+    key: Key
     codec: State
     waiting: list[Tensor]
     decoded: int
@@ -69,6 +73,23 @@ class ChunkDecoder:
             for chunk in computed(partial(self._chunks, count), group)
         ]
         return list(zip(rows, on_host(chunks), strict=True))
+
+    def outputs(
+        self, sentences: Iterable[Sentence], output: Callable[[Sentence, Tensor], StepOutput]
+    ) -> list[StepOutput]:
+        """Return an output of each sentence whose chunk is due, with the error of one that failed.
+
+        output: makes it of the samples, once these are recorded as decoded.
+        """
+        found = []
+        for sentence, chunk in self.decode(sentences):
+            try:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                found.append(output(sentence, self.finish(sentence, chunk)))
+            except Exception as error:
+                found.append(StepOutput(sentence.key, error=failure(error, self._device)))
+        return found
 
     def _chunks(self, count: int, sentences: Sequence[Framed]) -> list[Tensor]:
         if not count:

@@ -20,7 +20,6 @@ from motet_tts.codecs.chunks import ChunkDecoder
 from motet_tts.codecs.code2wav import Code2Wav, load_code2wav
 from motet_tts.codecs.codec import Codec, State
 from motet_tts.codecs.token2wav import Token2Wav, load_token2wav
-from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 from motet_tts.qwen2_5_talker_prompt import Qwen25TalkerPrompt
 from motet_tts.qwen3_talker_prompt import Qwen3TalkerPrompt
@@ -122,24 +121,20 @@ class OmniSpeech(ABC):
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Decode the chunks that are due."""
-        outputs = []
-        for reply, chunk in self._chunks.decode(self._replies.values()):
-            try:
-                if isinstance(chunk, Exception):
-                    raise chunk
-                samples = self._chunks.finish(reply, chunk)
-                output = StepOutput(reply.key, samples, done=reply.done, frames=reply.decoded)
-            except Exception as error:
-                output = StepOutput(reply.key, error=failure(error, self.device))
-            outputs.append(output)
+        outputs = self._chunks.outputs(self._replies.values(), _output)
+        for output in outputs:
             if output.done or output.error is not None:
-                self.remove(reply.key)
+                self.remove(output.key)
         return outputs
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a reply holds a whole frame that was not passed on."""
         if any(len(reply.codes) >= self.talker.groups for reply in self._replies.values()):
             raise RuntimeError("a reply holds codes of whole frames")
+
+
+def _output(reply: Reply, samples: Tensor) -> StepOutput:
+    return StepOutput(reply.key, samples, done=reply.done, frames=reply.decoded)
 
 
 class Qwen25Omni(OmniSpeech):

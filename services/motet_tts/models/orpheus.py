@@ -26,7 +26,6 @@ from motet_shared.messages import Generate, Sampling
 from motet_tts.codecs.chunks import ChunkDecoder
 from motet_tts.codecs.codec import State, codec_folder, processor_settings
 from motet_tts.codecs.snac import SnacDecoder, is_snac
-from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
 from .codec_lm import room_for
@@ -164,28 +163,23 @@ class Orpheus:
         """Ask for the tokens of new sentences, and decode the chunks that are due."""
         asked, self._unasked = self._unasked, []
         outputs = [StepOutput(sentence.key, generate=sentence.request) for sentence in asked]
-        for sentence, chunk in self._chunks.decode(self._sentences.values()):
-            try:
-                output = self._output(sentence, chunk)
-            except Exception as error:
-                output = StepOutput(sentence.key, error=failure(error, self.device))
-            outputs.append(output)
+        outputs += self._chunks.outputs(self._sentences.values(), _output)
+        for output in outputs:
             if output.done or output.error is not None:
-                self.remove(sentence.key)
+                self.remove(output.key)
         return outputs
-
-    def _output(self, sentence: _Sentence, chunk: Tensor | Exception) -> StepOutput:
-        if isinstance(chunk, Exception):
-            raise chunk
-        samples, tokens = self._chunks.finish(sentence, chunk), len(sentence.request.prompt)
-        return StepOutput(
-            sentence.key, samples, done=sentence.done, tokens=tokens, frames=sentence.decoded
-        )
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if a request is due for a sentence that is gone."""
         if gone := [one.key for one in self._unasked if one.key not in self._sentences]:
             raise RuntimeError(f"requests are due for {len(gone)} sentences that are gone")
+
+
+def _output(sentence: _Sentence, samples: Tensor) -> StepOutput:
+    tokens = len(sentence.request.prompt)
+    return StepOutput(
+        sentence.key, samples, done=sentence.done, tokens=tokens, frames=sentence.decoded
+    )
 
 
 @dataclass(frozen=True, slots=True)

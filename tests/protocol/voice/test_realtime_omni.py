@@ -37,6 +37,7 @@ from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from support.checkpoints.asr_checkpoints import tiny_whisper
 from support.clients.realtime_client import TRANSCRIPTION, Client, one, sound, talking
+from support.families import processed_vlms
 from support.families import qwen3_omni as omni
 from support.media.spoken import say, silence
 
@@ -113,7 +114,7 @@ async def speak(client: Client, pcm: bytes) -> None:
 @torch.inference_mode()
 def expected(made: Stage, pcm: bytes) -> str:
     """Return what transformers answers to this sound, greedy."""
-    processor = omni.reference_processor(made.folder)
+    processor = processed_vlms.reference_processor(made.folder)
     messages = [{"role": "user", "content": [{"type": "audio"}]}]
     text = processor.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False

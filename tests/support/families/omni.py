@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoTokenizer,
+    PreTrainedConfig,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
     Qwen2VLImageProcessorPil,
@@ -53,7 +54,7 @@ def write(path: Path, *, seed: int = 0) -> Qwen2_5OmniForConditionalGeneration:
     model.save_pretrained(path)
     write_tokenizer(path)
     processed_vlms.add_marks(path, IDS, {mark: mark for mark in IDS} | MARKS, _MEDIA)
-    _write_processor(path, model.config)
+    write_processor(path, model.config)
     torch.save(
         {
             name: {
@@ -134,23 +135,17 @@ def _config() -> Qwen2_5OmniConfig:
     )
 
 
-def _write_processor(path: Path, config: Qwen2_5OmniConfig) -> None:
+def write_processor(path: Path, config: PreTrainedConfig) -> None:
+    """Write the processor of an omni checkpoint, for pictures and sound, beside its tokenizer."""
     kind, settings = hearing.WHISPER
     assert kind == WhisperFeatureExtractor.__name__
-    found = processor_class(config)
-    processor = found(
+    processor = processor_class(config)(
         tokenizer=AutoTokenizer.from_pretrained(path),
         image_processor=Qwen2VLImageProcessorPil(**_PIXELS),
         feature_extractor=WhisperFeatureExtractor(**settings),
         video_processor=None,
     )
     processed_vlms.save_processor(processor, path)
-
-
-def reference_processor(path: Path) -> Any:
-    """Return transformers' own processor of a folder that `write` wrote, without videos."""
-    config = Qwen2_5OmniConfig.from_pretrained(path)
-    return processor_class(config).from_pretrained(path, local_files_only=True)
 
 
 @torch.inference_mode()

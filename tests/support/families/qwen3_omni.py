@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoTokenizer,
-    Qwen2VLImageProcessorPil,
     Qwen3OmniMoeConfig,
     Qwen3OmniMoeForConditionalGeneration,
-    WhisperFeatureExtractor,
 )
 
-from motet_encoder.processors import processor_class
 from support.checkpoints.language_checkpoints import EOS, SPECIAL, VOCAB, write_tokenizer
 from support.families import hearing, processed_vlms
+from support.families.omni import write_processor
 
 MARKS = dict(hearing.FAMILIES["qwen3_omni_moe_thinker"].marks)
 SPEECH = ("<|tts_pad|>", "<|tts_bos|>", "<|tts_eos|>")
@@ -35,7 +32,6 @@ CODE = {
     for number, name in enumerate("eos pad bos nothink think_bos think_eos chelsie ethan".split())
 }
 VOICES = ("chelsie", "ethan")
-_PIXELS = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 24}, "patch_size": 14}
 MEDIA = {
     "image": "<|vision_start|><|image_pad|><|vision_end|>",
     "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
@@ -62,7 +58,7 @@ def write(
     model.save_pretrained(path)
     write_tokenizer(path)
     processed_vlms.add_marks(path, IDS, {mark: mark for mark in IDS} | MARKS, MEDIA)
-    _write_processor(path, model.config)
+    write_processor(path, model.config)
     return model
 
 
@@ -147,24 +143,6 @@ def _config() -> Qwen3OmniMoeConfig:
         user_token_id=IDS["user"],
         assistant_token_id=IDS["assistant"],
     )
-
-
-def _write_processor(path: Path, config: Qwen3OmniMoeConfig) -> None:
-    kind, settings = hearing.WHISPER
-    assert kind == WhisperFeatureExtractor.__name__
-    processor = processor_class(config)(
-        tokenizer=AutoTokenizer.from_pretrained(path),
-        image_processor=Qwen2VLImageProcessorPil(**_PIXELS),
-        feature_extractor=WhisperFeatureExtractor(**settings),
-        video_processor=None,
-    )
-    processed_vlms.save_processor(processor, path)
-
-
-def reference_processor(path: Path) -> Any:
-    """Return transformers' own processor of a folder that `write` wrote, without videos."""
-    config = Qwen3OmniMoeConfig.from_pretrained(path)
-    return processor_class(config).from_pretrained(path, local_files_only=True)
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_llm.stages.states import SentStates
 from motet_shared.messages import Sampling
 from support.checkpoints.vlm_checkpoints import picture
+from support.families import processed_vlms
 from support.families.hearing import RATE, recording
 
 TOKENS = 8
@@ -23,7 +24,7 @@ TOKENS = 8
 
 @dataclass
 class World:
-    """A checkpoint of `family`, a module with `write`, `MARKS` and `reference_processor`."""
+    """A checkpoint of `family`, a module with `write` and `MARKS`."""
 
     family: ModuleType
     folder: Path
@@ -68,7 +69,7 @@ def engine(folder: Path, stage: Any, **options: Any) -> Engine:
 def asked(world: World, text: str) -> Asked:
     """Return a prompt with a picture or a recording at each mark, by our encoder."""
     marks = world.family.MARKS
-    processor = world.family.reference_processor(world.folder)
+    processor = processed_vlms.reference_processor(world.folder)
     pictures: list[Any] = []
     sounds: list[Any] = []
     images: list[ImageEmbedding] = []

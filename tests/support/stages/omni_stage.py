@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.graphs.graph import Call, GraphOutcome, run
 from motet_pipelines.graphs.spoken import OMNI, SPEAK, THINK
 from motet_shared.messages import Audio, Chat, Sampling, SpeakStates, Text
-from motet_shared.testing import memory_bus
+from motet_shared.testing import die, memory_bus
 from motet_tts.config import TtsConfig
 from motet_tts.service import Tts
 from support.stages.vlm_stage import MODEL, Stage, stage
@@ -74,6 +75,18 @@ class Omni:
         )
         actor: Tts = await self.made.start(Tts(config, await memory_bus(self.made.hub, "tts")))
         return actor
+
+    async def kill_serving(self, talkers: list[Decode]) -> Decode:
+        """Kill the talker that serves a call, as soon as one does, and return it."""
+        async with asyncio.timeout(30):
+            while True:
+                if serving := [one for one in talkers if one.bus.calls.active]:
+                    break
+                await asyncio.sleep(0)
+        [talker] = serving
+        self.made.actors.remove(talker)
+        die(talker.bus)
+        return talker
 
     def call(self, messages: Any = PROMPT, images: Any = (), tokens: int = TOKENS) -> Call:
         sampling = Sampling(temperature=0, ignore_eos=True, max_tokens=tokens)

@@ -30,7 +30,7 @@ from motet_tts.codecs.token2wav import Token2Wav, load_token2wav
 from motet_tts.models.noise import Noise
 from motet_tts.shaper import Shaper
 from support.clients.gateway_client import Http
-from support.families import omni
+from support.families import omni, processed_vlms
 from support.families.hearing import recording
 from support.media.sound_files import EXACT, encoded
 from support.stages.omni_stage import PROMPT, SEED, TOKENS, services
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def prompt_inputs(folder: Path, messages: list[dict[str, Any]], **media: Any) -> dict[str, Any]:
-    processor = omni.reference_processor(folder)
+    processor = processed_vlms.reference_processor(folder)
     text = processor.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False
     )
@@ -134,16 +134,7 @@ async def test_a_talker_that_dies_is_replaced_or_missed(checkpoint: tuple[Path, 
         talkers.append(await run_by.talker())
 
         async def kill() -> None:
-            """Kill the talker that serves a call, as soon as one does."""
-            async with asyncio.timeout(30):
-                while True:
-                    if serving := [one for one in talkers if one.bus.calls.active]:
-                        break
-                    await asyncio.sleep(0)
-            [talker] = serving
-            run_by.made.actors.remove(talker)
-            die(talker.bus)
-            talkers.remove(talker)
+            talkers.remove(await run_by.kill_serving(talkers))
 
         moved, _ = await asyncio.gather(run_by.answer(run_by.call()), kill())
         assert len(talkers) == 1

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from motet_shared.testing import die
 from motet_tts.codecs.code2wav import load_code2wav
 from motet_tts.shaper import Shaper
+from support.families import processed_vlms
 from support.families import qwen3_omni as omni
 from support.families.hearing import recording
 from support.media.sound_files import EXACT, encoded
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def prompt_inputs(folder: Path, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    processor = omni.reference_processor(folder)
+    processor = processed_vlms.reference_processor(folder)
     text = processor.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False
     )
@@ -66,18 +66,8 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
 
         talkers.append(await run_by.talker(context=160))
 
-        async def kill() -> None:
-            """Kill the talker that serves a call, as soon as one does."""
-            async with asyncio.timeout(30):
-                while True:
-                    if serving := [one for one in talkers if one.bus.calls.active]:
-                        break
-                    await asyncio.sleep(0)
-            [talker] = serving
-            run_by.made.actors.remove(talker)
-            die(talker.bus)
-
-        moved, _ = await asyncio.gather(run_by.answer(run_by.call()), kill())
+        answering = run_by.answer(run_by.call())
+        moved, _ = await asyncio.gather(answering, run_by.kill_serving(talkers))
         assert not moved.ended.lost
         assert moved.text == reply.text
         assert len(moved.pcm) == len(reply.pcm)

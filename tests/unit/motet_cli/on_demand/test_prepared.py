@@ -56,7 +56,7 @@ def spec_of(name: str) -> ChildSpec:
 
 
 def lines(prepared: PreparedModels, name: str) -> list[str]:
-    return [line for child, _ in prepared._children[name] for line in child.tail]
+    return [line for child, _ in prepared._models[name].processes for line in child.tail]
 
 
 async def test_a_prepared_process_is_a_slot_once_it_is_taken(supervisor: Supervisor) -> None:
@@ -82,7 +82,7 @@ async def test_a_process_that_ends_while_it_waits_is_forgotten(supervisor: Super
     prepared = PreparedModels(supervisor, limit=1)
     await prepared.add("a", [spec_of("a"), spec_of("a")], NO_FILES)
     await until(lambda: len(lines(prepared, "a")) == 2)
-    pids = [child.pid for child, _ in prepared._children["a"]]
+    pids = [child.pid for child, _ in prepared._models["a"].processes]
     psutil.Process(pids[0]).kill()
     await until(lambda: "a" not in prepared)
     await until(lambda: not any(map(psutil.pid_exists, pids)))  # all of its model have ended
@@ -96,7 +96,7 @@ async def test_what_has_read_other_files_is_not_taken(
     prepared = PreparedModels(supervisor, limit=1)
     await prepared.add("a", [spec_of("a")], state_of(tmp_path))
     await until(lambda: lines(prepared, "a"))
-    ((child, _),) = prepared._children["a"]
+    ((child, _),) = prepared._models["a"].processes
     (tmp_path / "config.json").write_text("{}")
     assert not prepared.take("a", [], state_of(tmp_path))
     await until(lambda: child.status is not None)
