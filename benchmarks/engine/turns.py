@@ -6,6 +6,7 @@ several loaded engines are measured in turn, while the others are stopped.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -17,10 +18,16 @@ from typing import Any, Protocol
 from benchmarks.engine.prompts import Prompts
 
 MARK = "motet-turn "
+_PR_SET_PDEATHSIG = 1
 
 
 class Driver(Protocol):
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]: ...
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process, even if it is stopped, when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(driver: Driver, prompts: Prompts) -> None:
@@ -48,6 +55,7 @@ class Turns:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         self._take()
         self._signal(signal.SIGSTOP)

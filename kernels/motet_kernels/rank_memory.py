@@ -28,11 +28,13 @@ _SUM = Kernel("motet_rank_sum", "ppii")
 _JOIN = Kernel("motet_rank_join", "pppip")
 _BREAK_OFF = Kernel("motet_rank_break_off", "p")
 MAX_RANKS = 64
-_SLOT = 512 << 10  # bytes of a part that are exchanged at a time; two of them per rank stay in caches
+_SLOT = (
+    512 << 10
+)  # bytes of a part that are exchanged at a time; two of them per rank stay in caches
 _LINE = 128  # as in csrc/rank_memory.cpp
-# Nanoseconds that a rank spins until it sleeps: more than ranks of equal parts are apart. Where
+# Nanoseconds that a rank spins until it sleeps: about what sleeping and waking cost. Where
 # there are fewer cores than ranks, the one that is waited for may need this core.
-_SPIN, _SPIN_CROWDED = 200_000, 2_000
+_SPIN, _SPIN_CROWDED = 50_000, 2_000
 _REASONS = {1: "another rank is late", 2: "another rank has failed"}
 
 
@@ -124,9 +126,7 @@ class RankMemory:
             )
         native = _SUM.native()
         assert native is not None
-        self._check(
-            native(self._address, x.data_ptr(), int(x.dtype == torch.bfloat16), x.numel())
-        )
+        self._check(native(self._address, x.data_ptr(), int(x.dtype == torch.bfloat16), x.numel()))
         return x
 
     def join(self, part: Tensor, widths: Sequence[int], *, takes: bool = True) -> Tensor:

@@ -13,7 +13,6 @@ from motet_kernels.rank_memory import RankMemory
 from .collectives import Alone, Collectives, GlooCollectives, GroupFailed, SharedCollectives
 from .degrees import Degrees
 
-
 log = logging.getLogger(__name__)
 
 

@@ -12,11 +12,11 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
+from motet_kernels.rank_memory import RankMemory, create
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.parallel import commands, leader
-from motet_kernels.rank_memory import RankMemory, create
 from motet_llm.parallel.collectives import Collectives, GlooCollectives, SharedCollectives
 from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.leader import LeaderRunner
