@@ -38,6 +38,15 @@ class Socket:
         self._kept: KeptSession | None = scope.get("extensions", {}).get(KEPT_SESSION)
         self._turn = asyncio.Lock()  # serializes writers where a write takes more than one step
 
+    @property
+    def is_adopted(self) -> bool:
+        """Return True if an earlier gateway has served the connection."""
+        return self._kept is not None and self._kept.is_adopted
+
+    def memo(self, name: str) -> bytes | None:
+        """Return what an earlier gateway has noted of the connection, None without that."""
+        return None if self._kept is None else self._kept.memo(name)
+
     async def open(self) -> None:
         """Complete the upgrade. It always succeeds: browsers do not show a refused one's reason."""
         await self.receive()

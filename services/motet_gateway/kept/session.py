@@ -13,8 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
 
 from motet_pipelines.answers import record_in
+from motet_shared.errors import MotetError, from_wire
 
 from . import draws
 from .journal import JournaledStream
@@ -24,6 +29,9 @@ log = logging.getLogger(__name__)
 
 KEPT_SESSION = "motet.websocket.kept"  # in the extensions of a scope: the `KeptSession`
 END = "/end"  # of the sequence whose events end the one of this name
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_refusal = msgspec.msgpack.Decoder(tuple[str, str, bool, str | None]).decode
 
 _REPLAY = 60.0  # seconds in which a session has to be where it was
 
@@ -59,14 +67,24 @@ class KeptSession:
         """Return True while it is not yet where the earlier gateway had brought it."""
         return self._journal.is_replaying
 
+    @property
+    def is_adopted(self) -> bool:
+        """Return True if an earlier gateway has begun it."""
+        return self._transport.is_greeted_before
+
     def forget(self) -> None:
         """Keep the connection no longer."""
         self._transport.forget()
 
+    def abort(self) -> None:
+        """Abort the connection: what follows cannot be what it should be."""
+        if not self._transport.is_closing():
+            self._transport.abort()
+
     def _check(self) -> None:
         if self.is_replaying and not self._transport.is_closing():
             log.warning("a session cannot go on: it is not where it was after %g s", _REPLAY)
-            self._transport.abort()
+            self.abort()
 
     # ------------------------------------------------------------------------------------------- what it is made of
     def open(self, digest: bytes) -> JournaledStream:
@@ -85,6 +103,24 @@ class KeptSession:
         """Wait until the client's next message is to be handled."""
         await self._journal.input()
 
+    @contextmanager
+    def deciding(self, name: str, *, is_told: bool = False) -> Iterator[bool]:
+        """Decide in the block as an earlier gateway did, whose refusals are noted under `name`.
+
+        Yields True if that has not refused. is_told: its client was told what follows from that.
+
+        Raises the error that was noted; an error of the block is noted.
+        """
+        if (refusal := self.memo(name)) is not None:
+            raise from_wire(*_decode_refusal(refusal))
+        is_admitted = self.is_replaying or is_told
+        try:
+            yield is_admitted
+        except MotetError as error:
+            if not is_admitted:
+                self.note(name, _encode((error.code, error.message, error.retryable, error.param)))
+            raise
+
     # ------------------------------------------------------------------------------------------------------- events
     def known(self, sequence: str) -> int | None:
         """Return the number of the next event of a sequence, None if it was not sent yet.
@@ -94,6 +130,10 @@ class KeptSession:
         if numbers := self._numbers.get(sequence):
             return numbers.popleft()
         return 0 if sequence in self._ended else None
+
+    def is_sent(self, sequence: str) -> bool:
+        """Return True if the next event of a sequence was sent, or cannot be any more."""
+        return bool(self._numbers.get(sequence)) or sequence in self._ended
 
     def render(self, first: int, events: list[tuple[str, bool]]) -> None:
         """Record new events before they are sent: their sequences, and whether they are deltas.

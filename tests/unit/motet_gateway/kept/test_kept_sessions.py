@@ -20,7 +20,7 @@ from support.clients.gateway_client import World, world
 from support.media.spoken import silence
 from support.services.fake_services import MODEL, words
 from support.services.resuming_services import ResumingAsr, ResumingTts
-from support.services.two_lives import Connection, realtime_socket
+from support.services.two_lives import Connection, kept_socket
 
 STORY = " ".join(f"word{number}" for number in range(60))
 SPOKEN = " ".join(f"Sentence number {number} has some words." for number in range(6))
@@ -65,8 +65,9 @@ async def session(
     *deaths: int,
     query: str = f"model={MODEL}",
     first: str = "session.created",
+    headers: dict[str, str] | None = None,
 ) -> AsyncIterator[Client]:
-    async with realtime_socket(here.app, query) as (connection, socket):
+    async with kept_socket(here.app, f"/v1/realtime?{query}", headers) as (connection, socket):
         client = Client(connection, socket, list(deaths))
         await client.until(first)
         yield client
@@ -228,6 +229,64 @@ async def test_a_cancelled_reply_stays_cancelled(here: World) -> None:
         assert "".join(deltas) == text
         assert len(here.tokenizer.requests) == asked, "nothing is asked again"
         said(client.events)
+
+
+async def secret(here: World, **session: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """A header with a client secret, and the session that it opens."""
+    body = {"session": {"type": "realtime", "output_modalities": ["text"], **session}}
+    made = (await here.post("/v1/realtime/client_secrets", body)).json()
+    return {"authorization": f"Bearer {made['value']}"}, made["session"]
+
+
+async def answered(client: Client) -> list[str]:
+    await client.say("first")
+    await client.send("response.create")
+    await client.until("response.done")
+    return said(client.events)
+
+
+async def test_a_session_of_a_client_secret_goes_on_at_every_gateway(here: World) -> None:
+    """Gateways of which none has issued it; the secret has opened its session once, and expires."""
+    headers, expected = await secret(here, instructions="be brief")
+    async with session(here, headers=headers, query="") as client:
+        undisturbed = await answered(client)
+        count = len(client.events)
+    headers, expected = await secret(here, instructions="be brief")
+    async with session(here, headers=headers, query="") as client:
+        for at in range(2, count, 20):
+            client.deaths.append(at)
+        assert client.events[0]["session"] == expected
+        secrets = here.service.client_secrets
+        await client.connection.die()
+        secrets._secrets.clear()
+        await client.connection.live()
+        assert await answered(client) == undisturbed
+        assert client.connection.lives > 3
+        async with kept_socket(here.app, "/v1/realtime", headers) as (_, other):
+            error = json.loads(await other.recv())["error"]
+            assert error["code"] == "invalid_api_key", "it has opened its session"
+        here.service.sessions._seconds = PATIENCE
+        client.socket.transport.abort()
+        await asyncio.sleep(0.05)
+        query = f"session_id={expected['id']}"
+        async with session(here, query=query, first="session.resumed", headers=headers) as again:
+            assert again.events[-1]["session"] == expected
+
+
+async def test_a_withdrawn_key_ends_the_session_of_its_secret_at_the_next_gateway(
+    here: World,
+) -> None:
+    headers, _ = await secret(here)
+    async with session(here, headers=headers, query="") as client:
+        await client.connection.die()
+        here.service.authenticator._keyed = True  # no key at all is accepted
+        await client.connection.live()
+        error = json.loads(await client.socket.recv())["error"]
+        assert error["code"] == "invalid_api_key"
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await client.socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 3000
 
 
 async def speak(client: Client) -> None:
