@@ -57,6 +57,7 @@ async def realtime(service: GatewayContext, socket: Socket) -> None:
     """
     if socket.caller is None:
         raise RuntimeError("the connection is not authenticated yet: `caller` is not set")
+    socket.be_original()
     query = _Query.of(socket.scope)
     begin = _resume if query.session_id else _open
     session, attachment = await begin(service, socket.caller, query, socket)
