@@ -154,7 +154,7 @@ async def spoken_texts(
     url = stack.url.replace("http://", "ws://") + "/v1/audio/speech/stream"
     told: list[Any] = []
     pauses: list[float] = []
-    restarted: list[asyncio.Task[None]] = []
+    restarted: list[asyncio.Task[Any]] = []
     async with websockets.connect(url, proxy=None, max_size=None) as socket:
 
         async def send(kind: str, **fields: Any) -> None:
@@ -172,11 +172,12 @@ async def spoken_texts(
                 pauses.append(time.monotonic() - before)
                 killed = False
             count += 1
-            is_sound = isinstance(message, bytes)
-            if is_sound and told and isinstance(told[-1], bytes):
+            if isinstance(message, str):
+                told.append(json.loads(message))
+            elif told and isinstance(told[-1], bytes):
                 told[-1] += message
             else:
-                told.append(message if is_sound else json.loads(message))
+                told.append(message)
             if count in blows:
                 if restarted:
                     await restarted[-1]
