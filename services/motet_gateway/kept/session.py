@@ -170,7 +170,7 @@ class KeptSession:
     def deciding(self, name: str, *, is_told: bool = False) -> Iterator[bool]:
         """Decide in the block as an earlier gateway did, whose refusals are noted under `name`.
 
-        Yields True if that has not refused. is_told: its client was told what follows from that.
+        Yields True if that has not refused. is_told: its client knows what follows from that.
 
         Raises the error that was noted; an error of the block is noted.
         """
