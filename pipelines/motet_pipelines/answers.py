@@ -158,6 +158,12 @@ def noted(name: str, value: Noted) -> Noted:
     return value
 
 
+def was_noted(name: str) -> bool:
+    """Return True if an earlier process has noted a value under `name`."""
+    recorder = _current.get()
+    return recorder is not None and recorder.memo(name) is not None
+
+
 async def once(name: str, compute: Callable[[], Awaitable[Noted]]) -> Noted:
     """Return what an earlier process has noted under `name`, else compute it, and note it."""
     recorder = _current.get()

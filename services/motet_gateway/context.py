@@ -30,7 +30,7 @@ from motet_gateway.storage.quota import Stored
 from motet_gateway.storage.work_queue import WorkQueue
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
-from motet_gateway.tenancy.client_secrets import ClientSecrets
+from motet_gateway.tenancy.client_secrets import LONGEST, ClientSecrets
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
 from motet_gateway.tenancy.shared_bucket import Accounts
 from motet_gateway.tenancy.tenant import Tenant
@@ -86,7 +86,7 @@ class GatewayContext:
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
         self.calls: dict[str, Any] = {}  # over WebRTC, by id
-        self.client_secrets = ClientSecrets(clock, self.sessions.has)
+        self.client_secrets = ClientSecrets(clock, self.sessions.has, self.authenticator.tenant)
         self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
         self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
@@ -189,6 +189,7 @@ class GatewayContext:
         self.batches = BatchStore(documents)
         self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
         self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
+        self.client_secrets.documents = JetStreamDocuments(client, "motet_client_secrets", LONGEST)
         documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
         self.idempotency = Entries(documents, self.stored)
 

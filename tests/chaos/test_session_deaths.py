@@ -6,12 +6,14 @@ The clients are those of `websockets`, as they are; each blow falls at a point o
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import websockets
 
 from chaos.test_voice import SAID, TOKENS, Turn, all_of_it
 from e2e import markov
@@ -24,6 +26,9 @@ from support.media.spoken import say, silence
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("session_deaths")]
 
 MODEL = "markov"
+READ_OUT = (
+    "Two red circles and a blue square. Where is the small green star? It is behind the door. "
+)
 FRAME_MS = 32  # in which voice activity is noticed
 # Live, what is heard depends on when. Speech comes in small pieces, so that it is struck in its middle.
 _EXACT = {
@@ -137,6 +142,60 @@ async def spoken(stack: MotetStack, blows: set[str]) -> tuple[Turn, list[float]]
         if "answered" in blows:
             await client.restarted
     return Turn.of(client.events), client.pauses
+
+
+async def spoken_texts(
+    stack: MotetStack, blows: list[int] | None = None
+) -> tuple[list[Any], list[float]]:
+    """Two texts that are spoken while they are written. `blows`: at the begin of what has these places in the result.
+
+    Returns all messages, in which sounds that follow each other are joined.
+    """
+    url = stack.url.replace("http://", "ws://") + "/v1/audio/speech/stream"
+    told: list[Any] = []
+    pauses: list[float] = []
+    restarted: list[asyncio.Task[Any]] = []
+    async with websockets.connect(url, proxy=None, max_size=None) as socket:
+
+        async def send(kind: str, **fields: Any) -> None:
+            await socket.send(json.dumps({"type": kind, **fields}))
+
+        await send("session.config", response_format="pcm", stream_audio=True, seed=5)
+        for text in (READ_OUT, READ_OUT[::-1]):
+            for at in range(0, len(text), 11):
+                await send("input.text", text=text[at : at + 11])
+            await send("input.done")
+        await send("session.close")
+        before, killed = 0.0, False
+        async for message in socket:
+            if killed:
+                pauses.append(time.monotonic() - before)
+                killed = False
+            if isinstance(message, bytes) and told and isinstance(told[-1], bytes):
+                told[-1] += message
+                continue
+            told.append(json.loads(message) if isinstance(message, str) else message)
+            if len(told) - 1 in (blows or ()):
+                if restarted:
+                    await restarted[-1]
+                again = stack.kill("gateway")
+                before, killed = time.monotonic(), True
+                restarted.append(asyncio.create_task(asyncio.to_thread(again)))
+    await asyncio.gather(*restarted)
+    assert socket.close_code == 1000
+    return told, pauses
+
+
+async def test_spoken_texts_outlive_their_gateways(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    undisturbed, _ = await spoken_texts(kept_stack)
+    assert (await spoken_texts(kept_stack))[0] == undisturbed, "the yardstick"
+    blows = [place for place, one in enumerate(undisturbed) if isinstance(one, bytes)][:3]
+    told, pauses = await spoken_texts(kept_stack, blows)
+    assert told == undisturbed
+    assert len(pauses) == 3
+    report(capsys, "spoken texts", pauses)
 
 
 def report(capsys: pytest.CaptureFixture[str], what: str, pauses: list[float]) -> None:

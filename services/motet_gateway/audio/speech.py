@@ -54,16 +54,26 @@ class SpeechFields(Strict):
         return (self.voice.id if isinstance(self.voice, VoiceId) else self.voice) or ""
 
     def as_request(
-        self, model: str, text: str, request_id: str, *, cloned: bool, priority: int = 0
+        self,
+        model: str,
+        text: str,
+        request_id: str,
+        *,
+        cloned: bool,
+        priority: int = 0,
+        draw: str = "",
     ) -> Speak:
-        """Return the request for a text; with `cloned`, a recording replaces the voice."""
+        """Return the request for a text; with `cloned`, a recording replaces the voice.
+
+        draw: name under which its seed is drawn, as in `draws.token_hex`.
+        """
         return Speak(
             model=model,
             text=text,
             voice="" if cloned else self.voice_name,
             instructions=self.instructions or "",
             speed=self.speed,
-            seed=draws.randbits(63) if self.seed is None else self.seed,
+            seed=draws.randbits(63, draw) if self.seed is None else self.seed,
             request_id=request_id,
             priority=priority,
         )

@@ -56,10 +56,17 @@ class StoredFile(Struct, kw_only=True, omit_defaults=True):
 
 _record = msgspec.json.Decoder(StoredFile).decode
 
+_TIME, _CHANCE = 11, 13  # digits of an id
+
 
 def new_id(prefix: str) -> str:
     """Return an id that sorts behind those made before, by the millisecond."""
-    return f"{prefix}{time.time_ns() // 1_000_000:011x}{secrets.token_hex(7)[:13]}"
+    return f"{prefix}{time.time_ns() // 1_000_000:0{_TIME}x}{secrets.token_hex(7)[:_CHANCE]}"
+
+
+def created_at(new: str) -> float:
+    """Return the Unix time in seconds at which `new_id` made an id."""
+    return int(new[-_TIME - _CHANCE : -_CHANCE], 16) / 1000
 
 
 class FileStore:

@@ -15,6 +15,8 @@ from fastapi.exceptions import RequestValidationError
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.idempotency import run as idempotency
+from motet_gateway.tenancy.auth import client_secret
+from motet_gateway.tenancy.client_secrets import SECRET
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, WorkerLost
 from motet_shared.process import telemetry
@@ -71,6 +73,7 @@ class Guard:
         try:
             if isinstance(call, Socket):
                 await call.open()
+                self._adopt(call)
             await self._admit(call)
             if self._route.once and isinstance(call, Exchange) and call.is_repeated:
                 raise WorkerLost(
@@ -89,17 +92,27 @@ class Guard:
                 await _delay(error, call.caller.tenant if call.caller is not None else None)
             await call.fail(problem)
 
+    def _adopt(self, socket: Socket) -> None:
+        """Know the client secret whose session an earlier gateway has served."""
+        value = client_secret(socket.scope) if socket.is_adopted else None
+        stored = socket.memo(SECRET) if value is not None else None
+        if value is not None and stored is not None:
+            self._service.client_secrets.adopt(value, stored)
+
     async def _admit(self, call: Exchange | Socket) -> None:
         """Set the caller of a request; raises MotetError if it may not call this route now."""
         if self._route.access is Access.PUBLIC:
             return
         door = self._service.authenticator
-        secrets = self._service.client_secrets if self._route.client_secrets else None
-        call.caller = door.authenticate(call.scope, secrets)
+        if self._route.client_secrets:
+            call.caller = await door.authenticate_any(call.scope, self._service.client_secrets)
+        else:
+            call.caller = door.authenticate(call.scope)
         self._service.tenant_sites.check(call.caller.tenant)
         if self._route.access is Access.TENANT:
             await call.caller.tenant.prepare()
-        door.authorize(call.caller.tenant, self._route.access)
+        if not (isinstance(call, Socket) and call.is_adopted):  # else it was counted before
+            door.authorize(call.caller.tenant, self._route.access)
 
     async def _run(self, call: Exchange | Socket, receive: Receive) -> None:
         if self._app is not None and isinstance(call, Exchange):

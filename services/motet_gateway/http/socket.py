@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from motet_gateway.kept.session import KEPT_SESSION, KeptSession
+from motet_gateway.kept.session import KEPT_SESSION, ORIGIN, KeptSession
 from motet_gateway.tenancy.auth import Caller
 
 from .asgi import ClientGone, Receive, Scope, Send, request_id
@@ -22,6 +22,8 @@ _BAD_REQUEST = 4000
 # Close codes by the status of the error that ends a connection; registered ones where they exist.
 _CLOSE_CODES = {401: 3000, 403: 3000, 429: 1013, 503: 1013}
 _DRAINING = 1012
+_DESCRIBING = (b"motet-target",)  # headers that describe a session
+_decode_origin = msgspec.msgpack.Decoder(tuple[bytes, list[tuple[bytes, bytes]]]).decode
 
 
 class Socket:
@@ -37,6 +39,15 @@ class Socket:
         self._burst: Burst | None = scope.get("extensions", {}).get(BURST)
         self._kept: KeptSession | None = scope.get("extensions", {}).get(KEPT_SESSION)
         self._turn = asyncio.Lock()  # serializes writers where a write takes more than one step
+
+    @property
+    def is_adopted(self) -> bool:
+        """Return True if an earlier gateway has served the connection."""
+        return self._kept is not None and self._kept.is_adopted
+
+    def memo(self, name: str) -> bytes | None:
+        """Return what an earlier gateway has noted of the connection, None without that."""
+        return None if self._kept is None else self._kept.memo(name)
 
     async def open(self) -> None:
         """Complete the upgrade. It always succeeds: browsers do not show a refused one's reason."""
@@ -62,6 +73,26 @@ class Socket:
         await self.write(lambda: (text,))
         code = _CLOSE_CODES.get(problem.status, _BAD_REQUEST)
         await self.close(_DRAINING if problem.code == "draining" else code, problem.message)
+
+    def go_on(self, kept: KeptSession, sent: int, numbered: int, origin: Scope) -> None:
+        """Have this connection keep a session that another one has kept.
+
+        sent, numbered: of its events, as in `KeptSession.move`. origin: scope of the request that
+        opened it.
+        """
+        headers = [(name, value) for name, value in origin["headers"] if name in _DESCRIBING]
+        kept.move(
+            self._kept, sent, numbered, msgspec.msgpack.encode((origin["query_string"], headers))
+        )
+        self._kept = kept
+
+    def be_original(self) -> None:
+        """Describe the request by which an earlier gateway has opened the session, if it has moved here."""
+        if (origin := self.memo(ORIGIN)) is None:
+            return
+        query, headers = _decode_origin(origin)
+        others = [(name, value) for name, value in self.scope["headers"] if name not in _DESCRIBING]
+        self.scope = {**self.scope, "query_string": query, "headers": [*others, *headers]}
 
     async def write(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
         """Send each text of `take` as a message; `take` is called once the client reads.

@@ -15,12 +15,13 @@ import logging
 import struct
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import IntEnum
 
 import msgspec
 
 from .memory import BadMemory, ConnectionMemory
+from .moves import Message, Place
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Record(IntEnum):
     MEMO = 6  # a name, a zero and a value
     INPUT = 7  # a message of the client is handled
     EVENTS = 8  # number of the first one; of each its sequence, and whether it is a delta
+    MESSAGE = 9  # of the client, over an earlier connection
+    MOVED = 10  # the client has come to this connection, with this `Place`
 
 
 _ORDERED = (Record.TIME, Record.BATCH, Record.END, Record.ERROR, Record.INPUT)
@@ -73,6 +76,8 @@ class Journal:
         self._streams = 0  # the highest number
         self._memos: dict[str, bytes] = {}
         self.events: dict[int, tuple[str, bool]] = {}  # by number
+        self.earlier: list[Message | None] = []  # over earlier connections; None: a move
+        self.place = Place()  # of the last move
         for kind, stream, data in memory.records():
             self._streams = max(self._streams, stream)
             if kind == Record.STREAM:
@@ -83,11 +88,17 @@ class Journal:
             elif kind == Record.EVENTS:
                 first, events = _decode_events(data)
                 self.events |= enumerate(events, first)
+            elif kind == Record.MESSAGE:
+                self.earlier.append(Message.decode(data))
+            elif kind == Record.MOVED:
+                self.earlier.append(None)
+                self.place = Place.decode(data)
             else:
                 self._records.append((kind, stream, data))
         self._left = Counter(stream for _, stream, _ in self._records)
         self._waiting: list[asyncio.Future[None]] = []
         self.is_session = False  # False: these are requests
+        self._generation = 0  # of the session
         self._rendered = self._steps = 0  # events of the session, and those that are no deltas
         self._sent = b""  # what an earlier process has sent, as behind a record
         self._fewer = (0, 0)  # of both, that were rendered before, and not here
@@ -138,6 +149,7 @@ class Journal:
         sent: events that an earlier process has sent.
         """
         self.is_session = True
+        self._generation = self._memory.state.generation
         told = [is_delta for number, (_, is_delta) in self.events.items() if number <= sent]
         self._sent = _TICK.pack(len(told), told.count(False))
 
@@ -175,7 +187,7 @@ class Journal:
     @property
     def generation(self) -> int:
         """Return a number that changes when all requests are answered."""
-        return self._memory.state.generation
+        return self._generation or self._memory.state.generation
 
     def next_number(self, digest: bytes) -> int:
         """Return the number of a stream that is not recorded yet."""
@@ -257,7 +269,28 @@ class Journal:
         try:
             self._memory.append(kind, stream, data)
         except BadMemory:
+            self.forgotten = True
             self._full()
+
+    # --------------------------------------------------------------------------------------------- for its moves
+    def move(
+        self,
+        memory: ConnectionMemory,
+        said: Iterable[Message],
+        place: Place,
+        full: Callable[[], None],
+        strayed: Callable[[], None],
+    ) -> None:
+        """Go on in the memory of another connection, with all that is recorded.
+
+        said: what the client has sent over this connection. Raises BadMemory if it does not fit.
+        """
+        for record in self._memory.records():
+            memory.append(*record)
+        for message in said:
+            memory.append(Record.MESSAGE, 0, message.encode())
+        memory.append(Record.MOVED, 0, place.encode())
+        self._memory, self._full, self._strayed = memory, full, strayed
 
     def _advance(self) -> bytes:
         """Consume a record, and return its data."""

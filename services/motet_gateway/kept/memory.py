@@ -15,7 +15,7 @@ import secrets
 import struct
 from dataclasses import dataclass
 
-MAGIC = int.from_bytes(b"MtFront\x02", "little")  # the last byte is the version of the layout
+MAGIC = int.from_bytes(b"MtFront\x03", "little")  # the last byte is the version of the layout
 _MIB = 2**20
 _IN_SIZE = _OUT_SIZE = _JOURNAL_SIZE = 64 * _MIB
 _IN_AT = 4096

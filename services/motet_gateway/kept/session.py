@@ -13,18 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
 
 from motet_pipelines.answers import record_in
+from motet_shared.errors import MotetError, from_wire
 
 from . import draws
 from .journal import JournaledStream
+from .memory import BadMemory
+from .moves import Message, Place
 from .transport import KeptTransport
 
 log = logging.getLogger(__name__)
 
 KEPT_SESSION = "motet.websocket.kept"  # in the extensions of a scope: the `KeptSession`
+ORIGIN = "origin"  # name under which the request is noted that opened a session that has moved
 END = "/end"  # of the sequence whose events end the one of this name
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode_refusal = msgspec.msgpack.Decoder(tuple[str, str, bool, str | None]).decode
+
+_DRAWS = "draws"
 _REPLAY = 60.0  # seconds in which a session has to be where it was
 
 
@@ -38,35 +50,99 @@ class KeptSession:
     def __init__(self, transport: KeptTransport):
         self._transport, self._journal = transport, transport.journal
         self.has_begun = False
-        self.sent = transport.events
+        self._has_moved = bool(self._journal.earlier)
+        self._handled = 0  # messages of the client over this connection
+        place = self._journal.place
+        self.sent = transport.events = max(transport.events, place.sent)
+        self.numbered = max(self.sent, place.numbered)
+        self._next = self.sent + 1  # number of the next event to send, up to those numbered
+        self._early: dict[int, bytes] = {}  # events that wait for the ones before them
         self._numbers: dict[str, deque[int]] = defaultdict(deque)  # of events sent, by sequence
         for number, (sequence, _) in sorted(self._journal.events.items()):
-            if number <= self.sent:
+            if number <= self.numbered:
                 self._numbers[sequence].append(number)
+        self._draws = transport.draws()
         self._ended = {name.removesuffix(END) for name in self._numbers if name.endswith(END)}
 
     def begin(self) -> None:
         """Have the current task, and those that it starts, draw and record for the session."""
         self.has_begun = True
-        self._journal.begin_session(self.sent)
-        draws.use(self._transport.draws())
-        record_in(self)
+        self._journal.begin_session(self.numbered)
+        identity = self.memo(_DRAWS)
+        self._draws = (
+            self._transport.draws() if identity is None else self._transport.draws_of(identity)
+        )
+        self._enter()
         if self.is_replaying:
             asyncio.get_running_loop().call_later(_REPLAY, self._check)
+
+    def _enter(self) -> None:
+        draws.use(self._draws)
+        record_in(self)
 
     @property
     def is_replaying(self) -> bool:
         """Return True while it is not yet where the earlier gateway had brought it."""
         return self._journal.is_replaying
 
+    @property
+    def is_adopted(self) -> bool:
+        """Return True if an earlier gateway has begun it."""
+        return self._transport.is_greeted_before
+
     def forget(self) -> None:
         """Keep the connection no longer."""
         self._transport.forget()
 
-    def _check(self) -> None:
-        if self.is_replaying and not self._transport.is_closing():
-            log.warning("a session cannot go on: it is not where it was after %g s", _REPLAY)
+    def abort(self) -> None:
+        """Abort the connection: what follows cannot be what it should be."""
+        if not self._transport.is_closing():
             self._transport.abort()
+
+    # ------------------------------------------------------------------------------------- to another connection
+    @property
+    def earlier(self) -> list[Message | None]:
+        """Return what the client sent over earlier connections, None for each of its moves."""
+        return self._journal.earlier
+
+    def retain(self) -> None:
+        """Keep the session while its client is away, until it moves or is closed."""
+        self._transport.retain()
+
+    def close(self) -> None:
+        """Keep no more of the session."""
+        self._journal.forgotten = True
+        self._transport.release()
+
+    def move(self, other: KeptSession | None, sent: int, numbered: int, origin: bytes) -> None:
+        """Go on in the current task over the connection of `other`; None: over one that nothing keeps.
+
+        sent, numbered: of the events, as in `Place`. origin: describes the request that opened the
+        session.
+        """
+        if other is None or self._journal.forgotten:
+            self.forget()
+            self.close()
+            if other is not None:
+                other.forget()
+            return
+        if not self._has_moved:
+            self.note(_DRAWS, self._transport.identity)
+            self.note(ORIGIN, origin)
+        self._has_moved = True
+        try:
+            self._transport.move(other._transport, self._handled, Place(sent, numbered))
+        except BadMemory as error:
+            log.warning("a session is kept no longer: %s", error)
+            other.forget()
+            self.close()
+        self._transport, self._handled = other._transport, 0
+        self._enter()  # the task of the other connection
+
+    def _check(self) -> None:
+        if (self.is_replaying or self._early) and not self._transport.is_closing():
+            log.warning("a session cannot go on: it is not where it was after %g s", _REPLAY)
+            self.abort()
 
     # ------------------------------------------------------------------------------------------- what it is made of
     def open(self, digest: bytes) -> JournaledStream:
@@ -84,6 +160,29 @@ class KeptSession:
     async def input(self) -> None:
         """Wait until the client's next message is to be handled."""
         await self._journal.input()
+        self._handled += 1
+
+    async def input_again(self) -> None:
+        """Wait until the next of `earlier` is to be handled."""
+        await self._journal.input()
+
+    @contextmanager
+    def deciding(self, name: str, *, is_told: bool = False) -> Iterator[bool]:
+        """Decide in the block as an earlier gateway did, whose refusals are noted under `name`.
+
+        Yields True if that has not refused. is_told: its client knows what follows from that.
+
+        Raises the error that was noted; an error of the block is noted.
+        """
+        if (refusal := self.memo(name)) is not None:
+            raise from_wire(*_decode_refusal(refusal))
+        is_admitted = self.is_replaying or is_told
+        try:
+            yield is_admitted
+        except MotetError as error:
+            if not is_admitted:
+                self.note(name, _encode((error.code, error.message, error.retryable, error.param)))
+            raise
 
     # ------------------------------------------------------------------------------------------------------- events
     def known(self, sequence: str) -> int | None:
@@ -94,6 +193,21 @@ class KeptSession:
         if numbers := self._numbers.get(sequence):
             return numbers.popleft()
         return 0 if sequence in self._ended else None
+
+    def in_order(self, number: int, event: bytes) -> Sequence[bytes]:
+        """Return the events to send after one of this number was rendered that is to be sent."""
+        if self._next > self.numbered:
+            return (event,)
+        self._early[number] = event
+        ready = []
+        while self._next in self._early:
+            ready.append(self._early.pop(self._next))
+            self._next += 1
+        return ready
+
+    def is_sent(self, sequence: str) -> bool:
+        """Return True if the next event of a sequence was sent, or cannot be any more."""
+        return bool(self._numbers.get(sequence)) or sequence in self._ended
 
     def render(self, first: int, events: list[tuple[str, bool]]) -> None:
         """Record new events before they are sent: their sequences, and whether they are deltas.

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from .draws import Draws
 from .journal import Journal
 from .memory import READ, BadMemory, ConnectionMemory
+from .moves import Place, messages, upgrade_end
 
 log = logging.getLogger(__name__)
-
-_HEAD_END = b"\r\n\r\n"
 
 
 class KeptConnection(asyncio.BufferedProtocol):
@@ -39,6 +39,8 @@ class KeptConnection(asyncio.BufferedProtocol):
         self.memory, self.adopted = memory, adopted
         self._make, self._ended = make, ended
         self.is_kept = True
+        self.is_retained = False  # True: the memory outlives the connection
+        self._is_lost = False
         self.journal = Journal(memory, self.forget, self.abort)
         self.protocol: asyncio.Protocol | None = None
         self._outer: KeptTransport | None = None
@@ -63,7 +65,7 @@ class KeptConnection(asyncio.BufferedProtocol):
                 outer.resend(rest)
             if self.memory.is_socket:
                 data = self.memory.received()
-                self._head = data.index(_HEAD_END) + len(_HEAD_END)
+                self._head = upgrade_end(data)
                 protocol.data_received(data[: self._head])
                 return
         if (data := self.memory.received()) and not outer.is_closing():
@@ -112,10 +114,15 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.forget()
+        if self.is_retained:
+            self.leave()
+        else:
+            self.forget()
         if self.protocol is not None:
             self.protocol.connection_lost(exc)
-        self.memory.close()
+        self._is_lost = True
+        if not self.is_retained:
+            self.memory.close()
 
     def abort(self) -> None:
         """Abort the connection: what follows cannot be what it should be."""
@@ -125,9 +132,21 @@ class KeptConnection(asyncio.BufferedProtocol):
     def forget(self) -> None:
         """Keep the connection no longer: it ends with this process."""
         if self.is_kept:
-            self.is_kept = False
             self.journal.forgotten = True
+            self.leave()
+
+    def leave(self) -> None:
+        """Have the store drop the connection, of which the memory is used on."""
+        if self.is_kept:
+            self.is_kept = False
             self._ended()
+
+    def release(self) -> None:
+        """Close the memory with the connection, at once if that is lost."""
+        if self.is_retained:
+            self.is_retained = False
+            if self._is_lost:
+                self.memory.close()
 
 
 class KeptTransport(asyncio.Transport):
@@ -147,7 +166,8 @@ class KeptTransport(asyncio.Transport):
         self.was_answered = connection.adopted and self._memory.is_answered
         self._at = (0, 0)
         self._is_socket = False
-        self._is_greeted = connection.adopted and self._memory.is_socket
+        self.is_greeted_before = connection.adopted and self._memory.is_socket
+        self._is_greeted = self.is_greeted_before
         self.events = state.writes if self._is_greeted else 0  # of a session, that were rendered
         self.is_adopting = False  # True: the protocol gets what another gateway has received
 
@@ -171,6 +191,41 @@ class KeptTransport(asyncio.Transport):
     def forget(self) -> None:
         """Keep the connection no longer."""
         self._connection.forget()
+
+    def retain(self) -> None:
+        """Keep the memory when the client leaves, until `release`."""
+        self._connection.is_retained = True
+
+    def release(self) -> None:
+        self._connection.release()
+
+    @property
+    def identity(self) -> bytes:
+        """Return what the draws of the current request are derived from."""
+        return self._memory.secret + self._memory.state.generation.to_bytes(8)
+
+    def draws_of(self, identity: bytes) -> Draws:
+        """Return the draws of a request over another connection, by its `identity`."""
+        return Draws(identity[:-8], int.from_bytes(identity[-8:]), self._journal.time)
+
+    def move(self, other: KeptTransport, handled: int, place: Place) -> None:
+        """Have the session go on over another connection.
+
+        handled: messages of the client over this one. Raises BadMemory if it does not fit there.
+        """
+        connection = other._connection
+        self._journal.move(
+            connection.memory,
+            islice(messages(self._memory.received()), handled),
+            place,
+            connection.forget,
+            connection.abort,
+        )
+        other._journal = connection.journal = self._journal
+        other.events = place.sent
+        connection.is_retained = True
+        self._connection.leave()
+        self._connection.release()
 
     def write(self, data: Any) -> None:
         """Write a whole response, or messages of a WebSocket."""

@@ -26,7 +26,6 @@ from motet_gateway.tenancy.usage import (
 from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.voice.conversation.settings import ReplySettings
 from motet_pipelines.voice.speak import Outcome as SpeechOutcome
-from motet_shared.errors import MotetError
 from motet_shared.messages import Audio, Chat, Text
 
 from .pictures import shown, with_placeholders
@@ -52,23 +51,11 @@ class TenantAdmission:
     def _decided(self) -> Iterator[bool]:
         """Decide as the gateway before did, whose refusals are noted; True: it has admitted this."""
         self._asked += 1
-        name = f"refusal {self._asked}"
         if self._kept is None:
             yield False
             return
-        if self._kept.is_replaying:
-            if (refusal := self._kept.memo(name)) is not None:
-                code, message = msgspec.msgpack.decode(refusal, type=tuple[str, str])
-                error = MotetError(message)
-                error.code = code
-                raise error
-            yield True
-            return
-        try:
-            yield False
-        except MotetError as error:
-            self._kept.note(name, msgspec.msgpack.encode((error.code, error.message)))
-            raise
+        with self._kept.deciding(f"refusal {self._asked}") as is_admitted:
+            yield is_admitted
 
     def recognizer(self, name: str) -> str:
         """Return the model that transcribes. Raises UnknownModel or Unavailable."""

@@ -55,11 +55,11 @@ class Channel:
         """
         self._prefix = b"event_" + draws.token_hex(6).encode() + b"_"
         self._kept = kept
-        self._count = 0 if kept is None else kept.sent
+        self._count = 0 if kept is None else kept.numbered
         self._sequence = ""  # of the events that are rendered now
         self._rendered: list[tuple[int, str]] = []  # number and sequence of those not added yet
         self.closed = False
-        self._log = EventLog(memory, self._count)
+        self._log = EventLog(memory, 0 if kept is None else kept.sent)
         self._socket: Connection | None = None
         self._changed = asyncio.Event()  # set while there is a socket, and once it is closed
         self._away_since, self._away = time.monotonic(), 0.0  # seconds
@@ -111,15 +111,17 @@ class Channel:
     def _unsent(
         self, kept: KeptSession, events: list[bytes], rendered: list[tuple[int, str]]
     ) -> list[bytes]:
-        """Return the events that no earlier gateway has sent."""
-        unsent, new, first, steps = [], [], 0, 0
+        """Return the events to send: those that no earlier gateway has sent to this socket."""
+        unsent: list[bytes] = []
+        new, first, steps = [], 0, 0
         for event, (number, sequence) in zip(events, rendered, strict=True):
             is_delta = _DELTA in event[:_TYPE]
             steps += not is_delta
-            if number > kept.sent:
+            if number > kept.numbered:
                 first = first or number
-                unsent.append(event)
                 new.append((sequence, is_delta))
+            if number > kept.sent:
+                unsent += kept.in_order(number, event)
             elif number:
                 self._log.restore(number, event)
         if new:
@@ -173,6 +175,11 @@ class Channel:
         """Return the seconds of a clock that stops while no client is attached."""
         now = time.monotonic()
         return now - self._away - (now - self._away_since if self._socket is None else 0.0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return how many events were sent to the client as it is now, and how many have a number."""
+        return self._log.count, self._count
 
     def check(self, after: str | None) -> None:
         """Raise EventNotFound if a client that saw event `after` last cannot have what followed."""

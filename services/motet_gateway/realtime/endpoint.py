@@ -14,10 +14,11 @@ from motet_gateway.http.asgi import Scope
 from motet_gateway.http.socket import Socket
 from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.tenancy.auth import Caller
-from motet_gateway.tenancy.client_secrets import ClientSecret
+from motet_gateway.tenancy.client_secrets import SECRET, ClientSecret
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
+from .client_secrets import prepared_by
 from .event_log import EventNotFound
 from .prepared_session import PreparedSession
 from .session import Attachment, Session
@@ -56,6 +57,7 @@ async def realtime(service: GatewayContext, socket: Socket) -> None:
     """
     if socket.caller is None:
         raise RuntimeError("the connection is not authenticated yet: `caller` is not set")
+    socket.be_original()
     query = _Query.of(socket.scope)
     begin = _resume if query.session_id else _open
     session, attachment = await begin(service, socket.caller, query, socket)
@@ -92,51 +94,71 @@ async def _open(
 ) -> tuple[Session, Attachment]:
     """Open a new session. Raises MotetError with the message for the client."""
     if caller.secret is not None:
-        session = _prepared(service, caller, caller.secret, query, socket)
+        session = await _prepared(service, caller, caller.secret, query, socket)
     else:
-        model, kind = _admit(service, query)
+        model, kind = _admit(service, query, is_admitted=socket.is_adopted)
         session = Session(service, socket, caller, model, kind, kept=socket.keep())
-        service.sessions.add(session)
+        service.sessions.add(session, is_admitted=socket.is_adopted)
     return session, session.attachment
 
 
-def _prepared(
+async def _prepared(
     service: GatewayContext, caller: Caller, secret: ClientSecret, query: _Query, socket: Socket
 ) -> Session:
     """Open the session of a client secret, which that can do once."""
-    prepared = admit_secret(service, secret, query.model)
-    settings = prepared.settings
-    session = Session(service, socket, caller, settings.model, settings.kind, prepared)
-    service.sessions.add(session)
-    secret.opened = True
+    is_admitted = socket.memo(SECRET) is not None  # else it was not opened before
+    prepared = await admit_secret(service, secret, query.model, is_admitted=is_admitted)
+    settings, secrets = prepared.settings, service.client_secrets
+    stored = secrets.stored(secret)
+    if is_admitted:
+        secret.opened = True
+    else:
+        await secrets.open(secret)
+    try:
+        kept = socket.keep()
+        if kept is not None and not is_admitted:
+            kept.note(SECRET, stored)
+        session = Session(
+            service, socket, caller, settings.model, settings.kind, prepared, kept=kept
+        )
+        service.sessions.add(session, is_admitted=is_admitted)
+    except BaseException:
+        await secrets.close(secret)
+        raise
     return session
 
 
-def admit_secret(service: GatewayContext, secret: ClientSecret, given: str) -> PreparedSession:
-    """Return the session that a secret opens. `given`: the model that the client names, if any.
+async def admit_secret(
+    service: GatewayContext, secret: ClientSecret, given: str, *, is_admitted: bool = False
+) -> PreparedSession:
+    """Return the session that a secret opens.
+
+    given: the model that the client names, if any. is_admitted: another gateway has opened it.
 
     Raises MotetError if it cannot be opened now.
     """
-    secret.check_unused()
-    prepared: PreparedSession = secret.settings
+    if not is_admitted:
+        secret.check_unused()
+        service.check_room()
+    prepared = await prepared_by(service, secret)
     model = prepared.settings.model
     if given not in ("", model) and role_of_alias(given) != CHAT:
         message = f"`model` is {given!r}, but the client secret is for {model!r}; leave it out"
         raise BadRequest(message, param="model")
-    service.check_room()
-    if model:
-        service.admit(model)
-    service.check_open()
     return prepared
 
 
-def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:
-    """Return the model of the session ("" for transcription) and the kind of session."""
+def _admit(service: GatewayContext, query: _Query, *, is_admitted: bool) -> tuple[str, Kind]:
+    """Return the model of the session ("" for transcription) and the kind of session.
+
+    is_admitted: there was room for it in another gateway.
+    """
+    if not is_admitted:
+        service.check_room()
     if query.intent is not None:
         return _admit_transcription(service, query.intent)
     if not query.model:
         raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
-    service.check_room()
     return service.admit(query.model), "realtime"
 
 
@@ -147,7 +169,6 @@ def _admit_transcription(service: GatewayContext, intent: str) -> tuple[str, Kin
             f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent"
         )
     SpeechServices.find(service.bus.directory, coming=True).need("intent", transcription=True)
-    service.check_room()
     service.check_open()
     return "", "transcription"
 

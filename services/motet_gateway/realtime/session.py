@@ -21,6 +21,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
+from motet_gateway.http.socket import Socket
 from motet_gateway.kept.session import END, KeptSession
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.operations.targets import target_of
@@ -123,6 +124,7 @@ class Session:
         self.model = model  # "" for a session that only transcribes
         self.settings = SessionSettings.default(model, self.speech, kind)
         self.id = new_id("sess")
+        self._origin = socket.scope
         if prepared is not None:
             self.settings, self.id = prepared.settings, prepared.session_id
         if target := target_of(socket.scope, service.bus.directory, model):
@@ -155,6 +157,9 @@ class Session:
             if attachment.first:
                 self._conversing = asyncio.create_task(self._converse(), name="conversation")
                 await self._send("session.created", session=self._as_session())
+                if self._kept is not None:
+                    self._kept.retain()
+                    await self._hear_again(self._kept)
             else:
                 await self._resume()
             while True:
@@ -168,6 +173,16 @@ class Session:
         finally:
             self.channel.detach(attachment.socket)
             attachment.over.set()
+
+    async def _hear_again(self, kept: KeptSession) -> None:
+        """Handle what the client sent over earlier sockets."""
+        for message in kept.earlier:
+            if message is None:
+                await self._resume()
+            else:
+                await kept.input_again()
+                await self._handle(message.text)
+                self._received += 1
 
     async def _resume(self) -> None:
         """Send what the client had not received before, and what it needs to continue."""
@@ -193,14 +208,14 @@ class Session:
                 "the session is busy with an event that came before; try again"
             ) from None
 
-    def attach(self, socket: Connection, after: str | None) -> Attachment:
+    def attach(self, socket: Socket, after: str | None) -> Attachment:
         """Attach a client that has the events up to `after`.
 
         Raises EventNotFound if what followed is not kept any more.
         """
-        if self._kept is not None:
-            self._kept.forget()  # what the new socket brings is not in the memory of the first one
         self.channel.attach(socket, after)
+        if self._kept is not None:
+            socket.go_on(self._kept, *self.channel.place, self._origin)
         self.attachment = Attachment(socket)
         return self.attachment
 
@@ -230,6 +245,8 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._kept is not None:
+            self._kept.close()
 
     # --------------------------------------------------------------------------------- conversation
     async def _converse(self) -> None:

@@ -62,15 +62,17 @@ class Sessions(Generic[Session]):
         """Return True if sessions without a client are kept."""
         return self._seconds > 0 and self._most > 0
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Session, *, is_admitted: bool = False) -> None:
         """Add a new session; if its tenant has too many, its oldest disconnected one ends.
+
+        is_admitted: another gateway has admitted it, and this one does not refuse it.
 
         Raises Overloaded if there is none to end.
         """
         tenant = session.caller.tenant
         if tenant.sockets_full and (oldest := self._oldest(tenant)) is not None:
             self._begin_end(oldest)
-        tenant.open_socket()
+        tenant.open_socket(is_admitted=is_admitted)
         self._all[session.id] = session
 
     def has(self, session_id: str) -> bool:

@@ -100,18 +100,25 @@ class Authenticator:
         """Return a tenant by the name under which its things are kept; None if it is gone."""
         return self._default.tenant if name in ("", DEFAULT) else self._tenants.get(name)
 
-    def authenticate(self, scope: Scope, secrets: ClientSecrets | None = None) -> Caller:
-        """Return the caller of a request; `secrets` are accepted where they are given.
+    async def authenticate_any(self, scope: Scope, secrets: ClientSecrets) -> Caller:
+        """Return the caller of a request that client secrets open, too.
+
+        Raises as `authenticate`, and Unavailable while a secret cannot be looked up.
+        """
+        if (value := client_secret(scope)) is None:
+            return self.authenticate(scope)
+        # A secret allows any page, as a key does, which no page has by itself.
+        self.origins.check(scope, keyed=True)
+        return self._with_secret(await secrets.find(value))
+
+    def authenticate(self, scope: Scope) -> Caller:
+        """Return the caller of a request.
 
         Raises Unauthorized without an accepted key, Forbidden for a page of a site that is not
         allowed.
         """
-        given = _bearer(scope) or _header_key(scope) or _from_subprotocol(scope)
-        is_secret = secrets is not None and given.startswith(PREFIX)
-        # A secret allows any page, as a key does, which no page has by itself.
-        self.origins.check(scope, keyed=self._keyed or is_secret)
-        if secrets is not None and is_secret:
-            return self._with_secret(secrets.find(given))
+        given = _given_key(scope)
+        self.origins.check(scope, keyed=self._keyed)
         if not self._keyed:
             return self._default
         if not given:
@@ -148,6 +155,16 @@ class Authenticator:
                 raise RuntimeError(
                     f"{tenant.streams} streams, {tenant.sockets} sockets: a slot was released twice"
                 )
+
+
+def client_secret(scope: Scope) -> str | None:
+    """Return the client secret of a request, None without one."""
+    given = _given_key(scope)
+    return given if given.startswith(PREFIX) else None
+
+
+def _given_key(scope: Scope) -> str:
+    return _bearer(scope) or _header_key(scope) or _from_subprotocol(scope)
 
 
 def _bearer(scope: Scope) -> str:

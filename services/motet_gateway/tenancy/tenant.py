@@ -208,12 +208,15 @@ class Tenant:
             self.audio.hold(audio),
         )
 
-    def hold_audio(self, amount: int) -> Hold:
+    def hold_audio(self, amount: int, *, is_admitted: bool = False) -> Hold:
         """Hold microseconds of audio for a part of a running reply.
+
+        is_admitted: as in `take_now`.
 
         Raises RateLimited if they are not available. The caller settles the hold.
         """
-        self._check(self.audio, amount)
+        if not is_admitted:
+            self._check(self.audio, amount)
         return self.audio.hold(amount)
 
     @property
@@ -221,9 +224,9 @@ class Tenant:
         most = self.limits.concurrent_sockets
         return most is not None and self.sockets >= most
 
-    def open_socket(self) -> None:
-        """Count one more session. Raises Overloaded if there are too many."""
-        if self.sockets_full:
+    def open_socket(self, *, is_admitted: bool = False) -> None:
+        """Count one more session. Raises Overloaded if there are too many, unless it was admitted."""
+        if self.sockets_full and not is_admitted:
             self._refuse(
                 "sockets", f"{self.sockets} sessions are open, the most allowed; close one first", 1
             )

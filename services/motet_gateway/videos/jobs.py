@@ -16,9 +16,11 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+from motet_gateway.files.store import created_at
 from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.images.schema import CHECKPOINT_EVERY, size_of
 from motet_gateway.openai.aliases import VIDEO, model_of
+from motet_gateway.storage.jetstream import ERRORS, unavailable
 from motet_gateway.storage.work_queue import Place, WorkQueue
 from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import Drawn, draw
@@ -32,6 +34,8 @@ from .store import OVER, Video, VideoStore
 log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 5  # attempts after which a job has failed
+_STORED_WITHIN = 5.0  # seconds after which a video in the queue is stored, or never
+_POLL = 0.05  # seconds
 _SAVE_INTERVAL = 0.5  # seconds between two updates of a record
 _PREVIEWS = 4
 _DONE = 99  # percent of a video that is made and not stored yet
@@ -66,9 +70,15 @@ class VideoJobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def submit(self, owner: str, video: Video) -> None:
-        """Store and enqueue a video. Raises Unavailable if the store does not answer."""
+        """Enqueue and store a video. Raises Unavailable if the store does not answer.
+
+        It is enqueued first: one that is stored is in the queue, whatever ends in between.
+        """
+        try:
+            await self._queue.push(f"{owner}:{video.id}")
+        except ERRORS as error:
+            raise unavailable("the video cannot be queued", error) from None
         await self.store.create(owner, video)
-        await self._queue.push(f"{owner}:{video.id}")
 
     # ---------------------------------------------------------------------------------- making
     def _place(self, job: str) -> Place:
@@ -78,7 +88,7 @@ class VideoJobs:
         """Make one video; return True once it is over, False to try it again."""
         owner, _, video_id = job.rpartition(":")
         try:
-            video = await self.store.get(owner, video_id)
+            video = await self._stored(owner, video_id)
         except NotFound:
             return True
         revision = await self.store.revision(owner, video_id)
@@ -90,6 +100,16 @@ class VideoJobs:
                 return await attempted.run()
         except Exception as error:
             return await self._failed(attempted, attempt, as_motet_error(error))
+
+    async def _stored(self, owner: str, video_id: str) -> Video:
+        """Return a video; waits for one that is being stored. Raises NotFound if it is not."""
+        while True:
+            try:
+                return await self.store.get(owner, video_id)
+            except NotFound:
+                if time.time() > created_at(video_id) + _STORED_WITHIN:
+                    raise
+            await asyncio.sleep(_POLL)
 
     async def _failed(self, attempted: _Attempt, attempt: int, error: MotetError) -> bool:
         """Record why an attempt failed; return False if another one may succeed."""

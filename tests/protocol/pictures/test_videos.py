@@ -19,6 +19,8 @@ from PIL import Image
 
 from motet_cli.main import main
 from motet_diffusion.service import Diffusion
+from motet_gateway.videos.store import Video
+from motet_shared.errors import Unavailable
 from motet_shared.messages import ModelCard
 from motet_shared.testing import NatsServer, free_port, running
 from support.checkpoints import diffusion_checkpoints
@@ -242,6 +244,44 @@ async def test_a_deleted_video_is_made_no_further(nats: NatsServer, wan: Path) -
         for kind in ("open", "files"):
             assert await store.ids("", kind) == []
         painter.check_integrity()
+
+
+async def test_what_is_stored_is_in_the_queue(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that dies between the two leaves no video that waits for ever."""
+    async with (
+        served_gateway(nats, videos=0) as gateway,
+        running(FakeVideos(await nats.bus("diffusion"))),
+        Served(gateway).client() as client,
+    ):
+        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
+        assert gateway.service is not None
+        jobs = gateway.service.videos
+        assert jobs is not None
+        create, queued = jobs.store.create, []
+
+        async def dies(owner: str, video: Video) -> None:
+            queued.append(f"{owner}:{video.id}")
+            raise Unavailable("the gateway has died")
+
+        monkeypatch.setattr(jobs.store, "create", dies)
+        with pytest.raises(openai.InternalServerError):
+            await client.videos.create(**BODY, extra_body=EXTRA)
+        assert (await client.videos.list()).data == []
+        async with asyncio.timeout(20):
+            assert await jobs._run(queued[0], 1), "it is over: nothing was stored"
+
+        async def stores_late(owner: str, video: Video) -> None:
+            running_.append(asyncio.create_task(jobs._run(f"{owner}:{video.id}", 1)))
+            await asyncio.sleep(0.3)
+            await create(owner, video)
+
+        running_: list[asyncio.Task[bool]] = []
+        monkeypatch.setattr(jobs.store, "create", stores_late)
+        made = await client.videos.create(**BODY, extra_body=EXTRA)
+        assert await asyncio.wait_for(running_[0], 20)
+        assert (await client.videos.retrieve(made.id)).status in ("completed", "failed")
 
 
 async def test_videos_are_their_tenants_and_bounded(nats: NatsServer, tmp_path: Path) -> None:

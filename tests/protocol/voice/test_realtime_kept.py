@@ -16,7 +16,7 @@ from support.clients.realtime_client import TRANSCRIPTION, Client, one, sound
 from support.media.spoken import say, silence
 from support.services.fake_services import MODEL, words
 from support.services.resuming_services import ResumingTts
-from support.services.two_lives import Connection, realtime_socket
+from support.services.two_lives import Connection, kept_socket
 from support.services.voice_services import LiveAsr
 from support.stages.voice_stage import Stage, stage
 
@@ -69,7 +69,7 @@ async def made() -> AsyncIterator[Stage]:
 async def talk(made: Stage, *strikes: str) -> AsyncIterator[Struck]:
     assert made.gateway.service is not None
     app = App(made.gateway.service)
-    async with realtime_socket(app, f"model={MODEL}") as (connection, socket):
+    async with kept_socket(app, f"/v1/realtime?model={MODEL}") as (connection, socket):
         client = Struck(socket)
         client.connection, client.strikes = connection, list(strikes)
         await client.until("session.created")

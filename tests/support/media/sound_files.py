@@ -85,3 +85,11 @@ def _header(kind: int, rate: int, bits: int, nbytes: int) -> bytes:
 def claiming(data: bytes, rate: int) -> bytes:
     """Return a WAV file whose header has another rate than the sound."""
     return data[:24] + struct.pack("<II", rate, min(rate * 2, 2**32 - 1)) + data[32:]
+
+
+def without_serial(ogg: bytes) -> Any:
+    """The pages of a file without the serial number of their stream, which is drawn, and the checksum over it."""
+    head, *pages = ogg.split(b"OggS")
+    assert not head
+    assert len({page[10:14] for page in pages}) == 1
+    return [page[:10] + page[14:18] + page[22:] for page in pages]

@@ -102,16 +102,20 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def realtime_socket(
-    app: Any, query: str
+async def kept_socket(
+    app: Any, path: str, headers: dict[str, str] | None = None
 ) -> AsyncIterator[tuple[Connection, websockets.ClientConnection]]:
-    """Open a realtime WebSocket over a connection whose gateways die; close it at the end."""
+    """Open a WebSocket over a connection whose gateways die; close it at the end."""
     connection = Connection(app)
     await connection.live()
-    url = f"ws://localhost/v1/realtime?{query}"
     try:
         async with websockets.connect(
-            url, sock=connection.client, max_size=None, proxy=None, compression=None
+            f"ws://localhost{path}",
+            sock=connection.client,
+            max_size=None,
+            proxy=None,
+            compression=None,
+            additional_headers=headers,
         ) as client:
             yield connection, client
     finally:

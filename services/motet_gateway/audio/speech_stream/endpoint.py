@@ -27,10 +27,11 @@ async def speech_stream(service: GatewayContext, socket: Socket) -> None:
         raise UnsupportedParameter(
             f"unknown query parameter {name!r}; send it in `session.config`", param=name
         )
-    service.check_room()
-    service.check_open()
-    session = SpeechSession(service, socket, socket.caller)
-    service.sessions.add(session)
+    if not socket.is_adopted:
+        service.check_room()
+        service.check_open()
+    session = SpeechSession(service, socket, socket.caller, socket.keep())
+    service.sessions.add(session, is_admitted=socket.is_adopted)
     socket.served = True
     try:
         await session.run(socket.receive)

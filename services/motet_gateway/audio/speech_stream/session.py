@@ -11,17 +11,20 @@ from typing import Any
 from motet_gateway.audio.speech import speech_model
 from motet_gateway.audio.voices import cloned_voice
 from motet_gateway.context import GatewayContext
-from motet_gateway.files.store import new_id
 from motet_gateway.http.asgi import ClientGone, Receive
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
 from motet_gateway.http.socket import Socket
+from motet_gateway.kept import draws
+from motet_gateway.kept.session import END, KeptSession
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.realtime.events import event_id
 from motet_gateway.tenancy.auth import Caller
+from motet_pipelines.answers import noted
 from motet_shared.errors import BadRequest, Draining
 
 from . import events
+from .outbox import ANSWERS, Outbox
 from .speaker import Speaker
 from .texts import Settings, Texts, Utterance
 
@@ -34,10 +37,20 @@ _NORMAL, _LEAVING, _RESTARTING, _EXPELLED = 1000, 1001, 1012, 3000  # close code
 class SpeechSession:
     """Serve one connection."""
 
-    def __init__(self, service: GatewayContext, socket: Socket, caller: Caller):
-        self.id = new_id("speech")
+    def __init__(
+        self,
+        service: GatewayContext,
+        socket: Socket,
+        caller: Caller,
+        kept: KeptSession | None = None,
+    ):
+        """`kept`: what keeps it beyond the death of this gateway."""
+        self.id = "speech_" + draws.token_hex(12, "session")
         self.caller = caller
-        self._service, self._socket = service, socket
+        self._service, self._socket, self._kept = service, socket, kept
+        self._outbox = Outbox(socket, kept)
+        self._request_id = noted("request_id", socket.request_id)
+        self._received = 0  # messages of the client
         self._texts = Texts()
         self._settings: Settings | None = None
         self._draining = False
@@ -91,28 +104,38 @@ class SpeechSession:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
+            if self._kept is not None:
+                await self._kept.input()
+            self._received += 1
             await self._handle(message.get("text"))
 
     async def _handle(self, text: str | None) -> None:
         """Handle one event. Any error is sent to the client, and the socket stays open."""
-        given = None
+        was_accepted = False
         try:
-            if text is None:
-                raise BadRequest("binary messages are not part of this protocol; send JSON as text")
-            check_json(text, self.caller.tenant)
-            ignored = None if self._service.config.strict else Ignored("speech")
-            event = events.decode(text, ignored)
-            if ignored is not None and ignored.paths:
-                log.info("%s ignores %s", PATH, ignored.names, extra={"ignored": ignored.names})
-            given = event.event_id
-            await self._handlers[type(event)](event)
+            with self._outbox.deciding(f"message {self._received}") as was_accepted:
+                await self._obey(text)
         except ClientGone:
             raise
         except Exception as error:
+            if was_accepted and self._kept is not None:  # what followed cannot be made again
+                log.warning("a spoken text cannot go on: %s", error)
+                self._kept.abort()
+                raise ClientGone from None
             problem = Problem.of(error)
             problem.note(PATH)
-            shown = events.error(problem, given or (event_id(text) if text else None))
-            await self._socket.write(lambda: (shown,))
+            shown = events.error(problem, event_id(text) if text else None)
+            await self._outbox.send(ANSWERS, lambda: (shown,))
+
+    async def _obey(self, text: str | None) -> None:
+        if text is None:
+            raise BadRequest("binary messages are not part of this protocol; send JSON as text")
+        check_json(text, self.caller.tenant)
+        ignored = None if self._service.config.strict else Ignored("speech")
+        event = events.decode(text, ignored)
+        if ignored is not None and ignored.paths:
+            log.info("%s ignores %s", PATH, ignored.names, extra={"ignored": ignored.names})
+        await self._handlers[type(event)](event)
 
     async def _configure(self, config: events.SessionConfig) -> None:
         if self._texts.is_open:
@@ -160,7 +183,9 @@ class SpeechSession:
     async def _speak(self) -> None:
         """Speak all utterances, one after another, and close the socket after the last."""
         while (utterance := await self._texts.take()) is not None:
-            speaker = Speaker(self._service, self._socket, self.caller.tenant, self._texts)
+            speaker = Speaker(
+                self._service, self._outbox, self.caller.tenant, self._texts, self._request_id
+            )
             self._speaking = asyncio.create_task(speaker.run(utterance), name="utterance")
             if utterance.refused:
                 self._speaking.cancel()
@@ -188,4 +213,6 @@ class SpeechSession:
         if error is not None:
             problem = Problem.of(error)
             problem.note(PATH)
-        await self._socket.write(lambda: speaker.ending(utterance, problem))
+        await self._outbox.send(
+            utterance.sequence + END, lambda: speaker.ending(utterance, problem)
+        )

@@ -11,7 +11,6 @@ from motet_gateway.audio.encoder import Encoder, make_encoder
 from motet_gateway.audio.speech import encoded, usage_of
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.problems import Problem
-from motet_gateway.http.socket import Socket
 from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.usage import SpeechMeter, speech_length
 from motet_pipelines.voice.speak import RATE, Outcome, sentences, speak_sentence
@@ -20,6 +19,7 @@ from motet_shared.messages import Audio, Speak
 from motet_shared.text.sentences import Chunk
 
 from . import events
+from .outbox import Outbox
 from .texts import Texts, Utterance
 
 _CHANNELS = 1
@@ -32,8 +32,16 @@ class Speaker:
     `stream_audio` one encoder makes one stream of it, else each sentence is a file.
     """
 
-    def __init__(self, service: GatewayContext, socket: Socket, tenant: Tenant, texts: Texts):
-        self._service, self._socket, self._tenant, self._texts = service, socket, tenant, texts
+    def __init__(
+        self,
+        service: GatewayContext,
+        outbox: Outbox,
+        tenant: Tenant,
+        texts: Texts,
+        request_id: str,
+    ):
+        self._service, self._outbox, self._tenant, self._texts = service, outbox, tenant, texts
+        self._request_id = request_id
         self._outcome = Outcome()
         self._sentence = _Sentence()
         self._spoken = 0  # sentences that were begun
@@ -41,8 +49,11 @@ class Speaker:
     async def run(self, utterance: Utterance) -> None:
         """Send all audio. Raises MotetError, and ClientGone once the client has left."""
         settings = utterance.settings
-        self._tenant.count_request()
-        with await self._tenant.take():
+        with self._outbox.deciding(utterance.sequence, utterance.sequence) as is_admitted:
+            if not is_admitted:
+                self._tenant.count_request()
+            ticket = self._tenant.take_now(is_admitted=is_admitted)
+        with ticket:
             try:
                 await self._run(utterance)
             finally:
@@ -53,9 +64,10 @@ class Speaker:
         request = settings.config.as_request(
             settings.model,
             "",
-            self._socket.request_id,
+            self._request_id,
             cloned=settings.cloned is not None,
             priority=self._tenant.rights.priority(None),
+            draw=utterance.sequence,
         )
         streams = settings.config.stream_audio
         encoder = make_encoder(settings.config.response_format)
@@ -63,10 +75,10 @@ class Speaker:
             async for number, chunk in units:
                 if not streams and number:
                     encoder = make_encoder(settings.config.response_format)
-                with self._charged(chunk, settings.config.speed) as meter:
+                with self._charged(utterance, number, chunk) as meter:
                     await self._say(utterance, request, number, chunk, encoder, meter)
                 utterance.unspoken -= chunk.end - chunk.start
-                await self._send(self._sentence.done(utterance, self._texts.credit))
+                await self._send(utterance, self._sentence.done(utterance, self._texts.credit))
         if streams and self._outcome.samples:
             await self._send_audio(utterance, await encoded(encoder))
 
@@ -89,9 +101,12 @@ class Speaker:
             ) from None
 
     @contextmanager
-    def _charged(self, chunk: Chunk, speed: float) -> Iterator[SpeechMeter]:
+    def _charged(self, utterance: Utterance, number: int, chunk: Chunk) -> Iterator[SpeechMeter]:
         """Hold the probable length of a sentence. Raises RateLimited if it is not available."""
-        hold = self._tenant.hold_audio(speech_length(chunk.text, speed))
+        length = speech_length(chunk.text, utterance.settings.config.speed)
+        name = f"{utterance.sequence} {number}"
+        with self._outbox.deciding(name, utterance.sequence) as is_admitted:
+            hold = self._tenant.hold_audio(length, is_admitted=is_admitted)
         try:
             yield SpeechMeter(hold)
         finally:
@@ -111,7 +126,7 @@ class Speaker:
         settings = utterance.settings
         self._sentence = _Sentence(number, self._outcome.samples)
         self._spoken = number + 1
-        await self._send(self._sentence.start(utterance, chunk.text))
+        await self._send(utterance, self._sentence.start(utterance, chunk.text))
         batches = speak_sentence(
             self._service.bus,
             request,
@@ -136,10 +151,10 @@ class Speaker:
         if not settings.config.stream_audio:
             await self._send_audio(utterance, bytes(whole) + await encoded(encoder))
         if settings.config.word_timestamps:
-            await self._send(self._sentence.words_event(utterance))
+            await self._send(utterance, self._sentence.words_event(utterance))
 
-    async def _send(self, event: bytes) -> None:
-        await self._socket.write(lambda: (event,))
+    async def _send(self, utterance: Utterance, event: bytes) -> None:
+        await self._outbox.send(utterance.sequence, lambda: (event,))
 
     async def _send_audio(self, utterance: Utterance, data: bytes) -> None:
         """Send audio; waits while the client does not read, so that its speech gets no credit."""
@@ -147,9 +162,9 @@ class Speaker:
             return
         self._sentence.total_bytes += len(data)
         if utterance.settings.config.word_timestamps:
-            await self._send(self._sentence.audio_event(utterance, data))
+            await self._send(utterance, self._sentence.audio_event(utterance, data))
         else:
-            await self._socket.write(lambda: (data,), binary=True)
+            await self._outbox.send(utterance.sequence, lambda: (data,), binary=True)
 
     def ending(self, utterance: Utterance, problem: Problem | None) -> list[bytes]:
         """Return the last events of an utterance. `problem`: the error that ended it."""

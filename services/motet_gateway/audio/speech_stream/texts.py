@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from motet_gateway.audio.speech import MOST_TEXT
+from motet_pipelines.answers import noted, was_noted
 from motet_pipelines.voice.speak import ClonedVoice
 from motet_shared.errors import BadRequest, Overloaded
 
@@ -39,6 +40,7 @@ class Utterance:
 
     def __init__(self, index: int, settings: Settings):
         self.index, self.settings = index, settings
+        self.sequence = f"utterance {index}"  # of its messages
         self.ended = self.refused = False
         self.unspoken = 0  # characters
         self._pieces: deque[str] = deque()
@@ -60,14 +62,24 @@ class Utterance:
 
         Raises TimeoutError if none comes for `patience` seconds.
         """
+        given = 0
         while True:
-            while self._pieces:
+            name = f"silence {self.index} {given}"
+            if was_noted(name):
+                raise TimeoutError
+            if self._pieces:
+                given += 1
                 yield self._pieces.popleft()
-            if self.ended:
+            elif self.ended:
                 return
-            self._changed.clear()
-            async with asyncio.timeout(patience):
-                await self._changed.wait()
+            else:
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(patience):
+                        await self._changed.wait()
+                except TimeoutError:
+                    noted(name, True)
+                    raise
 
 
 class Texts:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from motet_gateway.context import GatewayContext
@@ -57,7 +57,7 @@ async def create_call(service: GatewayContext, http: Exchange) -> None:
     prepared = await _prepared(service, http, caller, query.model, session)
     call: Call = made.Call(service, caller, prepared, http.scope)
     service.calls[call.id] = call
-    with _opening(caller.secret):
+    async with _opening(service, caller.secret):
         answer = await call.answer(sdp)
     location = f"/v1/realtime/calls/{call.id}".encode()
     await http.reply(201, answer.encode(), [(b"location", location)], _SDP.encode())
@@ -113,7 +113,7 @@ async def _prepared(
         if session is not None:
             message = "`session` is that of the client secret; leave it out"
             raise BadRequest(message, param="session")
-        return admit_secret(service, caller.secret, model)
+        return await admit_secret(service, caller.secret, model)
     service.check_room()
     patch = SessionPatch()
     if session is not None:
@@ -131,14 +131,14 @@ def _check_calls(service: GatewayContext) -> None:
         raise Overloaded(f"{len(service.calls)} calls are open, the most allowed here; try later")
 
 
-@contextmanager
-def _opening(secret: ClientSecret | None) -> Iterator[None]:
+@asynccontextmanager
+async def _opening(service: GatewayContext, secret: ClientSecret | None) -> AsyncIterator[None]:
     """Use up a client secret, unless its session cannot be opened."""
     if secret is not None:
-        secret.opened = True
+        await service.client_secrets.open(secret)
     try:
         yield
     except BaseException:
         if secret is not None:
-            secret.opened = False
+            await service.client_secrets.close(secret)
         raise

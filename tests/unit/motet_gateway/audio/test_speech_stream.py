@@ -183,9 +183,7 @@ async def test_a_key_that_is_no_longer_accepted_ends_the_session(tmp_path: Path)
         tenants_file = here.here.made.service.tenants_file
         assert tenants_file is not None
         tenants_file.read()
-        async with asyncio.timeout(5):
-            while socket.closed is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(socket.task, 10)
         assert socket.closed == 3000
         assert here.here.made.service.limits.active == 0
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -18,9 +20,10 @@ from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
 from support.clients.gateway_client import World, world
 from support.media.spoken import silence
+from support.running.until import until
 from support.services.fake_services import MODEL, words
 from support.services.resuming_services import ResumingAsr, ResumingTts
-from support.services.two_lives import Connection, realtime_socket
+from support.services.two_lives import Connection, kept_socket
 
 STORY = " ".join(f"word{number}" for number in range(60))
 SPOKEN = " ".join(f"Sentence number {number} has some words." for number in range(6))
@@ -65,8 +68,9 @@ async def session(
     *deaths: int,
     query: str = f"model={MODEL}",
     first: str = "session.created",
+    headers: dict[str, str] | None = None,
 ) -> AsyncIterator[Client]:
-    async with realtime_socket(here.app, query) as (connection, socket):
+    async with kept_socket(here.app, f"/v1/realtime?{query}", headers) as (connection, socket):
         client = Client(connection, socket, list(deaths))
         await client.until(first)
         yield client
@@ -230,6 +234,64 @@ async def test_a_cancelled_reply_stays_cancelled(here: World) -> None:
         said(client.events)
 
 
+async def secret(here: World, **session: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """A header with a client secret, and the session that it opens."""
+    body = {"session": {"type": "realtime", "output_modalities": ["text"], **session}}
+    made = (await here.post("/v1/realtime/client_secrets", body)).json()
+    return {"authorization": f"Bearer {made['value']}"}, made["session"]
+
+
+async def answered(client: Client) -> list[str]:
+    await client.say("first")
+    await client.send("response.create")
+    await client.until("response.done")
+    return said(client.events)
+
+
+async def test_a_session_of_a_client_secret_goes_on_at_every_gateway(here: World) -> None:
+    """Gateways of which none has issued it; the secret has opened its session once, and expires."""
+    headers, expected = await secret(here, instructions="be brief")
+    async with session(here, headers=headers, query="") as client:
+        undisturbed = await answered(client)
+        count = len(client.events)
+    headers, expected = await secret(here, instructions="be brief")
+    async with session(here, headers=headers, query="") as client:
+        for at in range(2, count, 20):
+            client.deaths.append(at)
+        assert client.events[0]["session"] == expected
+        secrets = here.service.client_secrets
+        await client.connection.die()
+        secrets._secrets.clear()
+        await client.connection.live()
+        assert await answered(client) == undisturbed
+        assert client.connection.lives > 3
+        async with kept_socket(here.app, "/v1/realtime", headers) as (_, other):
+            error = json.loads(await other.recv())["error"]
+            assert error["code"] == "invalid_api_key", "it has opened its session"
+        here.service.sessions._seconds = PATIENCE
+        client.socket.transport.abort()
+        await asyncio.sleep(0.05)
+        query = f"session_id={expected['id']}"
+        async with session(here, query=query, first="session.resumed", headers=headers) as again:
+            assert again.events[-1]["session"] == expected
+
+
+async def test_a_withdrawn_key_ends_the_session_of_its_secret_at_the_next_gateway(
+    here: World,
+) -> None:
+    headers, _ = await secret(here)
+    async with session(here, headers=headers, query="") as client:
+        await client.connection.die()
+        here.service.authenticator._keyed = True  # no key at all is accepted
+        await client.connection.live()
+        error = json.loads(await client.socket.recv())["error"]
+        assert error["code"] == "invalid_api_key"
+        with pytest.raises(websockets.ConnectionClosedError) as closed:
+            await client.socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 3000
+
+
 async def speak(client: Client) -> None:
     """A turn of sound that the client commits, and a spoken answer; then a written question to that."""
     audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
@@ -288,3 +350,122 @@ async def test_a_client_comes_back_to_an_adopted_session(here: World) -> None:
             assert resumed["received"]["events"] == 2
             await again.send("response.create")
             await again.until("response.done")
+
+
+async def move(
+    here: World,
+    client: Client,
+    sockets: AsyncExitStack,
+    headers: dict[str, str] | None = None,
+) -> None:
+    """Break the client's connection, and have it come back over another one."""
+    here.service.sessions._seconds = PATIENCE
+    client.socket.transport.abort()
+    await asyncio.sleep(0.05)
+    session_id, after = client.events[0]["session"]["id"], client.events[-1]["event_id"]
+    path = f"/v1/realtime?session_id={session_id}&after={after}"
+    socket = kept_socket(here.app, path, headers)
+    client.connection, client.socket = await sockets.enter_async_context(socket)
+
+
+async def test_a_session_that_has_moved_goes_on_at_every_gateway(here: World) -> None:
+    """Three sockets, and deaths over each of them, in the middle of replies too."""
+
+    async def turns(client: Client, sockets: AsyncExitStack, deaths: int) -> None:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.say("first")
+        await client.send("response.create")
+        await client.until("response.done")
+        for name in ("second", "third"):
+            await move(here, client, sockets)
+            await client.until("session.resumed")
+            assert client.events[-1]["received"]["events"] == (3 if name == "second" else 5)
+            here.service.sessions._seconds = 0.0
+            await client.say(name)
+            client.deaths = [len(client.events) + 1 + step * 11 for step in range(deaths)]
+            await client.send("response.create")
+            await client.until("response.done")
+            assert client.connection.lives == 1 + deaths
+            client.deaths = []
+
+    told = []
+    for deaths in (0, 5):
+        async with AsyncExitStack() as sockets, session(here) as client:
+            await turns(client, sockets, deaths)
+            told.append(said(client.events))
+    assert told[0] == told[1]
+
+
+async def test_a_reply_goes_on_that_was_begun_over_another_socket(here: World) -> None:
+    """The client has lost what was on its way, and gets it under the same ids, at whatever gateway."""
+    async with AsyncExitStack() as sockets, session(here) as client:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.say("long")
+        await client.send("response.create")
+        for _ in range(9):
+            await client.until("response.output_text.delta")
+        lost = [json.loads(await client.socket.recv()) for _ in range(12)]
+        await move(here, client, sockets)
+        await client.connection.die_and_live()
+        client.deaths = [len(client.events) + 5, len(client.events) + 9]
+        resumed = asyncio.create_task(client.until("response.done"))
+        done = (await resumed)[-1]["response"]
+        text = done["output"][0]["content"][0]["text"]
+        deltas = [e["delta"] for e in client.events if "delta" in e]
+        assert "".join(deltas) == text == f"1 {STORY} long"
+        again = {event["event_id"]: event for event in client.events}
+        for event in lost:
+            assert again[event["event_id"]] == event
+        numbers = [int(event["event_id"].rpartition("_")[2]) for event in client.events]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert client.connection.lives == 4
+
+
+async def test_a_session_of_a_client_secret_moves(here: World) -> None:
+    headers, _ = await secret(here)
+    async with (
+        AsyncExitStack() as sockets,
+        session(here, headers=headers, query="") as client,
+    ):
+        await answered(client)
+        await move(here, client, sockets, headers)
+        await client.until("session.resumed")
+        await client.connection.die()
+        here.service.client_secrets._secrets.clear()
+        await client.connection.live()
+        await client.say("again")
+        await client.send("response.create")
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["output"][0]["content"][0]["text"] == f"3 {STORY} again"
+        said(client.events)
+
+
+async def test_memory_of_a_session_is_closed_with_it(here: World) -> None:
+    """Whether its client has left, has moved, or is away until it is given up."""
+
+    before = memories()
+    async with session(here) as client:
+        await client.say("one")
+        await client.until("conversation.item.done")
+    async with AsyncExitStack() as sockets, session(here) as client:
+        await move(here, client, sockets)
+        await client.until("session.resumed")
+        await move(here, client, sockets)
+        await client.until("session.resumed")
+        here.service.sessions._seconds = 0.2
+        client.socket.transport.abort()
+        await asyncio.sleep(0.05)
+    await until(lambda: memories() == before)
+
+
+def memories() -> int:
+    """The descriptors of connections' memory in this process."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            count += "motet-connection" in os.readlink(f"/proc/self/fd/{name}")
+    return count

@@ -19,6 +19,7 @@ from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
 from support.clients.gateway_client import World, world
+from support.media.sound_files import without_serial
 from support.media.spoken import silence, wav
 from support.services.drawing_services import BRUSH
 from support.services.fake_services import MODEL, tool_call, words
@@ -106,14 +107,6 @@ def spoken(body: bytes) -> Any:
     *deltas, done = events(body)
     sound = b"".join(base64.b64decode(one["audio"]) for one in deltas)
     return sound, done["type"], done["words"], done["usage"]
-
-
-def without_serial(ogg: bytes) -> Any:
-    """The pages of a file without the serial number of their stream, which is drawn, and the checksum over it."""
-    head, *pages = ogg.split(b"OggS")
-    assert not head
-    assert len({page[10:14] for page in pages}) == 1
-    return [page[:10] + page[14:18] + page[22:] for page in pages]
 
 
 def transcript(body: bytes) -> Any:

@@ -13,6 +13,7 @@ from motet_gateway.tenancy import client_secrets
 from motet_gateway.tenancy.client_secrets import LONGEST, SHORTEST
 from support.clients.gateway_client import Socket, World, world
 from support.services.fake_services import MODEL
+from support.services.memory_documents import MemoryDocuments
 
 KEY = "sesame"
 PATH = "/v1/realtime/client_secrets"
@@ -65,6 +66,70 @@ async def test_a_secret_opens_the_session_that_was_described() -> None:
         socket.send("response.create")
         done = (await socket.until("response.done"))[-1]["response"]
         assert done["output"][0]["content"][0]["text"] == "You said: hello"
+        await socket.leave()
+
+
+@asynccontextmanager
+async def two_gateways(**settings: Any) -> AsyncIterator[tuple[World, World, Clock]]:
+    """Two gateways that share a store; each has its own clock, of which one is far ahead."""
+    store = MemoryDocuments()
+    async with keyed(**settings) as (one, _), keyed(**settings) as (other, clock):
+        clock.now = 10**18
+        for here in (one, other):
+            here.service.client_secrets.documents = store
+        yield one, other, clock
+
+
+async def test_it_opens_its_session_at_another_gateway() -> None:
+    async with two_gateways() as (one, other, _):
+        made = await issued(one)
+        socket = Socket(other.app, query={}, headers=bearer(made["value"]))
+        opened = (await socket.expect("session.created"))["session"]
+        assert opened == made["session"]
+        for here in (one, other):
+            second = Socket(here.app, query={}, headers=bearer(made["value"]))
+            assert await refused(second) == ("invalid_api_key", 3000)
+        await socket.drop()
+        query = {"session_id": made["session"]["id"]}
+        again = Socket(other.app, query=query, headers=bearer(made["value"]))
+        assert (await again.until("session.resumed"))[-1]["session"] == made["session"]
+        await again.leave()
+
+
+async def test_it_expires_at_every_gateway() -> None:
+    async with two_gateways() as (one, other, clock):
+        value = (await issued(one, expires_after={"seconds": SHORTEST}))["value"]
+        await other.service.client_secrets.find(value)
+        clock.now += SHORTEST * 10**9
+        socket = Socket(other.app, headers=bearer(value))
+        assert await refused(socket) == ("invalid_api_key", 3000)
+
+
+async def test_it_ends_with_its_key_at_every_gateway() -> None:
+    async with two_gateways() as (one, other, _):
+        value = (await issued(one))["value"]
+        other.service.authenticator._keys.clear()
+        socket = Socket(other.app, headers=bearer(value))
+        assert (await refused(socket))[0] == "invalid_api_key"
+
+
+async def test_the_store_has_no_secret_and_is_asked_for_no_nonsense() -> None:
+    async with two_gateways() as (one, other, _):
+        value = (await issued(one))["value"]
+        store = one.service.client_secrets.documents
+        assert isinstance(store, MemoryDocuments)
+        assert len(store.kept) == 1
+        for (_, name), data in store.kept.items():
+            assert value not in name
+            assert value.encode() not in data
+        store.away = True
+        unknown = Socket(other.app, headers=bearer("ek_" + "a" * 42))
+        assert (await refused(unknown))[0] == "invalid_api_key"
+        unavailable = Socket(other.app, headers=bearer(value))
+        assert (await refused(unavailable))[0] == "unavailable"
+        store.away = False
+        socket = Socket(other.app, headers=bearer(value))
+        await socket.expect("session.created")
         await socket.leave()
 
 
