@@ -65,13 +65,22 @@ def scene_without(shapes: set[str], rng: Random) -> Scene:
             return scene
 
 
-def question_about(scene: Scene, categories: tuple[str, ...], rng: Random) -> Question:
-    """Return a question with one right answer; other scenes are up to the caller."""
-    for _ in range(100):
-        question = VISUAL_QUESTION_MAKERS[rng.choice(categories)](scene, rng)
-        if question is not None:
-            return question
-    raise RuntimeError(f"nothing can be asked about {scene}")
+def question_about(scene: Scene, categories: tuple[str, ...], rng: Random) -> Question | None:
+    """Return a question with one right answer, None if the scene allows none."""
+    makers = [VISUAL_QUESTION_MAKERS[name] for name in rng.sample(categories, len(categories))]
+    return next((found for maker in makers if (found := maker(scene, rng)) is not None), None)
+
+
+def asked_scene(
+    categories: tuple[str, ...], rng: Random, *, shapes: int = 0
+) -> tuple[Scene, Question]:
+    """Return a held-out scene, of this number of shapes if given, and a question about it."""
+    while True:
+        scene = held_out_scene(rng)
+        if shapes and len({thing.kind.shape for thing in scene.things}) != shapes:
+            continue
+        if (question := question_about(scene, categories, rng)) is not None:
+            return scene, question
 
 
 def frame_of(scene: Scene, rng: Random) -> str:

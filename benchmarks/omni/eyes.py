@@ -24,11 +24,10 @@ import psutil
 from benchmarks.omni.camera import (
     CATEGORIES,
     REMEMBERED,
+    asked_scene,
     camera,
     eyes_stack,
     frame_of,
-    held_out_scene,
-    question_about,
     scene_without,
 )
 from benchmarks.omni.trend import Slope, ratio_interval, slope
@@ -152,15 +151,15 @@ async def _session(port: int, pids: dict[str, int], plan: Plan) -> SessionFindin
 async def _look(port: int, plan: Plan, findings: SessionFindings) -> None:
     rng = Random(0)
     async with camera(port, MERGED) as eyes:
-        scene = held_out_scene(rng)
+        scene, question = asked_scene(CATEGORIES, rng)
         for _ in range(_WARM_FRAMES):
             await eyes.show(frame_of(scene, rng))
-            await eyes.ask(question_about(scene, CATEGORIES, rng).text)
+            await eyes.ask(question.text)
         start = monotonic()
         for number in range(int(plan.minutes * 60 * plan.rate)):
             if number % _SCENE_FRAMES == 0:
-                scene = held_out_scene(rng)
-            question, frame = question_about(scene, CATEGORIES, rng), frame_of(scene, rng)
+                scene, question = asked_scene(CATEGORIES, rng)
+            frame = frame_of(scene, rng)
             due = start + number / plan.rate
             await asyncio.sleep(max(0.0, due - monotonic()))
             await eyes.show(frame)
@@ -203,16 +202,11 @@ async def _policy(port: int, video: dict[str, Any], plan: Plan) -> PolicyFinding
 
 async def _episode(eyes: Any, age: int, rng: Random) -> tuple[str, str]:
     """Show frames of which some have a thing that is asked about `age` frames later."""
-    while True:
-        scene = held_out_scene(rng)
-        shapes = {str(thing.kind.shape) for thing in scene.things}
-        if age == 0 or len(shapes) == 1:
-            break
-    question = question_about(scene, REMEMBERED if age else CATEGORIES, rng)
-    before, since = (
-        scene_without(shapes if age else set(), rng),
-        scene_without(shapes, rng) if age else scene,
-    )
+    categories, shapes = (REMEMBERED, 1) if age else (CATEGORIES, 0)
+    scene, question = asked_scene(categories, rng, shapes=shapes)
+    kinds = {str(thing.kind.shape) for thing in scene.things}
+    before = scene_without(kinds if age else set(), rng)
+    since = scene_without(kinds, rng) if age else scene
     for shown, count in ((before, _BEFORE), (scene, _SHOWN), (since, age)):
         for _ in range(count):
             await eyes.show(frame_of(shown, rng))

@@ -161,7 +161,9 @@ class Encoder(Actor):
     def load(self) -> dict[str, float]:
         if self._encoder is None:
             return {}
-        return {"queued": self._encoder.thread.stats()["waiting"], **readings()}
+        thread = self._encoder.thread
+        busy = {"engine_busy": thread.busy_seconds, "queued": thread.stats()["waiting"]}
+        return {**busy, **readings()}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -141,7 +141,7 @@ def roles(messages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def test_the_newest_picture_begins_the_last_message_of_the_user() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Look."},
         {"role": "user", "content": "first"},
         {"role": "assistant", "content": "yes"},
