@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -302,11 +303,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, help="of the session (default: 60)")
     parser.add_argument("--questions", type=int, help="per policy and age (default: 100)")
     parser.add_argument("--only", dest="parts", choices=PARTS, nargs="+", help="parts to run")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     findings = asyncio.run(measure(plan))
     print(f"{load_line(before)}\n\n{report(findings, plan)}", flush=True)
-    write(args.file, before, plan, findings, targets(findings, plan))
+    found = targets(findings, plan)
+    write(args.file, before, plan, findings, found)
+    if args.check and not all(target.met for target in found):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

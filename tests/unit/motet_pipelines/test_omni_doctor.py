@@ -1,0 +1,64 @@
+"""`motet doctor` over an omni model at work, of which one stage computes more than the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet_doctor import Finding, ObservationWindow, Snapshot, diagnose
+from motet_shared.process.actor import Actor
+from support.families import omni
+from support.stages.omni_stage import Omni, services
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
+
+REPLIES, TOKENS = 4, 60
+SECONDS, EVERY = 6.0, 0.5
+HEAVY: dict[str, dict[str, Any]] = {
+    "talker": {
+        "talker": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16},
+    },
+    "code2wav": {"dit": {"num_hidden_layers": 16, "hidden_size": 128}},
+}
+
+
+async def converse(made: Omni) -> None:
+    while True:
+        await made.answer(made.call(tokens=TOKENS))
+
+
+async def watched(made: Omni, actors: list[Actor]) -> list[Finding]:
+    """Return what the doctor finds in some seconds of replies."""
+    async with asyncio.TaskGroup() as group:
+        callers = [group.create_task(converse(made)) for _ in range(REPLIES)]
+        snapshots = []
+        for number in range(int(SECONDS / EVERY)):
+            for actor in actors:
+                actor.bus.heartbeat()
+            await asyncio.sleep(EVERY)
+            snapshots.append(Snapshot(number * EVERY, made.made.gateway.directory.everyone()))
+        for caller in callers:
+            caller.cancel()
+    return diagnose(ObservationWindow.of(snapshots))
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+async def test_the_stage_that_limits_is_named(tmp_path: Path, heavy: str) -> None:
+    omni.write(tmp_path, endless=True, **HEAVY[heavy])
+    async with services(tmp_path) as made:
+        await made.thinker()
+        await made.talker()
+        await made.code2wav()
+        actors = list(made.made.actors)
+        found = {finding.name: finding for finding in await watched(made, actors)}
+        await made.made.idle()
+    assert "stage_limits" in found, found
+    finding = found["stage_limits"]
+    assert finding.resource == f"{heavy} instances"
+    assert finding.knob.startswith(f"motet scale {heavy}=2")
+    shares = {name: value for name, value in finding.numbers.items() if name.endswith("_busy")}
+    assert max(shares, key=lambda name: shares[name]) == f"{heavy}_busy"
+    assert set(shares) == {"decode_busy", "talker_busy", "code2wav_busy"}
