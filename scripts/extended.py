@@ -101,7 +101,10 @@ PARTS: dict[str, list[Step]] = {
         storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
     "groups": [marked("groups", 3600)],
-    "eyes": [pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py"), eyes()],
+    "eyes": [
+        pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
+        eyes(),
+    ],
     "gpu": gpu_steps(),
 }
 

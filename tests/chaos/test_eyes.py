@@ -74,4 +74,4 @@ async def test_a_session_that_sees_moves_with_the_same_answers(
     undisturbed = await looked(stack)
     assert all(text for text, _ in undisturbed)
     assert await looked(stack, killed) == undisturbed
-    stack.wait_until_all_ready()
+    await asyncio.to_thread(stack.wait_until_all_ready)
