@@ -136,7 +136,7 @@ async def measure(plan: Plan) -> list[Run]:
 def _write_checkpoint(folder: Path) -> None:
     from support.families import omni  # behind the path, and it takes seconds
 
-    omni.write(folder, endless=True, **SIZES)
+    omni.write(folder, endless=True, sizes=SIZES)
 
 
 # --------------------------------------------------------------------------------------------------------------- stack

@@ -46,7 +46,11 @@ def frame(number: int) -> str:
 async def looked(stack: MotetStack, *killed: str) -> list[tuple[str, Any]]:
     """Return text and prompt tokens of each answer; `killed` dies during each question but the first."""
     url = stack.url.replace("http://", "ws://") + f"/v1/realtime?model={MODEL}"
-    settings = {"temperature": 0, "max_output_tokens": 40, "output_modalities": ["text"]}
+    settings: dict[str, Any] = {
+        "temperature": 0,
+        "max_output_tokens": 40,
+        "output_modalities": ["text"],
+    }
     answers = []
     async with talking(url, **settings, video=VIDEO) as client:
         for number, question in enumerate(QUESTIONS):

@@ -40,7 +40,11 @@ _MEDIA = {
 
 
 def write(
-    path: Path, *, seed: int = 0, endless: bool = False, **sizes: Mapping[str, Any]
+    path: Path,
+    *,
+    seed: int = 0,
+    endless: bool = False,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Qwen2_5OmniForConditionalGeneration:
     """Write a checkpoint into `path`; return its model.
 
@@ -48,7 +52,7 @@ def write(
     `talker`, `dit` and `vocoder`.
     """
     torch.manual_seed(seed)
-    model = Qwen2_5OmniForConditionalGeneration(_config(sizes)).float().eval()
+    model = Qwen2_5OmniForConditionalGeneration(_config(sizes or {})).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("token2wav"):

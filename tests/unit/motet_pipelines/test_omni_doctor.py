@@ -21,9 +21,14 @@ HEAVY: dict[str, dict[str, Any]] = {
     "talker": {
         "talker": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16},
     },
+    # A code is 20 ms of sound, which is a chunk: the window is decoded anew for each code.
     "code2wav": {
-        "dit": {"num_hidden_layers": 12, "hidden_size": 384},
-        "vocoder": {"upsample_initial_channel": 256},
+        "dit": {"num_hidden_layers": 6},
+        "vocoder": {
+            "upsample_initial_channel": 64,
+            "upsample_rates": [5, 3, 2, 2, 2, 2],
+            "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
+        },
     },
 }
 
@@ -48,18 +53,15 @@ async def watched(made: Omni, actors: list[Actor]) -> list[Finding]:
             snapshots.append(Snapshot(number * EVERY, made.made.gateway.directory.everyone()))
         for caller in callers:
             caller.cancel()
-    window = ObservationWindow.of(snapshots)
-    for one in window.instances:
-        print(one.name, one.last.models, one.seconds, one.rate("engine_busy"), one.mean("running"), one.mean("queued"))
-    return diagnose(window)
+    return diagnose(ObservationWindow.of(snapshots))
 
 
 @pytest.mark.parametrize("heavy", HEAVY)
 async def test_the_stage_that_limits_is_named(tmp_path: Path, heavy: str) -> None:
-    omni.write(tmp_path, endless=True, **HEAVY[heavy])
+    omni.write(tmp_path, endless=True, sizes=HEAVY[heavy])
     async with services(tmp_path) as made:
         await made.thinker()
-        await made.talker()
+        await made.talker(context=160)
         await made.code2wav()
         actors = list(made.made.actors)
         found = {finding.name: finding for finding in await watched(made, actors)}
