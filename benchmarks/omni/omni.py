@@ -33,13 +33,17 @@ sys.path.append(str(ROOT / "tests"))
 
 RESULTS = RESULTS_FOLDER / "omni.json"
 MODEL, VOICE = "omni", "Ethan"
-STAGES = ("thinker", "talker", "code2wav")
+STAGES = {
+    "thinker": "decode",
+    "talker": "decode",
+    "code2wav": "tts",
+}  # with the roles of their processes
 RATE = 24_000  # Hz
 REPLY_SECONDS = 300.0
 DOCTOR_SECONDS = 10.0
 # A code is 20 ms of sound, as of the released checkpoints; the other sizes are about a tenth of theirs.
 SIZES: dict[str, dict[str, Any]] = {
-    "thinker": {"num_hidden_layers": 6, "intermediate_size": 1024, "max_position_embeddings": 1024},
+    "thinker": {"intermediate_size": 4096, "max_position_embeddings": 1024},
     "talker": {
         "hidden_size": 256,
         "intermediate_size": 768,
@@ -120,7 +124,7 @@ async def measure(plan: Plan) -> list[Run]:
         await _begin(stack, folder, plan)
         await _sessions(stack.port, plan, 1)  # warms all stages up
         for scaled in plan.scaled:
-            second = f"{scaled}-2"
+            second = _instance(scaled, 2) if scaled else ""
             if scaled:
                 await _start(stack, folder, scaled, second, plan)
             for sessions in plan.sessions:
@@ -140,13 +144,17 @@ def _write_checkpoint(folder: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- stack
+def _instance(stage: str, number: int) -> str:
+    return f"{STAGES[stage]}-{stage}-{number}"
+
+
 async def _begin(stack: Stack, folder: Path, plan: Plan) -> None:
     for stage in STAGES:
-        await _spawn(stack, folder, stage, f"{stage}-1", plan)
+        await _spawn(stack, folder, stage, _instance(stage, 1), plan)
     await stack.start("motet_tokenizer", "tokenizer-1", "--model", str(folder))
     await stack.start("motet_gateway", "gateway-1", "--port", str(stack.port))
     await stack.until_ready("/health/ready", seconds=REPLY_SECONDS)
-    await _until_ready(stack, [f"{stage}-1" for stage in STAGES])
+    await _until_ready(stack, [_instance(stage, 1) for stage in STAGES])
 
 
 async def _start(stack: Stack, folder: Path, stage: str, name: str, plan: Plan) -> None:
