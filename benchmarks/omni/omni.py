@@ -63,7 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
 class Plan:
     """Define the numbers of sessions, and how many replies each of them has."""
 
-    sessions: tuple[int, ...] = (1, 2, 4, 8)
+    sessions: tuple[int, ...] = (1, 2, 4)
     replies: int = 3
     tokens: int = 160  # of a reply's text
     scaled: tuple[str, ...] = ("", *STAGES)  # stages of which there are two; "" for none
