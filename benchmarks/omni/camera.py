@@ -31,17 +31,19 @@ CATEGORIES = ("count", "colour", "shape", "existence", "description", "where")
 REMEMBERED = ("colour", "where")  # questions about a thing that is out of sight
 REPLY_SECONDS = 30.0
 _TOKENS = 24
+_CACHE = "8MiB"  # of pictures, and of keys and values: full in a minute or two
 
 
 @contextlib.asynccontextmanager
 async def eyes_stack(threads: int, *gateway: str) -> AsyncIterator[Stack]:
     """Yield a ready stack of pocket-chat: encoder, decode, tokenizer and gateway."""
     folder = str(MODELS / MODEL)
+    shared = ["--model", folder, "--threads", str(threads)]
     async with nats_stack(OMP_NUM_THREADS=str(threads)) as (stack, _):
         await stack.serve(
             {
-                "motet_encoder": ("encoder", ["--model", folder, "--threads", str(threads)]),
-                "motet_llm": ("decode", ["--model", folder, "--threads", str(threads)]),
+                "motet_encoder": ("encoder", [*shared, "--cache-memory", _CACHE]),
+                "motet_llm": ("decode", [*shared, "--kv-memory", _CACHE]),
                 "motet_tokenizer": ("tokenizer", ["--model", folder]),
                 "motet_gateway": ("gateway", ["--port", str(stack.port), *gateway]),
             }
