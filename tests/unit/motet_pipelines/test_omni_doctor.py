@@ -18,9 +18,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 REPLIES, TOKENS = 4, 60
 SECONDS, EVERY = 6.0, 0.5
 HEAVY: dict[str, dict[str, Any]] = {
-    "talker": {
-        "talker": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 16},
-    },
     # A code is 20 ms of sound, which is a chunk: the window is decoded anew for each code.
     "code2wav": {
         "dit": {"num_hidden_layers": 6},
