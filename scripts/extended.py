@@ -3,6 +3,7 @@
 scripts/extended.py PART [arguments for pytest]
 
 MOTET_EXTENDED_FRESH=1   repeat steps that passed at this commit
+MOTET_EYES_MINUTES=60    length of the session of PART=eyes
 
 A part is a list of steps. Each step that passes is recorded at once, so that an interrupted run
 continues after it. A result has the date, the processor, the commit, and each step's seconds and
@@ -38,6 +39,14 @@ def storm(name: str, length: int, *argv: str) -> Step:
     path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models"))
     options = ("-m", "chaos.storm.storm", "--seconds", str(length), *argv)
     return Step(name=name, argv=options, seconds=length + 180, env={"PYTHONPATH": path})
+
+
+def eyes() -> Step:
+    """Return a step of a realtime session that is shown two pictures a second."""
+    minutes = os.environ.get("MOTET_EYES_MINUTES", "60")
+    argv = ("benchmarks/run.py", "eyes", "--only", "session", "--minutes", minutes, "--check")
+    seconds = int(60 * float(minutes)) + 600
+    return Step(name=f"{minutes} minutes of frames", argv=argv, seconds=seconds)
 
 
 def marked(part: str, seconds: int) -> Step:
@@ -92,6 +101,10 @@ PARTS: dict[str, list[Step]] = {
         storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
     "groups": [marked("groups", 3600)],
+    "eyes": [
+        pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
+        eyes(),
+    ],
     "gpu": gpu_steps(),
 }
 

@@ -173,6 +173,7 @@ class Asr(Actor):
             "queued": waiting,
             "batch": stats["batch_size"],
             "seconds": stats["audio_seconds"],
+            "engine_busy": self._recognizer.thread.busy_seconds,
             **readings(),
         }
 

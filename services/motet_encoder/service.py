@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from motet_kernels.runtime.device import find_device, readings
@@ -101,19 +102,48 @@ class Encoder(Actor):
         self.check_served(request.model)
         image = request.image
         _check(image, self.config)
+        encoded = await (self._merged(image) if image.merged else self._encoded(image))
+        await call.send(encoded)
+        call.finish("stop")
+
+    async def _encoded(self, image: Image) -> EncodedImage:
+        """Return the embeddings of one file, from the cache if they are there."""
         data = None
         if not image.file.digest:
             data = await self._store.get(image.file, release=False)
         kind = "/video" if image.is_video else "/audio" if image.is_audio else ""
         name = f"{image.file.digest or _digest(data)}/{image.max_pixels}{kind}"
-        encoded = self._cache.get(name)
-        if encoded is None:
-            try:
-                encoded = await self._work.result(name, lambda: self._encode(name, image, data))
-            except BlobError:  # maybe the blob of another caller that has left; retry with this one
-                encoded = await self._work.result(name, lambda: self._encode(name, image, data))
-        await call.send(encoded)
-        call.finish("stop")
+        if (encoded := self._cache.get(name)) is not None:
+            return encoded
+        try:
+            return await self._work.result(name, lambda: self._encode(name, image, data))
+        except BlobError:  # maybe the blob of another caller that has left; retry with this one
+            return await self._work.result(name, lambda: self._encode(name, image, data))
+
+    async def _merged(self, image: Image) -> EncodedImage:
+        """Return the means of the embeddings of several pictures of one size."""
+        ones, vectors = [], []
+        for file in (*image.merged, image.file):
+            ones.append(await self._encoded(msgspec.structs.replace(image, file=file, merged=[])))
+            vectors.append(await self._vectors(ones[-1]))
+        first = ones[0]
+        name = "+".join(one.embedding.name for one in ones)
+        if (encoded := self._cache.get(name)) is not None:
+            return encoded
+        if any((one.ids, one.embedding.grid) != (first.ids, first.embedding.grid) for one in ones):
+            raise BadRequest(
+                f"{image.param or 'image'}: pictures of several sizes cannot be merged; scale them "
+                "to one size",
+                param=image.param or None,
+            )
+        mean = torch.stack(vectors).mean(0)
+        return await self._cache.put(name, mean, first.ids, first.embedding.grid)
+
+    async def _vectors(self, encoded: EncodedImage) -> torch.Tensor:
+        """Return cached embeddings. Raises BlobError if they were evicted meanwhile."""
+        ref = encoded.embedding.embeddings
+        data = await self._store.get(ref, release=False)
+        return torch.frombuffer(data, dtype=torch.float32).reshape(ref.shape)
 
     async def _encode(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
         if data is None:
@@ -131,7 +161,9 @@ class Encoder(Actor):
     def load(self) -> dict[str, float]:
         if self._encoder is None:
             return {}
-        return {"queued": self._encoder.thread.stats()["waiting"], **readings()}
+        thread = self._encoder.thread
+        busy = {"engine_busy": thread.busy_seconds, "queued": thread.stats()["waiting"]}
+        return {**busy, **readings()}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
@@ -153,10 +185,15 @@ class Encoder(Actor):
 
 
 def _check(image: Image, config: EncoderConfig) -> None:
-    if image.file.nbytes > config.max_file:
-        message = f"{image.param or 'image'}: the file has {image.file.nbytes} bytes"
+    largest = max(file.nbytes for file in (image.file, *image.merged))
+    if largest > config.max_file:
+        message = f"{image.param or 'image'}: the file has {largest} bytes"
         message += f"; at most {config.max_file} are read"
         raise PayloadTooLarge(message, param=image.param or None)
+    if image.merged and (image.is_video or image.is_audio):
+        raise UnsupportedParameter(
+            "image.merged: only pictures can be merged; omit it", param="image.merged"
+        )
     if image.max_pixels < 0:
         raise BadRequest(
             f"max_pixels: {image.max_pixels} is negative; give 0 for no limit", param="max_pixels"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from motet_shared.errors import BlobError, ContextTooLong, Unavailable, UnsupportedParameter
-from motet_shared.messages import Chat, EncodedImage, Generate, ImageEmbeddingRef, ModelCard
+from motet_shared.messages import Chat, EncodedImage, Generate, Image, ImageEmbeddingRef, ModelCard
 from motet_shared.text.prefixes import prompt_names
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class PromptImages:
             pictures = [(one.name, one.embeddings.shape[1]) for one in self._embeddings]
             tokens = vocabulary.placeholders
         else:
-            files = [(one.file.digest or one.file.key, one.max_pixels) for one in self._chat.images]
+            files = [(_content(image), image.max_pixels) for image in self._chat.images]
             pictures = [(f"{name}/{pixels}", 1) for name, pixels in files]
             tokens = set(vocabulary.media_marks.values())
         return prompt_names(self.prompt, tokens, pictures)
@@ -120,3 +120,8 @@ class PromptImages:
         if set(self._senses) != {sense}:  # engines that read files tell no more than their sum
             return 0
         return max(0, prompt_tokens - len(self._marked) + len(self._chat.images))
+
+
+def _content(image: Image) -> str:
+    """Return a name of the files of an image, equal for equal files."""
+    return "+".join(file.digest or file.key for file in (*image.merged, image.file))

@@ -169,6 +169,7 @@ class Tts(Actor):
             "running": stats["running"],
             "queued": stats["waiting"],
             "seconds": stats["speech_seconds"],
+            "engine_busy": self._sessions.thread.busy_seconds,
         }
         return numbers | readings()
 

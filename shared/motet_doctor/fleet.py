@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+from motet_models.omni import talker_name
+
 from .engine import is_out_of_blocks
 from .finding import Finding, Layer, found
 from .machine import has_free_core
@@ -64,6 +66,9 @@ def too_few_decode(window: ObservationWindow) -> list[Finding]:
     """Find models whose requests wait at every decode instance, or for lack of an instance."""
     findings = []
     groups = window.by_model("decode")
+    for model in list(groups):  # `stages` has the rule about omni models
+        if talker_name(model) in groups:
+            del groups[talker_name(model)], groups[model]
     waiting = _waiting_for_any(window)
     for model in sorted(groups.keys() | waiting.keys()):
         group = groups.get(model, [])

@@ -11,6 +11,7 @@ from .front import gateway_bound, slow_client, tokenizer_bound
 from .gpus import gpu_unused
 from .kernels import kernels_fallback
 from .machine import cpu_short
+from .stages import stage_limits
 from .window import ObservationWindow
 
 MIN_SECONDS = 1.0  # seconds; findings from shorter observations are noise
@@ -25,6 +26,7 @@ RULES: tuple[Rule, ...] = (
     prefill_blocks_decode,
     hot_instance,
     too_few_decode,
+    stage_limits,
     gateway_bound,
     tokenizer_bound,
     slow_client,
@@ -39,6 +41,7 @@ NAMES = (
     "prefill_blocks_decode",
     "hot_instance",
     "too_few_decode",
+    "stage_limits",
     "gateway_bound",
     "tokenizer_bound",
     "slow_client",

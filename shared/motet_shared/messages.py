@@ -161,6 +161,8 @@ class Image(Struct, omit_defaults=True, kw_only=True):
     is_audio: bool = False
     max_pixels: int = 0  # approximate pixel count to scale down to; 0: the model's maximum
     param: str = ""  # path of the field in the client's request, for error messages
+    # earlier pictures of the same size: the embeddings are the means over them and `file`
+    merged: list[BlobRef] = []
 
 
 class ImageEmbeddingRef(Struct, omit_defaults=True, kw_only=True):

@@ -188,6 +188,10 @@ class Specimens:
             wire.SwitchRole(role="decode"),
             wire.ListTargets(),
             wire.Encode(model=model, image=image),
+            wire.Encode(
+                model=model,
+                image=wire.Image(file=self.picture, merged=[self.picture, self.picture]),
+            ),
             wire.Profile(model=model, steps=1, seconds=0.05),
             wire.Detect(idle_timeout_ms=5000, pause_ms=100),
             wire.PredictTurnEnd(text="and then"),

@@ -98,7 +98,13 @@ sound = st.fixed_dictionaries(
         ),
     },
 )
-patches = st.fixed_dictionaries({"type": st.just("realtime")}, optional=common | {"audio": sound})
+videos = st.none() | st.fixed_dictionaries(
+    {"type": st.sampled_from(["window", "stride", "merged"])},
+    optional={"frames": st.integers(0, 4), "groups": st.integers(1, 2)},
+)
+patches = st.fixed_dictionaries(
+    {"type": st.just("realtime")}, optional=common | {"audio": sound, "video": videos}
+)
 replies = st.fixed_dictionaries(
     {},
     optional=common
@@ -133,6 +139,7 @@ events = st.one_of(
     event("response.create", response=replies),
     event("response.cancel"),
     event("input_audio_buffer.append", audio=st.integers(0, 5).map(sound_of)),
+    event("input_image_buffer.append", image=st.sampled_from(["", "AAAA", "data:image/png,"])),
     event("input_audio_buffer.commit"),
     event("input_audio_buffer.clear"),
     event("output_audio_buffer.clear"),

@@ -8,7 +8,7 @@ from argparse import Namespace
 from motet_cli.supervision.orders import Scale, send_order
 from motet_shared.errors import ConfigError
 
-_COUNT = re.compile(r"([a-z]+)=([0-9]{1,3})")
+_COUNT = re.compile(r"([a-z][a-z0-9]*)=([0-9]{1,3})")
 
 
 def run(args: Namespace) -> int:

@@ -99,7 +99,9 @@ class Rolling:
             await bus.close()
 
     def _check(self, roles: list[str]) -> None:
-        here = sorted({slot.spec.role for slot in self._supervisor.slots} - set(FIXED))
+        specs = [slot.spec for slot in self._supervisor.slots]
+        stages = {stage for spec in specs if (stage := _omni_stage(spec))}
+        here = sorted({spec.role for spec in specs} - set(FIXED) | stages)
         for role in roles:
             if role not in here:
                 raise ConfigError(
@@ -110,7 +112,11 @@ class Rolling:
     # ------------------------------------------------------------------------------------------------------- restart
     async def _restart(self, order: Restart, directory: Directory, report: Report) -> None:
         slots = [slot for slot in self._supervisor.slots if slot.spec.role not in FIXED]
-        wanted = [slot for slot in slots if not order.roles or slot.spec.role in order.roles]
+        wanted = [
+            slot
+            for slot in slots
+            if not order.roles or any(_is_of(slot.spec, role) for role in order.roles)
+        ]
         # The gateway comes last: until then the old one routes to the new services.
         for slot in sorted(wanted, key=lambda slot: -slot.spec.stage):
             await self._replace(slot, order.drain, directory, report)
@@ -182,11 +188,12 @@ class Rolling:
     ) -> None:
         if count < 1:
             raise ConfigError(f"ROLE=N: {role}={count} is too few; give at least 1", param="ROLE=N")
-        of_role = [slot for slot in self._supervisor.slots if slot.spec.role == role]
+        of_role = [slot for slot in self._supervisor.slots if _is_of(slot.spec, role)]
         for model in dict.fromkeys(slot.spec.model for slot in of_role):
             slots = [slot for slot in of_role if slot.spec.model == model]
             for _ in range(len(slots), count):
-                spec = replace(slots[-1].spec, name=self._free_name(role))
+                stage = _omni_stage(slots[-1].spec) or role
+                spec = replace(slots[-1].spec, name=self._free_name(stage))
                 taken = [slot.spec for slot in self._supervisor.slots]
                 new = self._supervisor.add(moved(spec, taken, self._gpus))
                 seconds = await self._ready(new, directory)
@@ -200,6 +207,17 @@ class Rolling:
         return next(
             name for number in itertools.count(2) if (name := f"{role}-{number}") not in taken
         )
+
+
+def _is_of(spec: ChildSpec, role: str) -> bool:
+    """Return True for a process of a role, or of a stage of an omni model that is named alone."""
+    return role in (spec.role, _omni_stage(spec))
+
+
+def _omni_stage(spec: ChildSpec) -> str | None:
+    """Return the stage of an omni model whose role does not tell it, "talker" or "code2wav"."""
+    stage = spec.name.partition("-")[0]
+    return stage if stage in ("talker", "code2wav") else None
 
 
 def _is_ready(slot: Slot, directory: Directory) -> bool:

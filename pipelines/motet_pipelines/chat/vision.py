@@ -43,6 +43,7 @@ class InputMedia:
     param: str = ""  # path in the client's request, which errors name
     is_video: bool = False
     is_audio: bool = False
+    merged: tuple[Bytes, ...] = ()  # earlier pictures whose embeddings are merged with this one's
 
 
 async def see(
@@ -79,9 +80,9 @@ async def lent_pictures(
     ttl = _TTL if deadline is None else deadline + _SPARE
     lent: dict[Bytes, BlobRef] = {}
     try:
-        for picture in pictures:
-            if picture.data not in lent:
-                lent[picture.data] = await store.put_async(picture.data, readers=_READERS, ttl=ttl)
+        for file in (file for one in pictures for file in (one.data, *one.merged)):
+            if file not in lent:
+                lent[file] = await store.put_async(file, readers=_READERS, ttl=ttl)
         yield [
             Image(
                 file=lent[one.data],
@@ -89,6 +90,7 @@ async def lent_pictures(
                 param=one.param,
                 is_video=one.is_video,
                 is_audio=one.is_audio,
+                merged=[lent[file] for file in one.merged],
             )
             for one in pictures
         ]

@@ -19,6 +19,7 @@ from motet_shared.errors import BadRequest
 
 from .audio_settings import AudioPatch, Format
 from .formats import decode as decode_audio
+from .video.settings import Video
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
 MaxTokens = Positive | Literal["inf"] | None
@@ -164,6 +165,7 @@ class SessionPatch(Common, kw_only=True):
     truncation: Truncation | UnsetType | None = UNSET
     tracing: Any = UNSET
     include: list[Include] | UnsetType | None = UNSET
+    video: Video | UnsetType | None = UNSET  # extension
 
 
 class ResponsePatch(Common, kw_only=True):
@@ -224,6 +226,13 @@ class AudioClear(ClientEvent, tag="input_audio_buffer.clear"):
     pass
 
 
+class ImageAppend(ClientEvent, tag="input_image_buffer.append", kw_only=True):
+    """Add a frame of the user's camera; Qwen's Omni-Realtime API has this event, too."""
+
+    image: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
 class OutputClear(ClientEvent, tag="output_audio_buffer.clear"):
     pass
 
@@ -239,6 +248,7 @@ Event = (
     | AudioAppend
     | AudioCommit
     | AudioClear
+    | ImageAppend
     | OutputClear
 )
 

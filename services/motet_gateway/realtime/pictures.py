@@ -13,6 +13,7 @@ from motet_gateway.openai.chat_images import Source, read_image
 from motet_gateway.openai.schema import ImageUrl
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
+from motet_pipelines.voice.conversation.frames import FRAMES
 from motet_pipelines.voice.conversation.history import IMAGE, Item, without_sound
 from motet_pipelines.voice.conversation.user_sound import media_of
 from motet_shared.errors import BadRequest, UnsupportedParameter
@@ -57,7 +58,7 @@ async def _check_part(part: ContentPart, param: str, config: GatewayConfig) -> N
     if part.image_url[:5].lower() != "data:":
         message = f"`{param}.image_url`: conversations take data URLs; send data:image/png;base64,…"
         raise UnsupportedParameter(message, param=f"{param}.image_url")
-    await read_image(_source(part.image_url, part.detail, f"{param}.image_url"), config)
+    await read_image(source_of(part.image_url, part.detail, f"{param}.image_url"), config)
 
 
 def without_files(item: Item) -> Item:
@@ -102,11 +103,12 @@ def _placeholder(part: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _medium(part: dict[str, Any], config: GatewayConfig) -> InputMedia:
-    if part["type"] == "audio":
+    if part["type"] == "audio" or FRAMES in part:
         return media_of(part)
-    source = _source(part["image_url"], part["detail"], "conversation")
+    source = source_of(part["image_url"], part["detail"], "conversation")
     return InputMedia(await read_image(source, config), source.max_pixels(config), source.param)
 
 
-def _source(url: str, detail: Any, param: str) -> Source:
+def source_of(url: str, detail: Any, param: str) -> Source:
+    """Return an image by its URL, which `param` names in errors."""
     return Source(param, ImageUrl(url=url, detail=detail), is_url=True)

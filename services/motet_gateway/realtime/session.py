@@ -64,6 +64,7 @@ from .prepared_session import PreparedSession
 from .refusals import as_refusal
 from .server_events import ServerEvents
 from .session_settings import Kind, SessionSettings
+from .video.frames import check_video, frames_of, is_frame, read_frame
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class Session:
             events.AudioAppend: self._append_audio,
             events.AudioCommit: self._commit_audio,
             events.AudioClear: self._clear_audio,
+            events.ImageAppend: self._append_image,
             events.OutputClear: self._clear_output,
         }
 
@@ -390,6 +392,9 @@ class Session:
     async def _update(self, event: events.SessionUpdate) -> None:
         settings = self.settings.updated(event.session, self.speech)
         check_transcription(self.service.bus.directory, settings.audio, "session")
+        if settings.video is not None:
+            model = settings.model if settings.kind == "realtime" else ""
+            check_video(self.service.bus.directory, model, "session.video")
         self.settings = await self._with_voice(settings, "session")
         settings = self.settings
         await self._do(inputs.Configure(settings.as_conversation(), tag=_tag(event)))
@@ -435,8 +440,16 @@ class Session:
         self._cut(self.player)
 
     # ---------------------------------------------------------------------------------------- items
+    async def _append_image(self, event: events.ImageAppend) -> None:
+        frame = await read_frame(event.image, event.detail, "image", self.service.config)
+        await self._do(inputs.AddFrames((frame,), tag=_tag(event)))
+
     async def _create_item(self, event: events.ItemCreate) -> None:
         given = await self._given(event.item, "item")
+        if self.settings.video is not None and is_frame(event.item):
+            frames = await frames_of(event.item, self.service.config)
+            await self._do(inputs.AddFrames(frames, given.item, tag=_tag(event)))
+            return
         await self._do(inputs.AddItem(given, event.previous_item_id, tag=_tag(event)))
 
     async def _given(self, item: events.ClientItem, where: str) -> inputs.GivenItem:

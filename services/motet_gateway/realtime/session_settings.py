@@ -30,7 +30,9 @@ from .events import (
     Truncation,
 )
 from .formats import input_rate
+from .settings_base import wire
 from .turn_detection import ServerVad
+from .video.settings import Video
 
 Kind = Literal["realtime", "transcription"]
 
@@ -60,6 +62,7 @@ class SessionSettings:
     kind: Kind = "realtime"
     speaks: bool = False
     audio: AudioSettings = NO_SETTINGS
+    video: Video | None = None
     target: str = ""  # of the model's chain, by the header `motet-target`
 
     @classmethod
@@ -104,6 +107,8 @@ class SessionSettings:
             )
         if patch.include is not UNSET:
             changed = replace(changed, include=tuple(patch.include or ()))
+        if patch.video is not UNSET:
+            changed = replace(changed, video=patch.video)
         if patch.truncation is UNSET:
             return changed
         return replace(changed, truncation=patch.truncation or "auto")
@@ -163,6 +168,7 @@ class SessionSettings:
             transcription=shown,
             turns=None if detection is None else detection.turns,
             reply=self.as_reply() if self.kind == "realtime" else None,
+            video=None if self.video is None else self.video.settings,
         )
 
     def as_reply(self) -> ReplySettings:
@@ -224,6 +230,7 @@ class SessionSettings:
             "prompt": None,
             "include": list(self.include) or None,
             "audio": self.audio.as_session(),
+            **({} if self.video is None else {"video": wire(self.video)}),
         }
 
 

@@ -184,6 +184,7 @@ class EngineActor(Actor):
             "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
             "batch": stats["batch_size"],
             "tokens": stats["tokens"],
+            "engine_busy": self._thread.busy_seconds,
             **{name: stats[name] for name in _DIAGNOSED},
             **self._thread.engine.load(),
             **readings(),

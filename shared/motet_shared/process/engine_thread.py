@@ -107,6 +107,7 @@ class EngineThread(ABC, Generic[Engine, Output]):
         self._refused: list[Output] = []
         self._stopping = False
         self._step_began: float | None = None
+        self._stepped = 0.0  # seconds of all steps that have ended
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     @classmethod
@@ -150,6 +151,11 @@ class EngineThread(ABC, Generic[Engine, Output]):
         """Return the seconds that the current step has taken, 0 between steps; from any thread."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return the seconds that steps have taken since the start; from any thread."""
+        return self._stepped + self.step_seconds
 
     def watch(self, longest: float) -> Callable[[float], Coroutine[Any, Any, None]]:
         """Return a duty for `Bus.monitor` that crashes when a step takes more than `longest` s.
@@ -205,6 +211,7 @@ class EngineThread(ABC, Generic[Engine, Output]):
                     return
                 self._step_began = time.monotonic()
                 self._emit(self._step())
+                self._stepped += self.step_seconds
                 self._step_began = None
         except BaseException as error:
             self._on_crash(error)

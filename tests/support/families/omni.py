@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,20 @@ _MEDIA = {
 }
 
 
-def write(path: Path, *, seed: int = 0) -> Qwen2_5OmniForConditionalGeneration:
-    """Write a checkpoint into `path`; return its model."""
+def write(
+    path: Path,
+    *,
+    seed: int = 0,
+    endless: bool = False,
+    sizes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Qwen2_5OmniForConditionalGeneration:
+    """Write a checkpoint into `path`; return its model.
+
+    endless: its text does not end by itself. sizes: other values of the configs of `thinker`,
+    `talker`, `dit` and `vocoder`.
+    """
     torch.manual_seed(seed)
-    model = Qwen2_5OmniForConditionalGeneration(_config()).float().eval()
+    model = Qwen2_5OmniForConditionalGeneration(_config(sizes or {})).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("token2wav"):
@@ -50,6 +61,9 @@ def write(path: Path, *, seed: int = 0) -> Qwen2_5OmniForConditionalGeneration:
                 parameter.normal_(std=0.5 if "embed" in name else 0.15)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if endless:
+            model.thinker.lm_head.weight[EOS] = 0.0
+            model.talker.codec_head.weight[[CODE_PAD, CODE_EOS]] = 0.0
     path.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     write_tokenizer(path)
@@ -70,11 +84,13 @@ def write(path: Path, *, seed: int = 0) -> Qwen2_5OmniForConditionalGeneration:
     return model
 
 
-def _config() -> Qwen2_5OmniConfig:
+def _config(sizes: Mapping[str, Mapping[str, Any]]) -> Qwen2_5OmniConfig:
     family = hearing.FAMILIES["qwen2_5_omni_thinker"]
     thinker = processed_vlms.config_of("qwen2_5_omni_thinker", family, IDS)
     thinker.text_config.vocab_size = VOCAB + len(IDS)
     thinker.text_config.eos_token_id = EOS
+    for name, value in sizes.get("thinker", {}).items():
+        setattr(thinker.text_config, name, value)
     shared = (
         "audio_token_index image_token_index video_token_index audio_start_token_id"
         " audio_end_token_id"
@@ -100,6 +116,7 @@ def _config() -> Qwen2_5OmniConfig:
         "tts_codec_start_token_id": CODE_BOS,
         "tts_codec_end_token_id": CODE_EOS,
         "tts_codec_mask_token_id": CODE_MASK,
+        **sizes.get("talker", {}),
     }
     dit = {
         "hidden_size": 32,
@@ -119,6 +136,7 @@ def _config() -> Qwen2_5OmniConfig:
         "enc_attention_channels": 8,
         "enc_se_channels": 8,
         "enc_res2net_scale": 2,
+        **sizes.get("dit", {}),
     }
     vocoder = {
         "mel_dim": _MEL,
@@ -127,6 +145,7 @@ def _config() -> Qwen2_5OmniConfig:
         "resblock_dilation_sizes": [[1, 3, 5]],
         "upsample_rates": [4, 3],
         "upsample_kernel_sizes": [8, 7],
+        **sizes.get("vocoder", {}),
     }
     return Qwen2_5OmniConfig(
         thinker_config=thinker.to_dict(),

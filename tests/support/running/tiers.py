@@ -23,7 +23,7 @@ import pytest
 T = TypeVar("T")
 
 TEST, LONG, EXTENDED = "test", "test-long", "extended"
-PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu")
+PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu", "eyes")
 NAMES = (TEST, LONG, *(f"{EXTENDED}-{part}" for part in PARTS))
 CI = "ci"  # everything but the extended tests
 ALL = "all"

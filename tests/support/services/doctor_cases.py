@@ -15,6 +15,7 @@ QUIET = {
     "loop_cpu": 0.1,
     "loop_wait": 0.01,
     "machine_cpu": 0.5,
+    "engine_busy": 0.2,
 }
 # Of an engine that decodes well: a hundred steps a second, half of them with a chunk that stretches them by a half.
 DECODING = {
@@ -26,7 +27,7 @@ DECODING = {
 }
 
 
-def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
+def instance(name: str, state: str = "ready", model: str = "m", **load: float) -> list[Heartbeat]:
     """Return two heartbeats with `load`, `SECONDS` apart.
 
     Values of `QUIET` and `DECODING` grow per second.
@@ -52,7 +53,7 @@ def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
             instance=name,
             state=state,
             seq=number,
-            models=[ModelCard(name="m", context=99)],
+            models=[ModelCard(name=model, context=99)],
             load=gauges | {key: rate * SECONDS * (9 + number) for key, rate in counters.items()},
         )
         for number in range(2)
@@ -71,6 +72,17 @@ def window(
 def healthy(**changed: list[Heartbeat]) -> list[list[Heartbeat]]:
     parts = {name: instance(f"{name}-1") for name in ("gateway", "tokenizer", "decode")}
     return list((parts | changed).values())
+
+
+def omni(**changed: list[Heartbeat]) -> list[list[Heartbeat]]:
+    """Return a stack of an omni model in stages, each of which computes a fifth of the time."""
+    parts = {
+        "encoder": instance("encoder-1", engine_busy=0.2),
+        "decode": instance("decode-1", engine_busy=0.2),
+        "talker": instance("decode-2", model="m-talker", engine_busy=0.2),
+        "code2wav": instance("tts-1", engine_busy=0.2),
+    }
+    return healthy(**(parts | changed))
 
 
 CASES: dict[str, tuple[list[list[Heartbeat]], Layer]] = {
@@ -95,6 +107,10 @@ CASES: dict[str, tuple[list[list[Heartbeat]], Layer]] = {
             *healthy(decode=instance("decode-1", active=9.0, queued=5.0)),
             instance("decode-2", active=8.0, queued=4.0),
         ],
+        Layer.L4,
+    ),
+    "stage_limits": (
+        omni(talker=instance("decode-2", model="m-talker", engine_busy=0.95, running=4.0)),
         Layer.L4,
     ),
     "gateway_bound": (

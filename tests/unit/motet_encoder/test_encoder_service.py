@@ -14,7 +14,14 @@ import torch
 from motet_encoder.cache import EmbeddingCache
 from motet_encoder.service import Encoder
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnknownModel
+from motet_shared.errors import (
+    BadRequest,
+    BlobError,
+    ConfigError,
+    PayloadTooLarge,
+    UnknownModel,
+    UnsupportedParameter,
+)
 from motet_shared.messages import EncodedImage
 from support.checkpoints.vlm_checkpoints import picture, tiny_vlm
 from support.media.videos import random_video
@@ -180,3 +187,26 @@ async def test_the_least_recently_used_makes_room() -> None:
         with refuses(PayloadTooLarge, "max_pixels"):
             await cache.put("huge", torch.zeros(1, 100, 32), [1], ())
         assert store.stats()["blobs"] == cache.stats()["cached"]
+
+
+async def test_merged_pictures_are_the_mean_of_theirs(world: tuple[Stage, Encoder]) -> None:
+    made, encoder = world
+    first, second, third = made.pictures(1, 2, 3)
+    ones = torch.stack([await embeddings(made, await made.see(one)) for one in (first, second)])
+    merged = msgspec.structs.replace(second, merged=[first.file])
+    seen = await made.see(merged)
+    assert torch.allclose(await embeddings(made, seen), ones.mean(0), atol=1e-6)
+    assert seen.ids == (await made.see(first)).ids
+    assert encoder.stats()["pictures"] == 2, "neither is encoded again"
+    assert await made.see(merged) == seen
+    other = await made.see(msgspec.structs.replace(third, merged=[first.file]))
+    assert other.embedding.name != seen.embedding.name
+    assert encoder.stats()["pictures"] == 3
+
+
+async def test_only_pictures_are_merged(world: tuple[Stage, Encoder]) -> None:
+    made, _ = world
+    (first,) = made.pictures(1)
+    for fields in ({"is_audio": True}, {"is_video": True}):
+        with refuses(UnsupportedParameter, "image.merged"):
+            await made.see(msgspec.structs.replace(first, merged=[first.file], **fields))

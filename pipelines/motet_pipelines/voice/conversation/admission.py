@@ -18,7 +18,7 @@ from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import served
 
 from .settings import ReplySettings
-from .user_sound import without_sounds
+from .user_sound import without_media
 
 Store = Callable[[], Awaitable[BlobStore]]  # of the files that services read
 
@@ -80,12 +80,12 @@ class _NoAccount:
 
     @asynccontextmanager
     async def run(self, request: Chat, outcome: Outcome) -> AsyncIterator[Chat]:
-        """Yield the request with its sound lent to the services."""
-        plain, sounds = without_sounds(request.messages)
-        if not sounds:
+        """Yield the request with its media lent to the services."""
+        plain, media = without_media(request.messages)
+        if not media:
             yield request
             return
-        async with lent_pictures(await self._store(), sounds) as lent:
+        async with lent_pictures(await self._store(), media) as lent:
             yield replace(request, messages=plain, images=lent)
 
     def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None: ...

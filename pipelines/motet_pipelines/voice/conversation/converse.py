@@ -44,6 +44,7 @@ from .events import (
     ItemTruncated,
 )
 from .floor import Floor
+from .frames import Frames
 from .history import History, new_id
 from .item_transcription import ItemTranscription, PartAudio
 from .replies import Replies, ReplyContext
@@ -147,10 +148,14 @@ class _Conversation:
         self._transcription = transcription = ItemTranscription(
             context.bus, store, context.admission, context.limits, history, events
         )
-        self._replies = Replies(context, settings.reply, floor, history, transcription, events)
+        self._frames = frames = Frames(settings.video, context.limits.max_bytes)
+        self._replies = Replies(
+            context, settings.reply, floor, history, frames, transcription, events
+        )
         self._audio = AudioInput(context, settings, floor, transcription, self._replies, events)
         self._handlers: dict[type[do.Input], Callable[[Any], Awaitable[None]]] = {
             do.Configure: self._configure,
+            do.AddFrames: self._add_frames,
             do.AppendAudio: self._append_audio,
             do.CommitAudio: self._commit_audio,
             do.ClearAudio: self._clear_audio,
@@ -184,6 +189,7 @@ class _Conversation:
     async def _configure(self, given: do.Configure) -> None:
         self._settings = given.settings
         self._replies.settings = given.settings.reply
+        self._frames.configure(given.settings.video)
         await self._audio.configure(given.settings)
         await self._events.emit(Configured())
 
@@ -197,6 +203,12 @@ class _Conversation:
         await self._audio.clear()
 
     # ---------------------------------------------------------------------------------------- items
+    async def _add_frames(self, given: do.AddFrames) -> None:
+        for frame in given.frames:
+            self._frames.add(frame)
+        if given.item is not None:
+            await self._events.emit(ItemAdded(given.item, self._history.last_id))
+
     async def _add_item(self, given: do.AddItem) -> None:
         item, audio, rate = given.given.item, given.given.audio, given.given.rate
         self._history.check_output(item)

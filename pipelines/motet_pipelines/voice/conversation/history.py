@@ -42,6 +42,11 @@ class History:
         self._first: str | None = None  # id of the first item that replies see; None: all
         self._bytes = 0
 
+    @property
+    def last_id(self) -> str | None:
+        """Return the id of the last item, None without any."""
+        return self._order[-1] if self._order else None
+
     def items(self) -> list[Item]:
         return [self._items[item_id] for item_id in self._order]
 

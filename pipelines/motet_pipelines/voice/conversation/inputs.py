@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .frames import Frame
 from .history import Item
 from .settings import ConversationSettings, ReplySettings
 
@@ -33,6 +34,17 @@ class Configure(Input):
     """Replace the settings. A change of the rate empties the audio buffer."""
 
     settings: ConversationSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AddFrames(Input):
+    """Add frames of the user's camera, oldest first.
+
+    item: the caller's item that they came in, which is reported as added and not kept.
+    """
+
+    frames: tuple[Frame, ...]
+    item: Item | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from motet_shared.wire.epochs import NO_EPOCH, Epoch
 from .admission import Admission
 from .events import Drained, EventSink, Failed, ReplyStarted
 from .floor import Floor
+from .frames import Frames, with_pictures
 from .history import History, Item, chat_messages, new_id
 from .inputs import CreateReply, GivenItem
 from .item_transcription import ItemTranscription, PartAudio
@@ -63,6 +64,7 @@ class Replies:
         settings: ReplySettings | None,
         floor: Floor,
         history: History,
+        frames: Frames,
         transcription: ItemTranscription,
         events: EventSink,
     ):
@@ -70,6 +72,7 @@ class Replies:
         self.spoken: dict[str, SpokenWords] = {}  # by item id
         self._context, self._floor = context, floor
         self._history, self._transcription, self._events = history, transcription, events
+        self._frames = frames
         self._running: dict[str, Reply] = {}
         self._writer: Reply | None = None  # the reply that writes the conversation
         self._turn: asyncio.Task[None] | None = None  # answers the last turn
@@ -98,6 +101,8 @@ class Replies:
             raise BadRequest("the conversation is only transcribed; give settings of a reply")
         items = self._items(request.context, settings)
         messages = chat_messages(settings.instructions, items)
+        if request.context is None:
+            messages = with_pictures(messages, self._frames.pictures())
         if not messages:
             raise BadRequest(
                 "there is nothing to respond to; create an item or give instructions",
@@ -149,9 +154,12 @@ class Replies:
         started = ReplyStarted(reply_id, settings, request.in_conversation, request.metadata)
         history = self._history if request.in_conversation else None
 
+        seen = self._frames.as_of_now(f"{reply_id} frames") if request.context is None else None
+
         async def transcribed() -> list[dict[str, Any]]:
+            pictures = [] if seen is None else await seen
             await self._transcription.wait(items)
-            return chat_messages(settings.instructions, items)
+            return with_pictures(chat_messages(settings.instructions, items), pictures)
 
         reply = Reply(
             context.bus,

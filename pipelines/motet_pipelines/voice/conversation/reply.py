@@ -31,6 +31,7 @@ from motet_shared.wire.epochs import Epoch
 
 from .admission import ReplyAccount
 from .events import Event, EventSink, ReplyEnded, ReplyStarted, Status
+from .frames import is_turn
 from .history import without_oldest
 from .reply_items import ReplyItems
 from .retention import retained
@@ -174,7 +175,7 @@ class Reply:
             lambda: retained(self._bus, request, retention, self._limits),
         )
         if len(kept) < len(messages):
-            self._drop(sum(message["role"] == "user" for message in kept))
+            self._drop(sum(map(is_turn, kept)))
         return kept
 
     async def _stream(self, messages: list[dict[str, Any]]) -> _End:

@@ -48,6 +48,19 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSettings:
+    """Settings of which frames of a camera are retained; `frames` has the policies.
+
+    frames: pictures of a prompt that are one frame each. groups, group_size: of `merged`.
+    """
+
+    kind: Literal["window", "stride", "merged"] = "window"
+    frames: int
+    groups: int = 0
+    group_size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
     """Settings of a reply.
 
@@ -83,12 +96,14 @@ class ConversationSettings:
     it transcribed.
     turns: None: the caller commits audio and creates replies.
     reply: None: the conversation is only transcribed.
+    video: None: frames of a camera are refused.
     """
 
     rate: int = RATE  # Hz of the user's audio
     transcription: TranscriptionSettings | None = None
     turns: TurnSettings | None = None
     reply: ReplySettings | None = None
+    video: VideoSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from motet_pipelines.chat.vision import InputMedia
 from motet_shared.wire.discovery import Directory
 from motet_shared.wire.instances import served
 
+from .frames import FRAMES, media_of_frames
 from .settings import ReplySettings
 
 SOUND = "audio"  # key of a part's recordings
@@ -67,20 +68,26 @@ def recorded_ms(part: dict[str, Any]) -> float:
     return duration_ms(len(file) - header, int.from_bytes(file[24:28], "little"))
 
 
-def without_sounds(
+def without_media(
     messages: list[dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[InputMedia]]:
-    """Return chat messages with placeholders for their recordings, and these in their order."""
-    sounds: list[InputMedia] = []
+    """Return chat messages with placeholders for recordings and frames, and these in their order."""
+    media: list[InputMedia] = []
     plain = []
     for message in messages:
         if isinstance(content := message["content"], list):
-            sounds += [media_of(part) for part in content if part["type"] == "audio"]
-            content = [{"type": "audio"} if p["type"] == "audio" else p for p in content]
+            media += [media_of(part) for part in content if _is_medium(part)]
+            content = [{"type": p["type"]} if _is_medium(p) else p for p in content]
         plain.append({**message, "content": content})
-    return plain, sounds
+    return plain, media
+
+
+def _is_medium(part: dict[str, Any]) -> bool:
+    return part["type"] == "audio" or FRAMES in part
 
 
 def media_of(part: dict[str, Any]) -> InputMedia:
-    """Return the recording of a chat message's part, for the encoder service."""
+    """Return the recording or the frames of a chat message's part, for the encoder service."""
+    if FRAMES in part:
+        return media_of_frames(part)
     return InputMedia(part["audio"], param="conversation", is_audio=True)

@@ -67,7 +67,9 @@ def test_a_queue_at_one_of_two_is_no_lack_of_instances() -> None:
 
 
 def test_missing_decode_is_diagnosed_from_waiting_requests() -> None:
-    (finding,) = diagnose(window(instance("tokenizer-1", "ready", **{"waiting_for_decode/m": 3.0})))
+    (finding,) = diagnose(
+        window(instance("tokenizer-1", "ready", "m", **{"waiting_for_decode/m": 3.0}))
+    )
     assert (finding.name, finding.knob) == ("too_few_decode", "motet scale decode=1")
 
 

@@ -398,6 +398,33 @@ async def test_a_gpu_need_not_hold_an_engine_twice(
     assert recorder.done == order
 
 
+@pytest.mark.parametrize(
+    ("role", "done"),
+    [
+        ("talker", ["add talker-2"]),
+        ("code2wav", ["add code2wav-2"]),
+        ("tts", ["add code2wav-2"]),
+        ("decode", ["add decode-2", "add talker-2"]),
+    ],
+)
+async def test_stages_of_an_omni_model_scale_alone(
+    role: str, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(ChildSpec(name="decode", role="decode", argv=(), model="m"))
+    recorder.add(ChildSpec(name="talker", role="decode", argv=(), model="m-talker"))
+    recorder.add(ChildSpec(name="code2wav", role="tts", argv=(), model="m"))
+    recorder.done.clear()
+    rolling = Rolling(recorder, NatsAccess(""), lambda _: None, ["A"])  # type: ignore[arg-type]
+
+    async def ready(*_: object, **__: object) -> float:
+        return 0.0
+
+    monkeypatch.setattr(rolling, "_ready", ready)
+    rolling._check([role])
+    await rolling._scale(role, 2, 0.0, None, lambda _: None)  # type: ignore[arg-type]
+    assert recorder.done == done
+
+
 # ------------------------------------------------------------------------------------------- CUDA_VISIBLE_DEVICES
 ENTRIES = st.sampled_from(
     ["0", "1", "2", "5", "-1", "", UUIDS[0], UUIDS[1], UUIDS[2][:8], "GPU-", "no"]

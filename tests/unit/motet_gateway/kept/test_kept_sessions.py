@@ -469,3 +469,45 @@ def memories() -> int:
         with contextlib.suppress(FileNotFoundError):  # that of the folder itself
             count += "motet-connection" in os.readlink(f"/proc/self/fd/{name}")
     return count
+
+
+async def look(client: Client) -> None:
+    """Frames between questions, of which each is answered by how many pictures its prompt has."""
+    video = {"type": "merged", "frames": 2, "groups": 2, "group_size": 2}
+    await client.send(
+        "session.update",
+        session={"type": "realtime", "output_modalities": ["text"], "video": video},
+    )
+    await client.until("session.updated")
+    for turn in range(4):
+        for number in range(3):
+            image = base64.b64encode(b"%d %d" % (turn, number)).decode()
+            await client.send("input_image_buffer.append", image=image)
+        await client.say(f"turn {turn}")
+        await client.send("response.create")
+        await client.until("response.done")
+
+
+async def test_a_session_with_frames_goes_on_at_every_gateway(here: World) -> None:
+    """Each gateway has the same frames: what the others asked the services is asked again in no request."""
+    prompts: list[list[str]] = []
+
+    def describe(request: Chat | Complete) -> list[Text]:
+        assert isinstance(request, Chat)
+        files = [
+            "+".join(file.digest for file in (*one.merged, one.file)) for one in request.images
+        ]
+        prompts.append(files)
+        return words(f"{len(files)} {' '.join(files)} {STORY}")
+
+    here.tokenizer.reply = describe
+    async with session(here) as client:
+        await look(client)
+        undisturbed = client.events
+    assert [len(files) for files in prompts] == [3, 4, 4, 4]
+    for step in (5, 23):
+        deaths = range(1, len(undisturbed), step)
+        async with session(here, *deaths) as client:
+            await look(client)
+            assert client.connection.lives == 1 + len(deaths)
+            assert said(client.events) == said(undisturbed)
