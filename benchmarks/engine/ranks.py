@@ -68,10 +68,11 @@ class Findings:
 
 def engines(plan: Plan) -> dict[str, tuple[str, str, dict[str, Any]]]:
     """Return by name each engine's interpreter, worker module and task."""
-    ours, options = sys.executable, {"decode_slowdown": 0}
+    ours = sys.executable
+    options: dict[str, Any] = {"decode_slowdown": 0}
     group = options | {"tensor_parallel": plan.ranks}
-    task = {"format": plan.weights}
-    found = {
+    task: dict[str, Any] = {"format": plan.weights}
+    found: dict[str, tuple[str, str, dict[str, Any]]] = {
         ALONE: (ours, "worker", task | {"options": options}),
         SHARED: (ours, "worker", task | {"options": group}),
         GLOO: (ours, "worker", task | {"options": group | {"rank_memory": False}}),

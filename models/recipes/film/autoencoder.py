@@ -6,7 +6,7 @@ over the whole film; only the steps that change the number of frames are written
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -60,7 +60,7 @@ def start_still(vae: AutoencoderKLWan) -> None:
         weight.mul_(0.1)
         for first in range(0, len(weight), channels):
             weight[first : first + channels, :, -1, 0, 0] += torch.eye(channels)
-        kernel.bias.zero_()
+        nn.init.zeros_(cast(Tensor, kernel.bias))
 
 
 def encode(vae: AutoencoderKLWan, films: Tensor) -> tuple[Tensor, Tensor]:

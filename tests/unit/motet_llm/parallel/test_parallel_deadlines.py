@@ -75,8 +75,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"stops\n"
             os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
-            for group in pairs.values():
-                group.limit(SECONDS)
+            for collectives in pairs.values():
+                collectives.limit(SECONDS)
             yield Stopped(store, pairs)
         finally:
             rank.kill()
