@@ -29,6 +29,7 @@ def bus_config(found: NatsAccess, role: str = "operator") -> ProcessConfig:
     Raises ConfigError.
     """
     variables = {name: os.environ[name] for name in _TAKEN if name in os.environ}
+    variables |= found.peer_variables()
     given = load(ProcessConfig, [], variables)
     return replace(
         given, nats_url=found.nats_url, nats_password=found.password(role), metrics_port=-1
