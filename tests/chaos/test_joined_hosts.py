@@ -29,11 +29,12 @@ from support.peers.network_hosts import Cable, Host, missing, two_hosts
 pytestmark = [
     pytest.mark.long,
     pytest.mark.namespaces,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1500),
     pytest.mark.xdist_group("joined_hosts"),
 ]
 
 MODEL, STREAMS, TOKENS = "markov", 12, 300
+START = 2 * START_SECONDS  # both hosts start on one machine
 PAUSE = 20.0  # seconds that a stream may pause on a machine that is busy with other things
 REQUESTS = [request(number, MODEL, TOKENS) for number in range(STREAMS)]
 NOT_NEEDED = (
@@ -115,11 +116,19 @@ class TwoHosts:
         """Let the second host join, if it has not, and wait until it takes work."""
         if not self.second.has_joined:
             self.second.start(*self.command(), *JOINED)
-        until(self.second_is_ready, "the second host takes work", START_SECONDS)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the second host takes work."""
+        try:
+            until(self.second_is_ready, "the second host takes work", START)
+        except BaseException as error:
+            error.add_note(self.second.log_file.read_text()[-4000:])
+            raise
 
     def second_is_ready(self) -> bool:
         if not self.second.has_joined:
-            raise RuntimeError(f"it has ended: {self.second.log_file.read_text()[-4000:]}")
+            raise RuntimeError("motet join has ended")
         return len(self.decoders()) == 2
 
     def decoders(self) -> list[dict[str, Any]]:
@@ -151,6 +160,7 @@ def hosts() -> Iterator[TwoHosts]:
             folder / "a",
             *("--llm", str(model), *NOT_NEEDED, *flags),
             env=env,
+            start_seconds=START,
             prefix=first.enter,
         ) as stack:
             try:
@@ -206,7 +216,7 @@ async def test_a_cut_cable_moves_streams_and_the_host_comes_back(
         assert await joined.at_second() >= 2
         with joined.cable.cut():
             check(await streams.finish(), undisturbed, "a cut cable")
-    await asyncio.to_thread(until, joined.second_is_ready, "it takes work again", 90)
+    await asyncio.to_thread(joined.wait)
     assert joined.second.process.pid == pid
     check(await joined.answered(), undisturbed, "behind the cut")
 
@@ -241,6 +251,4 @@ async def test_a_host_that_dies_takes_no_stream_with_it(
     # It comes back by itself: what it has of the stack is still there.
     where = joined.command()[1]
     joined.second.start("join", where, *JOINED)
-    await asyncio.to_thread(
-        until, joined.second_is_ready, "it takes work again without a token", START_SECONDS
-    )
+    await asyncio.to_thread(joined.wait)

@@ -7,6 +7,7 @@ the same machine joins again without a token; and, while `motet join` runs, a so
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
 
 from motet_cli.joining.listen import host_port
@@ -34,9 +35,20 @@ def running() -> list[str]:
     """Return HOST:PORT of the stacks whose services run on this machine."""
     found = []
     for path in sorted(connection.folder().glob(f"{_PREFIX}*.sock")):
+        if not _listens(path):  # a `motet join` that was killed has left it
+            continue
         host, _, port = path.stem.removeprefix(_PREFIX).rpartition("_")
         found.append(host_port(host, int(port)))
     return found
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        try:
+            peer.connect(str(path))
+        except OSError:
+            return False
+        return True
 
 
 def _name(host: str, port: int) -> str:
