@@ -821,7 +821,7 @@ def _add_film(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--output",
         metavar="FILE",
         default="film.mp4",
-        help="MP4 file to write (default: %(default)s)",
+        help="MP4 or WebM file to write, by its ending (default: %(default)s)",
     )
     film.add_argument("--model", help="video model (default: the server's first)")
     film.add_argument("--seconds", type=float, help="length (default: the model's)")

@@ -14,7 +14,7 @@ from motet_media.pictures import to_file
 from motet_media.video_file import VideoWriter
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Overloaded
-from motet_shared.messages import Checkpoint, DenoisingProgress, Draw, Picture
+from motet_shared.messages import VIDEO_FORMS, Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.call import Call
 
 _MAX_INLINE = 1 << 20  # largest checkpoint, in bytes, that is sent within its item
@@ -40,7 +40,9 @@ class PictureStream:
         self._call, self._request, self._drawing = call, request, drawing
         self._rgb_preview, self._store = rgb_preview, store
         self._frame_rate = frame_rate
-        self._video = VideoWriter(frame_rate) if frame_rate else None
+        self._video = None
+        if frame_rate and request.format in VIDEO_FORMS:
+            self._video = VideoWriter(frame_rate, request.format)
 
     async def send_event(self, event: Event) -> bool:
         """Send an event. Return True if it was the last; raise the error of a failed picture."""
@@ -103,4 +105,4 @@ class PictureStream:
     def _encode(self, picture: Image) -> bytes:
         """Return a picture, or the preview of a video, as a file."""
         form = self._request.format
-        return to_file(picture, "webp" if form == "mp4" else form, self._request.quality)
+        return to_file(picture, "webp" if form in VIDEO_FORMS else form, self._request.quality)

@@ -27,7 +27,7 @@ from motet_media.pictures import open_mask, open_picture
 from motet_media.pool import decoding
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, PayloadTooLarge
-from motet_shared.messages import BlobRef, Draw, ModelCard
+from motet_shared.messages import VIDEO_FORMS, BlobRef, Draw, ModelCard
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -159,9 +159,9 @@ class Diffusion(Actor):
     def _check_format(self, request: Draw) -> None:
         """Raise BadRequest if a video is asked of a model of pictures, or the other way round."""
         is_video = self.thread.engine.factory.rules.is_video
-        if (request.format == "mp4") == is_video:
+        if (request.format in VIDEO_FORMS) == is_video:
             return
-        makes, remedy = ("videos", "mp4") if is_video else ("pictures", "png, jpeg or webp")
+        makes, remedy = ("videos", "mp4 or webm") if is_video else ("pictures", "png, jpeg or webp")
         message = f"format: {request.model} makes {makes}, no {request.format}; give {remedy}"
         raise BadRequest(message, param="format")
 

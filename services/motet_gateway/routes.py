@@ -218,7 +218,7 @@ _VIDEOS = (
         "GET", "/v1/videos/{video_id}/content", TENANT, videos.get_video_content, STREAM,
         summary="The video itself, or its newest preview", tag="videos", errors=(400, *_STORED),
         parameters=query_parameters(ContentQuery),
-        answer={"video/mp4": _BYTES, "image/webp": _BYTES},
+        answer={"video/mp4": _BYTES, "video/webm": _BYTES, "image/webp": _BYTES},
     ),
     Route(
         "POST", "/v1/videos/{video_id}/remix", TENANT, videos.remix_video, STREAM, once=True,

@@ -1,12 +1,12 @@
-"""Write a video as an MP4 file while its frames come.
+"""Write a video as an MP4 or WebM file while its frames come.
 
-    writer = VideoWriter(frame_rate=16)
+    writer = VideoWriter(frame_rate=16, form="mp4")
     for frames in parts:  # `[frames, height, width, 3]`, 8-bit RGB
         writer.add(frames)
     data = writer.finish()
 
-H.264 with one thread: the same frames give the same bytes, whichever threads call the methods. All
-methods block: run them on a thread.
+H.264 in MP4 and VP9 in WebM, with one thread: the same frames give the same bytes, whichever threads
+call the methods. All methods block: run them on a thread.
 """
 
 from __future__ import annotations
@@ -19,18 +19,29 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-# x264's macroblock tree depends on what a thread's stack held before, in videos below 128 pixels.
-_OPTIONS = {"crf": "18", "preset": "veryfast", "x264-params": "mbtree=0"}
+from motet_shared.messages import VideoForm
+
+# Encoder and options by format. x264's macroblock tree depends on what a thread's stack held before,
+# in videos below 128 pixels. VP9 has a constant quality only where no bit rate is set.
+_ENCODERS: dict[VideoForm, tuple[str, dict[str, str]]] = {
+    "mp4": ("libx264", {"crf": "18", "preset": "veryfast", "x264-params": "mbtree=0"}),
+    "webm": (
+        "libvpx-vp9",
+        {"crf": "24", "b": "0", "deadline": "good", "cpu-used": "4", "row-mt": "0"},
+    ),
+}
+_NO_DATE = {"fflags": "+bitexact"}  # nor random identifiers: the bytes depend on frames alone
 _LARGEST_DENOMINATOR = 1001  # of frame rates such as 30000/1001
 
 
 class VideoWriter:
     """Write one video. frame_rate: frames per second."""
 
-    def __init__(self, frame_rate: float):
+    def __init__(self, frame_rate: float, form: VideoForm = "mp4"):
         self._rate = Fraction(frame_rate).limit_denominator(_LARGEST_DENOMINATOR)
         self._file = BytesIO()
-        self._container = av.open(self._file, "w", format="mp4")
+        self._codec, self._options = _ENCODERS[form]
+        self._container = av.open(self._file, "w", format=form, options=_NO_DATE)
         self._stream: Any = None
         self.frames = self.width = self.height = 0
 
@@ -52,7 +63,9 @@ class VideoWriter:
 
     def _begin(self, height: int, width: int) -> None:
         self.width, self.height = width, height
-        self._stream = self._container.add_stream("libx264", rate=self._rate, options=_OPTIONS)
+        self._stream = self._container.add_stream(
+            self._codec, rate=self._rate, options=self._options
+        )
         self._stream.width, self._stream.height = width, height
         self._stream.pix_fmt = "yuv420p"
         self._stream.codec_context.thread_count = 1

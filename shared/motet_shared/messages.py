@@ -20,7 +20,7 @@ wall-clock times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct
@@ -600,12 +600,16 @@ class ImagePrompt(Struct, array_like=True, gc=False):
     scale: float = 1.0
 
 
+VideoForm = Literal["mp4", "webm"]
+VIDEO_FORMS: tuple[VideoForm, ...] = get_args(VideoForm)
+
+
 class Draw(Request, tag="draw"):
     """Request an image or a video (anyone → diffusion): `DenoisingProgress` items, one `Picture` at the end.
 
     The noise depends on `seed` alone. Zero (None for the scales) stands for the model's default.
     With `image`, that image is edited; with `mask` (an image of the same size) only where the mask
-    is white. A video is a request in the format mp4, and begins with `image`.
+    is white. A video is a request in the format mp4 or webm, and begins with `image`.
     """
 
     model: str
@@ -625,7 +629,7 @@ class Draw(Request, tag="draw"):
     scheduler: str = ""  # by name; empty: the model's own
     controls: list[Control] = []
     image_prompts: list[ImagePrompt] = []
-    format: Literal["png", "jpeg", "webp", "mp4"] = "png"
+    format: Literal["png", "jpeg", "webp", "mp4", "webm"] = "png"
     quality: int = 90  # quality of jpeg and webp, 1 to 100
     seconds: float = 0.0  # length of a video; 0: the model's default
     resume: Checkpoint | None = None

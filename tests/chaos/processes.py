@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import nats.errors
 import psutil
@@ -277,9 +278,9 @@ class Processes:
 
 
 @asynccontextmanager
-async def processes() -> AsyncIterator[Processes]:
-    """Run a nats-server without any process yet."""
-    async with NatsServer() as server, AsyncExitStack() as exits:
+async def processes(store: Path | None = None) -> AsyncIterator[Processes]:
+    """Run a nats-server without any process yet; with JetStream in the folder `store`, if given."""
+    async with NatsServer(store=store) as server, AsyncExitStack() as exits:
         light = await exits.enter_async_context(ForkServer(*_LIGHT, lacking=("torch",)))
         heavy = await exits.enter_async_context(ForkServer(*_LOADED))
         bus = await server.bus("operator")

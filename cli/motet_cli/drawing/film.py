@@ -15,7 +15,7 @@ from .output import write
 
 _BAR = 30  # characters
 _POLL = 0.5  # seconds
-_ENDING = ".mp4"
+_FORMATS = {".mp4": "mp4", ".webm": "webm"}  # of the file, by its ending
 
 
 def run(args: Namespace) -> int:
@@ -40,8 +40,8 @@ def run(args: Namespace) -> int:
 
 def _checked(output: Path, image: str | None) -> Path | None:
     """Return the image's file. Raises ConfigError for a file that cannot be read or written."""
-    if output.suffix.lower() != _ENDING:
-        message = f"--output: {str(output)!r} is no MP4 file; end it with {_ENDING}"
+    if output.suffix.lower() not in _FORMATS:
+        message = f"--output: {str(output)!r} is no video; end it with {' or '.join(_FORMATS)}"
         raise ConfigError(message, param="--output")
     if image is None:
         return None
@@ -60,6 +60,7 @@ def _fields(args: Namespace) -> dict[str, Any]:
         "guidance_scale": args.guidance,
         "negative_prompt": args.negative or None,
         "seed": args.seed,
+        "output_format": _FORMATS[Path(args.output).suffix.lower()],
     }
     return {name: value for name, value in fields.items() if value is not None}
 

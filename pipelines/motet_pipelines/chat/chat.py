@@ -36,6 +36,7 @@ class Outcome(StreamMoves):
 
     end: End | None = None
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
+    is_recorded: bool = False  # whether an earlier process has received all of it
 
 
 _kinds: Any = list[Text | TargetText | PromptPiece | States]  # the last with `return_states`
@@ -85,7 +86,7 @@ async def chat_with_prompt(
         prompt.unknown(batch)
         yield batch
     if answers.end is not None:
-        outcome.end = answers.end
+        outcome.end, outcome.is_recorded = answers.end, True
         return
     if ids:
         request = msgspec.structs.replace(request, resume=Resume(ids, text_len))

@@ -162,25 +162,35 @@ async def run(
 
 
 async def merged(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources as they come. The first error of any ends them all."""
+    """Yield the items of all sources in the order in which they come.
+
+    The first error of any ends them all. Recorded answers depend on the order: what is recorded
+    first has its effect first.
+    """
     waiting: dict[asyncio.Future[T], AsyncGenerator[T, None]] = {}
+    finished: asyncio.Queue[asyncio.Future[T]] = asyncio.Queue()
+
+    def ask(source: AsyncGenerator[T, None]) -> None:
+        task = asyncio.ensure_future(anext(source))
+        task.add_done_callback(finished.put_nowait)
+        waiting[task] = source
+
     for source in sources:
-        waiting[asyncio.ensure_future(anext(source))] = source
-    done: set[asyncio.Future[T]] = set()
+        ask(source)
     try:
         while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                source = waiting.pop(task)
-                try:
-                    item = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(source))] = source
-                yield item
+            task = await finished.get()
+            source = waiting.pop(task)
+            try:
+                item = task.result()
+            except StopAsyncIteration:
+                continue
+            ask(source)
+            yield item
     finally:
-        for task in waiting:
+        tasks = list(waiting)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*waiting, *done, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for source in sources:
             await source.aclose()

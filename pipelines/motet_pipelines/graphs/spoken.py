@@ -8,14 +8,15 @@ the second token. `SENTENCES`: another model speaks each sentence as soon as it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import msgspec
 
 from motet_media.audio import SAMPLE_BYTES
-from motet_pipelines.answers import Answers
-from motet_pipelines.chat.chat import chat_with_prompt
+from motet_pipelines.answers import Answers, record_in
+from motet_pipelines.chat.chat import Outcome, chat_with_prompt, received_length
 from motet_pipelines.voice.speak import ClonedVoice, narrate
 from motet_shared.errors import StreamBroken
 from motet_shared.messages import (
@@ -23,13 +24,14 @@ from motet_shared.messages import (
     Chat,
     ModelCard,
     PromptPiece,
+    Resume,
     Speak,
     SpeakStates,
     States,
     Text,
 )
 from motet_shared.wire.discovery import Directory
-from motet_shared.wire.instances import pick
+from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
 from .graph import Call, Graph, Items, Stage
@@ -55,45 +57,135 @@ def think(call: Call, _: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]
 async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerator[list[Any], None]:
     """Yield the speech of a reply from its states.
 
-    If the instance dies, the speech ends there: the states before are gone. Talkers are replaced.
-    Behind what an earlier process has recorded it goes on, where the thinker still writes and so
-    sends its states again.
+    If the instance dies, another one speaks the reply again from behind the samples that were
+    received, and so does the first behind those that an earlier process has recorded. The states are
+    read once; then the thinker computes them again.
     """
     request = cast(SpeakStates, call.requests[SPEAK])
     answers, samples = Answers(request, _audio, _ends), 0
     while (batch := await answers.recorded()) is not None:
-        samples += sum(len(item.data) for item in batch) // SAMPLE_BYTES
+        samples += _samples(batch)
         yield batch
     if answers.end is not None:
         return
-    request = msgspec.structs.replace(request, skip=samples)
-    async with answers.live():
-        instance = await pick(call.bus, "tts", request.model, patience=call.patience)
-        stream = call.bus.open(
-            "tts", request, instance=instance, deadline=call.deadline, epoch=call.epoch
+    thinker = cast(Outcome | None, call.outcomes.get(THINK))
+    reply = _Reply(inputs)
+    moves = Failover(
+        call.bus,
+        "tts",
+        request.model,
+        StreamMoves(),
+        lambda: samples,
+        patience=call.patience,
+        deadline=call.deadline,
+        what="speech",
+    )
+    async with answers.live(), reply.followed():
+        while True:
+            async with moves as instance:
+                behind = msgspec.structs.replace(request, skip=samples)
+                stream = call.bus.open(
+                    "tts", behind, instance=instance, deadline=moves.left(), epoch=call.epoch
+                )
+                async with stream, aclosing(_fed(stream, reply.feed(call, stream, thinker))) as fed:
+                    async for batch in fed:
+                        await answers.record(batch)
+                        samples += _samples(batch)
+                        yield batch
+                await answers.finish(True)
+                return
+
+
+def _samples(batch: list[Audio]) -> int:
+    return sum(len(item.data) for item in batch) // SAMPLE_BYTES
+
+
+class _Reply:
+    """Follow what a thinker gives: states, which are read once, and the text, from which it goes on."""
+
+    def __init__(self, inputs: Mapping[str, Items]):
+        self._states, self._texts = inputs["states"], inputs["text"]
+        self._received: list[tuple[list[int], int]] = []  # ids and characters of each batch of text
+        self._is_read = False
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """Note the text while in the block."""
+        following = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        async for batch in self._texts:
+            ids = [token for item in batch for token in item.ids]
+            self._received.append((ids, sum(map(received_length, batch))))
+
+    async def feed(self, call: Call, stream: Stream, thinker: Outcome | None) -> None:
+        """Feed a stream all states, until their end.
+
+        Raises StreamBroken if the thinker does not give them again where they were read before.
+        """
+        is_first, self._is_read = not self._is_read, True
+        fed = is_first and await _feed(stream, self._states)
+        if not fed and (not is_first or (thinker is not None and thinker.is_recorded)):
+            record_in(None)  # what is computed again has no effect of its own
+            if not await _feed(stream, self._again(call)):
+                raise StreamBroken("states: the thinker sends none of this reply again")
+        await stream.end_input()
+
+    async def _again(self, call: Call) -> AsyncGenerator[list[Any], None]:
+        """Yield the states again, from the first: the thinker goes on behind the text but its end."""
+        ids: list[int] = []
+        length = 0
+        for received, characters in self._received[:-1]:
+            ids += received
+            length += characters
+        request = cast(Chat, call.requests[THINK])
+        if ids:
+            request = msgspec.structs.replace(request, resume=Resume(ids, length))
+        batches = chat_with_prompt(
+            call.bus, request, deadline=call.deadline, patience=call.patience, epoch=call.epoch
         )
-        async with stream:
-            feeding = asyncio.create_task(_feed(stream, inputs["states"]))
-            try:
-                async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
-                    await answers.record(batch)
-                    yield batch
-                if samples and not await feeding:
-                    raise StreamBroken("the states of a reply that is written are gone")
-            finally:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
-        await answers.finish(True)
+        async with aclosing(batches):
+            async for batch in batches:
+                if states := [item for item in batch if isinstance(item, States)]:
+                    yield states
+
+
+async def _fed(
+    stream: Stream, feed: Coroutine[Any, Any, None]
+) -> AsyncGenerator[list[Audio], None]:
+    """Yield the batches of a stream while it is fed. Raises the first error of either."""
+    batches = cast(AsyncIterator[list[Audio]], stream.batches())
+    feeding = asyncio.create_task(feed)
+    reading: asyncio.Future[list[Audio] | None] | None = None
+    try:
+        while True:
+            reading = asyncio.ensure_future(anext(batches, None))
+            await asyncio.wait((feeding, reading), return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+            if (batch := await reading) is None:
+                await feeding
+                return
+            yield batch
+    finally:
+        tasks: list[asyncio.Future[Any]] = [feeding] if reading is None else [feeding, reading]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _feed(stream: Stream, states: Items) -> bool:
-    """Feed states until their end; return True if there were any."""
+    """Feed states; return True if there were any."""
     any_fed = False
     async for batch in states:
         for item in batch:
             await stream.send(msgspec.msgpack.encode(item))
             any_fed = True
-    await stream.end_input()
     return any_fed
 
 
@@ -133,7 +225,7 @@ OMNI = Graph(
             SPEAK,
             role="tts",
             run=speak_states,
-            takes=("states",),
+            takes=("text", "states"),
             gives={"audio": Audio},
             optional=True,
         ),

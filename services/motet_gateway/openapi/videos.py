@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from motet_gateway.videos.store import Status
+from motet_shared.messages import VideoForm
 
 from .answers import Unix
 
@@ -30,6 +31,7 @@ class Video(Struct):
     seconds: str
     size: str
     seed: int
+    output_format: VideoForm
     created_at: Unix
     completed_at: Unix | None
     expires_at: Unix

@@ -25,7 +25,7 @@ from .store import MOST, Video
 
 _NO_STORE = "videos are not stored here; the server needs JetStream (motet up --store FOLDER)"
 _MOST_REMIX = 256 << 10  # bytes
-_TYPES = {"video": b"video/mp4", "thumbnail": b"image/webp"}
+_PREVIEW = "image/webp"  # media type
 _SEED_MASK = 2**63 - 1
 _remix = Decoder(RemixBody)
 
@@ -54,6 +54,7 @@ async def create_video(service: GatewayContext, http: Exchange) -> None:
         seed=(random_seed() if body.seed is None else body.seed) & _SEED_MASK,
         steps=body.steps or 0,
         guidance_scale=body.guidance_scale,
+        format=body.output_format,
         created_at=now,
         expires_at=now + int(jobs.store.ttl),
     )
@@ -145,7 +146,7 @@ async def get_video_content(service: GatewayContext, http: Exchange) -> None:
     if file is None:
         raise NotFound(f"video {video.id!r} is {video.status} and has no {variant}; ask later")
     http.content = [
-        (b"content-type", _TYPES[variant]),
+        (b"content-type", (f"video/{video.format}" if variant == "video" else _PREVIEW).encode()),
         (b"x-content-type-options", b"nosniff"),
     ]
     async with http.while_connected():

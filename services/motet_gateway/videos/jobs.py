@@ -178,7 +178,7 @@ class _Attempt:
 
     async def _complete(self, data: bytes, seconds: float, size: str) -> None:
         video = self.video
-        video.content = await self._store.write(self._owner, f"{video.id}.mp4", data)
+        video.content = await self._store.write(self._owner, f"{video.id}.{video.format}", data)
         video.seconds, video.size = seconds, size
         video.status, video.progress, video.completed_at = "completed", 100, int(time.time())
         await self.end()
@@ -199,6 +199,6 @@ def request_of(video: Video, model: str) -> Draw:
         seconds=video.seconds,
         previews=_PREVIEWS,
         checkpoint_every=CHECKPOINT_EVERY,
-        format="mp4",
+        format=video.format,
         request_id=video.id,
     )

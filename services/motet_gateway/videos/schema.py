@@ -17,6 +17,7 @@ from motet_gateway.http.multipart import read_form
 from motet_gateway.images.conditions import file_of
 from motet_gateway.images.schema import size_of
 from motet_shared.errors import BadRequest
+from motet_shared.messages import VideoForm
 
 MOST_LISTED = 100
 _IMAGE = "input_reference"
@@ -35,7 +36,7 @@ class ImageReference(Strict, kw_only=True):
 class VideoBody(Strict, kw_only=True):
     """Body of POST /v1/videos.
 
-    `seed`, `steps`, `guidance_scale` and `negative_prompt` are extensions. `seconds` may be any
+    `seed`, `steps`, `guidance_scale`, `negative_prompt` and `output_format` are extensions. `seconds` may be any
     number; the video has the nearest length that its model can make.
     """
 
@@ -47,6 +48,7 @@ class VideoBody(Strict, kw_only=True):
     steps: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     guidance_scale: Annotated[float, Meta(ge=0, le=100)] | None = None
     negative_prompt: Annotated[str, Meta(max_length=_LONGEST)] = ""
+    output_format: VideoForm = "mp4"
     input_reference: ImageReference | None = None
 
 

@@ -15,6 +15,7 @@ from motet_gateway.http.problems import NotFound
 from motet_gateway.storage.documents import JetStreamDocuments
 from motet_gateway.storage.quota import Stored
 from motet_gateway.storage.records import missing, read_record
+from motet_shared.messages import VideoForm
 
 SCHEMA = 1  # version of what is stored; increase it with a change that older versions cannot read
 MOST = 1000  # videos of a tenant
@@ -46,6 +47,7 @@ class Video(Struct, kw_only=True, omit_defaults=True):
     status: Status = "queued"
     progress: int = 0  # percent
     error: dict[str, str | None] | None = None
+    format: VideoForm = "mp4"
     remixed_from: str | None = None
     image: StoredFile | None = None
     content: StoredFile | None = None
@@ -64,6 +66,7 @@ class Video(Struct, kw_only=True, omit_defaults=True):
             "seconds": f"{self.seconds:g}" if self.seconds else "auto",
             "size": self.size,
             "seed": self.seed,
+            "output_format": self.format,
             "created_at": self.created_at,
             "completed_at": self.completed_at,
             "expires_at": self.expires_at,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class Engine:
         self.config = config
         self.model: SpeechModel = load(config)
         self._waiting: OrderedDict[Key, Utterance] = OrderedDict()
+        self._fed: defaultdict[Key, list[tuple[Sequence[int], bool]]] = defaultdict(list)
         self._running: set[Key] = set()
         self.steps = 0
         self.samples = 0
@@ -91,16 +92,19 @@ class Engine:
     def cancel(self, key: Key) -> None:
         """Drop a sentence at once: it is not part of the next step. Unknown keys are ignored."""
         self._waiting.pop(key, None)
+        self._fed.pop(key, None)
         if key in self._running:
             self._running.discard(key)
             self.model.remove(key)
 
     def feed(self, key: Key, ids: Sequence[int], *, last: bool) -> None:
-        """Give a sentence tokens of decode, for which `StepOutput.generate` asked.
+        """Give a sentence tokens of decode; one that waits has them once it is admitted.
 
         Unknown keys are ignored.
         """
-        if key in self._running and isinstance(self.model, TokenFed):
+        if key in self._waiting:
+            self._fed[key].append((ids, last))
+        elif key in self._running and isinstance(self.model, TokenFed):
             self.model.feed(key, ids, last)
 
     def step(self) -> list[StepOutput]:
@@ -136,13 +140,15 @@ class Engine:
         outputs = []
         while self._waiting and self._has_room:
             key = max(self._waiting, key=lambda waiting: self._waiting[waiting].priority)
-            utterance = self._waiting.pop(key)
+            utterance, fed = self._waiting.pop(key), self._fed.pop(key, [])
             try:
                 self.model.add(key, utterance)
             except Exception as error:
                 outputs.append(StepOutput(key, error=failure(error, self.model.device)))
             else:
                 self._running.add(key)
+                for ids, last in fed:
+                    self.feed(key, ids, last=last)
         return outputs
 
     def stats(self) -> dict[str, float]:

@@ -9,14 +9,17 @@ from pathlib import Path
 
 from chaos.processes import Processes, processes
 from e2e import markov
+from motet_models.omni import talker_name
 from motet_shared.testing import free_port
 from support.checkpoints import embedding_checkpoints, tts_checkpoints
 from support.checkpoints.asr_checkpoints import tiny_whisper
 from support.checkpoints.diffusion_checkpoints import stable_diffusion
+from support.families import qwen3_omni, video_families
 from support.stages import diffusion_stage
 
 CHAT, ASR_MODEL, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
 EYES, VECTORS = "eyes", "vectors"
+FILMS, OMNI = "films", "omni"
 STORE = "fdstore"
 TWO = 2  # of each
 _EYES_PATH = Path(__file__).resolve().parents[3] / "models" / "pocket-chat"
@@ -41,17 +44,22 @@ def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, tuple[str, ...
     )
     # One sentence at a time: what is computed together is rounded together, and a sound must come out to the bit.
     spoken = ("--model", str(voice), "--name", VOICE, "--greedy", "--max-running", "1")
-    texts = ("--model", f"{CHAT}={chat}", "--model", f"{EYES}={_EYES_PATH}")
+    names = {CHAT: chat, EYES: _EYES_PATH, OMNI: folder / OMNI}
+    texts = [word for name, path in names.items() for word in ("--model", f"{name}={path}")]
     seen = ("--model", str(_EYES_PATH), "--name", EYES, "--threads", "1")
     vectors = embedding_checkpoints.sentence_transformer(folder / VECTORS)
     # One text at a time, for the same reason.
     alone = ("--max-batch-tokens", "1", "--threads", "1")
     embedded = ("--model", str(vectors), "--name", VECTORS, *alone)
+    films = video_families.write("WanPipeline", folder / FILMS)
+    filmed = ("--model", str(films), "--name", FILMS, "--threads", "1")
+    qwen3_omni.write(folder / OMNI, endless=True)
+    # One reply at a time: what a mixture of experts computes together is rounded together.
+    whole = ("--model", str(folder / OMNI), "--threads", "1", "--max-running", "1")
+    talking = ("--name", talker_name(OMNI), "--stage", "talker")
+    served = ("--descriptor-store", str(socket), "--patience", "10", "--job-patience", "5")
     return {
-        "gateway": (
-            "gateway",
-            ("motet_gateway", "--descriptor-store", str(socket), "--patience", "10"),
-        ),
+        "gateway": ("gateway", ("motet_gateway", *served)),
         "tokenizer": ("tokenizer", ("motet_tokenizer", *texts)),
         "decode": (
             "decode",
@@ -64,6 +72,13 @@ def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, tuple[str, ...
         "asr": ("asr", ("motet_asr", *heard, "--parallel", "1")),
         "tts": ("tts", ("motet_tts", *spoken, "--threads", "1")),
         "diffusion": ("diffusion", ("motet_diffusion", *diffusion_stage.flags(brush))),
+        "film diffusion": ("diffusion", ("motet_diffusion", *filmed)),
+        "thinker": ("decode", ("motet_llm", *whole, "--name", OMNI)),
+        "talker": ("decode", ("motet_llm", *whole, *talking)),
+        "code2wav": (
+            "tts",
+            ("motet_tts", *whole, "--name", OMNI, "--greedy"),
+        ),
     }
 
 
@@ -72,7 +87,7 @@ async def storm_stack(folder: Path) -> AsyncIterator[tuple[Processes, str]]:
     """Run all of it, ready, and the address that clients use."""
     socket, port = folder / "front.sock", free_port()
     commands = await asyncio.to_thread(_commands, folder, socket)
-    async with processes() as stack:
+    async with processes(folder / "jetstream") as stack:
         argv = ("motet_fdstore", "--path", str(socket), "--port", str(port))
         await stack.add(STORE, STORE, argv, is_service=False)
         for name, (role, command) in commands.items():

@@ -2,11 +2,11 @@
 
     PYTHONPATH=tests:models python -m chaos.storm.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
 
-Chats, with pictures too, speech, transcripts, spoken conversations, drawings and embeddings; two processes of each
-service, gateways behind a descriptor store; small models whose answers are known from a quiet time. The clients write
-a history, which `chaos.storm.check` judges without knowing anything of the servers. Findings are what was lost,
-changed, doubled or refused, what died by itself, what is left behind in an idle service, and what a process has grown
-by in memory, descriptors and threads; with one the exit code is 1.
+Chats, with pictures too, speech, transcripts, spoken conversations, replies of an omni model, drawings, films and
+embeddings; two processes of each service, gateways behind a descriptor store; small models whose answers are known
+from a quiet time. The clients write a history, which `chaos.storm.check` judges without knowing anything of the
+servers. Findings are what was lost, changed, doubled or refused, what died by itself, what is left behind in an idle
+service, and what a process has grown by in memory, descriptors and threads; with one the exit code is 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOOKS = 30  # one per second, until all are idle
 
 @dataclass(frozen=True)
 class Storm:
-    """Define a storm. `clients`: so many per share of each kind of traffic, of which there are ten."""
+    """Define a storm. `clients`: so many per share of each kind of traffic, of which there are thirteen."""
 
     seed: int
     seconds: float = 600.0
@@ -184,7 +184,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--every", type=float, default=10.0, help="seconds from one blow to the next"
     )
-    parser.add_argument("--clients", type=int, default=1, help="ten times so many ask at a time")
+    parser.add_argument(
+        "--clients", type=int, default=1, help="thirteen times so many ask at a time"
+    )
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of blows")
     given = parser.parse_args(argv)
     storm = Storm(given.seed, given.seconds, given.every, given.clients, tuple(given.kinds))

@@ -16,7 +16,7 @@ import websockets
 from PIL import Image, ImageDraw
 
 from chaos.storm.history import History, Told
-from chaos.storm.stack import ASR_MODEL, BRUSH, CHAT, EYES, VECTORS, VOICE
+from chaos.storm.stack import ASR_MODEL, BRUSH, CHAT, EYES, FILMS, OMNI, VECTORS, VOICE
 from chaos.streams import Outcome, ask, request
 from support.clients.realtime_client import TRANSCRIPTION, Client, sound
 from support.media.spoken import say, silence, wav
@@ -58,9 +58,11 @@ def _checked(error: dict[str, Any], had: Any = None) -> Exception:
     )
 
 
-async def _whole(http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
+async def _whole(
+    http: httpx.AsyncClient, path: str, *, method: str = "POST", **body: Any
+) -> httpx.Response:
     try:
-        reply = await http.post(path, **body)
+        reply = await http.request(method, path, **body)
     except httpx.HTTPError as error:
         raise Broken(f"connection: {type(error).__name__}") from None
     if reply.status_code != 200:
@@ -142,6 +144,79 @@ async def picture(http: httpx.AsyncClient, number: int, told: Told) -> str:
     )
 
 
+async def film(http: httpx.AsyncClient, number: int, told: Told) -> bytes:
+    """Have a video made, which is queued once however often it is sent, and read its file."""
+    said = {"model": FILMS, "prompt": _LINES[number], "seconds": 0.5, "size": "32x32", "steps": 10}
+    key = f"{random.SystemRandom().getrandbits(64):x}"
+    made = await _patient(
+        "POST",
+        http,
+        "/v1/videos",
+        json={**said, "seed": number},
+        headers={"Idempotency-Key": f"{key}-make"},
+    )
+    path = f"/v1/videos/{made.json()['id']}"
+    while (state := made.json())["status"] not in ("completed", "failed"):
+        told(state["progress"])
+        await asyncio.sleep(0.2)
+        made = await _patient("GET", http, path)
+    if state["status"] == "failed":
+        raise _checked(state["error"])
+    data = (await _patient("GET", http, f"{path}/content")).content
+    await _patient("DELETE", http, path, headers={"Idempotency-Key": f"{key}-delete"})
+    return data
+
+
+async def _patient(method: str, http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
+    """Send a request again while the answer says that it may be."""
+    for _ in range(_TRIES):
+        try:
+            return await _whole(http, path, method=method, **body)
+        except Broken as error:
+            broken = error
+            await asyncio.sleep(1.0)
+    raise broken
+
+
+async def spoken(http: httpx.AsyncClient, number: int, told: Told) -> tuple[str, bytes]:
+    """Ask an omni model for a streamed reply of text and sound."""
+    asked = {
+        "model": OMNI,
+        "messages": [{"role": "user", "content": _LINES[number]}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "ethan", "format": "pcm16"},
+        "temperature": 0,
+        "seed": number,
+        "max_tokens": 40,
+        "stream": True,
+    }
+    text, data, finish = "", b"", None
+    try:
+        async with http.stream("POST", "/v1/chat/completions", json=asked) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                raise _checked(reply.json()["error"])
+            async for line in reply.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[len("data: ") :])
+                if "error" in event:
+                    raise _checked(event["error"])
+                choice = event["choices"][0]
+                audio = choice["delta"].get("audio") or {}
+                if "error" in audio:
+                    raise _checked(audio["error"])
+                text += audio.get("transcript", "")
+                data += base64.b64decode(audio.get("data", ""))
+                told(len(data) / _SECOND)
+                finish = choice["finish_reason"] or finish
+    except httpx.HTTPError as error:
+        raise Broken(f"connection: {type(error).__name__}") from None
+    if finish is None:
+        raise Broken("connection: no end")
+    return text, data
+
+
 async def embedding(http: httpx.AsyncClient, number: int, told: Told) -> str:
     """Ask for the vectors of some words."""
     body = {
@@ -208,6 +283,8 @@ KINDS: dict[str, tuple[Ask, int]] = {
     "picture": (picture, 1),
     "seeing": (seeing, 1),
     "embedding": (embedding, 1),
+    "film": (film, 1),
+    "spoken": (spoken, 1),
 }
 
 

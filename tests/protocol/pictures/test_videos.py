@@ -68,8 +68,9 @@ async def ended(client: openai.AsyncOpenAI, video_id: str, seconds: float = 120)
     return found
 
 
-def lengths(data: bytes) -> tuple[int, int, int]:
+def lengths(data: bytes, codec: str = "h264") -> tuple[int, int, int]:
     with av.open(BytesIO(data), "r") as file:
+        assert file.streams.video[0].codec_context.name == codec
         frames = list(file.decode(video=0))
     return len(frames), frames[0].width, frames[0].height
 
@@ -118,6 +119,13 @@ async def test_a_video_is_made_read_remixed_and_deleted(nats: NatsServer, wan: P
         other = (await client.videos.download_content(remixed.id)).content
         assert lengths(other) == (FRAMES, 32, 32)
         assert other != answer.content
+
+        as_webm = {**BODY, "extra_body": {**EXTRA, "output_format": "webm"}}
+        third = await ended(client, (await client.videos.create(**as_webm)).id)
+        answer = await client.videos.download_content(third.id)
+        assert answer.response.headers["content-type"] == "video/webm"
+        assert lengths(answer.content, "vp9") == (FRAMES, 32, 32)
+        await client.videos.delete(third.id)
 
         page = await client.videos.list(limit=2)
         assert [one.id for one in page.data] == [remixed.id, second.id]
@@ -297,6 +305,10 @@ async def test_the_command_line_writes_a_video(
         assert capsys.readouterr().out == f"{film}\n"
         assert lengths(film.read_bytes()) == (FRAMES, 32, 32)
         assert (await client.videos.list()).data == []
+        webm = tmp_path / "film.webm"
+        options[-1] = str(webm)
+        assert await asyncio.to_thread(main, ["film", *server, *options, "a", "red", "circle"]) == 0
+        assert lengths(webm.read_bytes(), "vp9") == (FRAMES, 32, 32)
         assert await asyncio.to_thread(main, ["film", *server, "-o", "film.png", "x"]) != 0
 
 

@@ -13,12 +13,14 @@ from PIL import Image
 
 from motet_media.video_file import VideoWriter
 from motet_shared.errors import BadRequest
+from motet_shared.messages import VideoForm
 from support.checkpoints import diffusion_checkpoints
 from support.families import video_families
 from support.running.refusals import refuses
 from support.stages.diffusion_stage import ask, stage
 
 SIDE, FRAMES, RATE = 32, 9, 16
+CODECS: dict[VideoForm, str] = {"mp4": "h264", "webm": "vp9"}
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return video_families.write("WanPipeline", tmp_path_factory.mktemp("wan") / "model")
 
 
-async def test_a_video_is_an_mp4_of_its_length_and_the_same_each_time(folder: Path) -> None:
-    asked = ask(format="mp4", seconds=FRAMES / RATE, width=SIDE, height=SIDE, previews=2, steps=5)
+@pytest.mark.parametrize(("form", "codec"), CODECS.items())
+async def test_a_video_has_its_format_and_length_and_is_the_same_each_time(
+    folder: Path, form: VideoForm, codec: str
+) -> None:
+    asked = ask(format=form, seconds=FRAMES / RATE, width=SIDE, height=SIDE, previews=2, steps=5)
     async with stage(folder) as (caller, actors, _):
         (card,) = actors[0].models()
         assert card.videos
@@ -42,7 +47,7 @@ async def test_a_video_is_an_mp4_of_its_length_and_the_same_each_time(folder: Pa
     assert {Image.open(BytesIO(data)).format for data in seen.previews} == {"WEBP"}
     with av.open(BytesIO(seen.outcome.data), "r") as file:
         video = file.streams.video[0]
-        assert (video.codec_context.name, video.average_rate) == ("h264", RATE)
+        assert (video.codec_context.name, video.average_rate) == (codec, RATE)
         shapes = [frame.to_ndarray(format="rgb24").shape for frame in file.decode(video)]
     assert shapes == [(SIDE, SIDE, 3)] * FRAMES
 
@@ -59,10 +64,11 @@ async def test_a_format_that_the_model_does_not_make_is_refused(
             actors[0].check_integrity()
 
 
-async def test_the_frames_of_the_file_are_those_that_were_decoded() -> None:
+@pytest.mark.parametrize("form", CODECS)
+def test_the_frames_of_the_file_are_those_that_were_decoded(form: VideoForm) -> None:
     ramp = np.linspace(0, 255, SIDE * SIDE * 3).astype(np.uint8).reshape(SIDE, SIDE, 3)
     frames = np.stack([np.full_like(ramp, 40 * number) for number in range(6)])
-    writer = VideoWriter(frame_rate=23.976)
+    writer = VideoWriter(frame_rate=23.976, form=form)
     writer.add(frames[:1])
     writer.add(frames[1:])
     with av.open(BytesIO(writer.finish()), "r") as file:
@@ -73,11 +79,12 @@ async def test_the_frames_of_the_file_are_those_that_were_decoded() -> None:
     assert np.abs(read.astype(int) - frames).max() <= 4
 
 
-def test_the_same_frames_give_the_same_bytes_on_any_thread() -> None:
+@pytest.mark.parametrize("form", CODECS)
+def test_the_same_frames_give_the_same_bytes_on_any_thread(form: VideoForm) -> None:
     frames = np.random.default_rng(0).normal(128, 19, (9, 32, 32, 3)).clip(0, 255).astype(np.uint8)
 
     def encode() -> bytes:
-        writer = VideoWriter(frame_rate=16)
+        writer = VideoWriter(frame_rate=16, form=form)
         writer.add(frames)
         return writer.finish()
 

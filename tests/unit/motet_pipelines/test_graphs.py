@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from motet_pipelines.graphs import spoken
-from motet_pipelines.graphs.graph import Call, Graph, GraphOutcome, Items, Run, Stage, run
+from motet_pipelines.graphs.graph import Call, Graph, GraphOutcome, Items, Run, Stage, merged, run
 from motet_shared.errors import BadRequest, MotetError, Unavailable
 from motet_shared.wire.bus import Bus
 
@@ -130,3 +130,30 @@ def test_speech_may_be_missing_where_the_model_speaks_itself() -> None:
     optional = [stage.name for stage in spoken.OMNI.stages if stage.optional]
     assert optional == [spoken.SPEAK]
     assert {stage.role for stage in spoken.OMNI.stages} == {"tokenizer", "tts"}
+
+
+async def test_items_of_several_stages_come_in_their_order() -> None:
+    """Answers are recorded in the order in which they come; another process renders them so."""
+    given: list[int] = []
+    turn = asyncio.Event()
+
+    async def source(first: int) -> AsyncGenerator[int, None]:
+        for number in range(20):
+            await turn.wait()
+            given.append(first + number)
+            yield first + number
+
+    async def let_all_go() -> None:
+        while True:
+            turn.set()
+            await asyncio.sleep(0)
+            turn.clear()
+            await asyncio.sleep(0)
+
+    going = asyncio.create_task(let_all_go())
+    try:
+        found = [item async for item in merged(*(source(100 * number) for number in range(8)))]
+    finally:
+        going.cancel()
+    assert len(found) == 160
+    assert found == given

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,7 @@ class Records:
     batches: list[bytes] = field(default_factory=list)
     known: int = 0
     at: int = 0
+    ended: bytes | None = None
     end: bytes | None = None
     error: bytes | None = None
 
@@ -166,11 +168,16 @@ class Records:
 
     async def close(self, data: bytes, *, failed: bool) -> None:
         assert not failed
+        self.ended = data
 
     def again(self) -> Records:
         """Return what the next process reads: a third of it."""
         known = -(-len(self.batches) // 3)
         return Records(self.batches[:known], known)
+
+    def whole(self) -> Records:
+        """Return what the next process reads of a stream that has ended."""
+        return Records([*self.batches], len(self.batches), ended=self.ended, end=self.ended)
 
 
 class Recorded:
@@ -209,6 +216,57 @@ async def test_another_gateway_goes_on_within_the_sound(checkpoint: tuple[Path, 
         assert not again.ended.lost
         assert again.text == whole.text
         assert_sounds_like(again.pcm, whole.pcm)
+
+
+@pytest.mark.long
+async def test_another_gateway_goes_on_within_the_sound_of_a_written_reply(
+    checkpoint: tuple[Path, Any],
+) -> None:
+    """The thinker computes the states again; a third gateway goes on behind the second, too."""
+    folder, _ = checkpoint
+    async with services(folder) as run_by:
+        await run_by.thinker()
+        await run_by.talker(context=160)
+        await run_by.code2wav()
+
+        async def answered(recorder: Recorded) -> Any:
+            record_in(recorder)
+            return await run_by.answer(run_by.call(tokens=40))
+
+        recorder = Recorded({})
+        whole = await asyncio.create_task(answered(recorder))
+        for _ in range(2):
+            text, sound = recorder.streams
+            written, heard = recorder.streams[text], recorder.streams[sound]
+            recorder = Recorded({text: written.whole(), sound: heard.again()})
+            again = await asyncio.create_task(answered(recorder))
+            assert not again.ended.lost
+            assert again.text == whole.text
+            assert_sounds_like(again.pcm, whole.pcm)
+
+
+@pytest.mark.long
+async def test_code2wav_that_dies_is_replaced(checkpoint: tuple[Path, Any]) -> None:
+    folder, _ = checkpoint
+    async with services(folder) as run_by:
+        await run_by.thinker()
+        await run_by.talker(context=160)
+        first = await run_by.code2wav()
+        whole = await run_by.answer(run_by.call(tokens=40))
+
+        async def kill() -> None:
+            async with asyncio.timeout(30):
+                while not first.bus.calls.active:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            await run_by.code2wav()
+            run_by.made.actors.remove(first)
+            die(first.bus)
+
+        call = dataclasses.replace(run_by.call(tokens=40), patience=20.0)
+        moved, _ = await asyncio.gather(run_by.answer(call), kill())
+        assert not moved.ended.lost
+        assert moved.text == whole.text
+        assert_sounds_like(moved.pcm, whole.pcm)
 
 
 async def test_without_talker_and_code2wav_there_is_text(checkpoint: tuple[Path, Any]) -> None:

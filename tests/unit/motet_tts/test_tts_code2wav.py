@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from motet_tts.codecs.code2wav import Code2Wav, load_code2wav, reach_of
+from motet_tts.config import EngineConfig
+from motet_tts.engine.engine import Engine
+from motet_tts.engine.utterance import Utterance
 from support.families import qwen3_omni as omni
 
 EXACT = 1e-5
@@ -75,3 +78,25 @@ def test_a_sample_waits_for_one_frame_at_most(model: Any) -> None:
     assert before < 40
     codec = Code2Wav(model)
     assert len(codec.decode([codec.begin()], codes_of(3, 5)[None])[0]) == 4 * codec.frame_samples
+
+
+def test_codes_of_a_reply_that_waits_are_kept(tmp_path: Path) -> None:
+    """A talker does not wait for the engine: a reply has all of its codes once it is admitted."""
+    omni.write(tmp_path / "model")
+    engine = Engine(EngineConfig(model=str(tmp_path / "model"), max_running=1))
+    replies = {key: codes_of(number, 12).flatten().tolist() for number, key in enumerate("abc")}
+    for key in replies:
+        engine.add(key, Utterance(words=(), voice=omni.VOICES[0]))
+    engine.step()
+    engine.feed("b", replies["b"][:5], last=False)
+    engine.feed("b", replies["b"][5:], last=True)
+    engine.feed("c", replies["c"], last=True)
+    engine.cancel("c")
+    engine.feed("a", replies["a"], last=True)
+    frames = {}
+    for _ in range(100):
+        for output in engine.step():
+            frames[output.key] = output.frames
+    assert frames == {"a": 12, "b": 12}
+    assert not engine.has_work
+    engine.check_integrity()
