@@ -14,9 +14,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from motet_cli.joining import admission, certificates, first_host, messages
+from motet_cli.joining import certificates, first_host, messages
 from motet_cli.joining.admission import Admitted, ask
-from motet_cli.joining.errors import AuthorityMismatch, TokenExpired, TokenUnknown, TokenUsed
+from motet_cli.joining.errors import (
+    AuthorityMismatch,
+    TokenExpired,
+    TokenUnknown,
+    TokenUsed,
+    refusal,
+)
 from motet_cli.joining.first_host import FirstHost, prepare_folder
 from motet_cli.joining.listen import Listen
 from motet_cli.joining.messages import JoinRefusal, JoinRequest, ServiceOffer, StackOffer
@@ -312,8 +318,8 @@ def test_roles_of_an_invitation_are_those_of_the_stack(ours: Path) -> None:
 
 
 def test_errors_of_the_first_host_are_known_by_their_codes() -> None:
-    assert isinstance(admission.refusal("token_expired", "m", "token"), TokenExpired)
-    assert isinstance(admission.refusal("protocol_mismatch", "m", "wire"), ProtocolMismatch)
-    newer = admission.refusal("of_a_newer_release", "m", None)
+    assert isinstance(refusal("token_expired", "m", "token"), TokenExpired)
+    assert isinstance(refusal("protocol_mismatch", "m", "wire"), ProtocolMismatch)
+    newer = refusal("of_a_newer_release", "m", None)
     assert type(newer) is MotetError
     assert newer.code == "of_a_newer_release"
