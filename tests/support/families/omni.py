@@ -157,7 +157,8 @@ def generated(
     Also, for each code, those that tie with it.
     """
     # Its own talker refuses what it is given of pictures, but their sizes.
-    given = {f"thinker_{k}" if k == "pixel_values" else k: v for k, v in inputs.items()}
+    pixels = ("pixel_values", "pixel_values_videos")
+    given = {f"thinker_{k}" if k in pixels else k: v for k, v in inputs.items()}
     given["attention_mask"] = torch.ones_like(given["input_ids"])
     found: list[int] = []
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from motet_encoder.checkpoint import load_family
+from motet_encoder.families import Prepared
+from motet_encoder.video import Video
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.models.image_embeddings import ImageEmbedding
@@ -20,6 +22,7 @@ from support.families import processed_vlms
 from support.families.hearing import RATE, recording
 
 TOKENS = 8
+FPS = 1.0  # of a video
 
 
 @dataclass
@@ -51,13 +54,9 @@ class Asked:
 
     inputs: dict[str, torch.Tensor]
     images: list[ImageEmbedding]
+    prompt: list[int]
     states: list[SentStates] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
-
-    @property
-    def prompt(self) -> list[int]:
-        ids: list[int] = self.inputs["input_ids"][0].tolist()
-        return ids
 
 
 def engine(folder: Path, stage: Any, **options: Any) -> Engine:
@@ -67,11 +66,15 @@ def engine(folder: Path, stage: Any, **options: Any) -> Engine:
 
 
 def asked(world: World, text: str) -> Asked:
-    """Return a prompt with a picture or a recording at each mark, by our encoder."""
+    """Return a prompt with a picture, a recording or a video at each mark, by our encoder.
+
+    transformers' processor of videos needs torchvision: it gets the patches and the grid of ours.
+    """
     marks = world.family.MARKS
     processor = processed_vlms.reference_processor(world.folder)
     pictures: list[Any] = []
     sounds: list[Any] = []
+    videos: list[Prepared] = []
     images: list[ImageEmbedding] = []
     for mark in (f"<|{part.split('|>')[0]}|>" for part in text.split("<|")[1:]):
         if mark == marks["image_token"]:
@@ -80,6 +83,10 @@ def asked(world: World, text: str) -> Asked:
         elif mark == marks["audio_token"]:
             sounds.append(recording(1, 0.8))
             prepared = world.encoder.prepare_sound(sounds[-1], RATE)
+        elif mark == marks["video_token"]:
+            frames = [picture(number) for number in range(4)]
+            prepared = world.encoder.prepare_video(Video(frames, FPS), 0)
+            videos.append(prepared)
         else:
             continue
         found = world.encoder.encode([prepared])[0]
@@ -88,8 +95,30 @@ def asked(world: World, text: str) -> Asked:
     media: dict[str, Any] = {"images": pictures} if pictures else {}
     if sounds:
         media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE}}
+    blank = world.family.SPEECH[-1]  # of no prompt
+    text = text.replace(marks["video_token"], blank)
     inputs = dict(processor(text=[text], **media, add_special_tokens=False, return_tensors="pt"))
-    return Asked(inputs, images)
+    video, image = (world.family.IDS[marks[name]] for name in ("video_token", "image_token"))
+    ids: list[int] = inputs["input_ids"][0].tolist()
+    for prepared in videos:
+        place = ids.index(world.family.IDS[blank])
+        ids[place : place + 1] = [video] * len(prepared.ids)
+    if videos:
+        inputs["input_ids"] = torch.tensor([ids])
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs |= _of_videos(world, videos)
+    return Asked(inputs, images, [image if token == video else token for token in ids])
+
+
+def _of_videos(world: World, videos: list[Prepared]) -> dict[str, torch.Tensor]:
+    """Return what transformers' model takes of videos."""
+    config = world.reference.config.thinker_config
+    seconds = [one.interval / config.position_id_per_seconds for one in videos]
+    return {
+        "pixel_values_videos": torch.cat([one.inputs["pixel_values"] for one in videos]),
+        "video_grid_thw": torch.cat([one.inputs["image_grid_thw"] for one in videos]),
+        "video_second_per_grid": torch.tensor(seconds),
+    }
 
 
 def thought(world: World, one: Asked) -> None:

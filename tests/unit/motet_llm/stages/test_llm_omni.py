@@ -21,10 +21,12 @@ from support.stages.omni_engines import TOKENS, Asked, World, asked, thought
 
 CODES = 24
 PICTURE, SOUND = "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"
+VIDEO = "<|vision_bos|><|VIDEO|><|vision_eos|>"
 PROMPTS = {
     "text": "Hello there.",
     "picture": f"What is in {PICTURE}?",
     "sound": f"What is said in {SOUND}?",
+    "video": f"What happens in {VIDEO} and {PICTURE}?",
     "both": f"Compare {PICTURE} with {SOUND} and {PICTURE}.",
 }
 

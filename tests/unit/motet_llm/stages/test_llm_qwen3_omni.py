@@ -28,6 +28,7 @@ from support.stages.omni_engines import TOKENS, Asked, World, asked, engine, tho
 
 FRAMES = 16
 PICTURE, SOUND = omni.MEDIA["image"], omni.MEDIA["audio"]
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 def chat(*turns: tuple[str, str]) -> str:
@@ -44,6 +45,7 @@ PROMPTS = {
         ("user", f"And said in {SOUND} of {PICTURE}?"),
     ),
     "sound": chat(("system", "Be kind."), ("user", f"What is said in {SOUND}?")),
+    "video": chat(("user", f"What happens in {VIDEO}, and whose voice is {SOUND}?")),
     "text": chat(("user", "Hello there.")),
 }
 
