@@ -7,7 +7,9 @@ import pytest
 from motet_cli.joining.choice import Machine, choose, parse_services, wanted_services
 from motet_cli.joining.listen import Listen, parse_host_port, parse_listen
 from motet_cli.joining.messages import ModelOffer, ServiceOffer, StackOffer
+from motet_cli.main import up_arguments
 from motet_cli.planning.engine_memory import CPU_OVERHEAD
+from motet_cli.supervision.up import parse_options
 from motet_shared.errors import ConfigError
 from motet_shared.testing import free_port
 from support.running.refusals import refuses
@@ -111,3 +113,9 @@ def test_nats_has_the_next_port() -> None:
     chosen = parse_listen("127.0.0.1:0")
     assert 0 not in (chosen.port, chosen.nats_port)
     assert chosen.nats_url == f"tls://127.0.0.1:{chosen.nats_port}"
+
+
+@pytest.mark.parametrize("flag", ["--survive", "--nats=nats://127.0.0.1:4222"])
+def test_what_excludes_other_hosts_is_named(flag: str) -> None:
+    with refuses(ConfigError, "--listen"):
+        parse_options(up_arguments(["--config=none", "--listen=127.0.0.1:0", flag]))
