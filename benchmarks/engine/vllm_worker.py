@@ -1,9 +1,9 @@
 """Run vLLM under the load of `llm.py`, in an environment of its own.
 
-python -m benchmarks.engine.vllm_worker '<JSON of a task>'     prints JSON, as `engine.worker` does
+python -m benchmarks.engine.vllm_worker '<JSON of a task>' [turns]     prints JSON, as `engine.worker` does
 
-It needs vLLM only. The engine runs in this process and is driven step by step, without tokenizer,
-detokenizer and server.
+It needs vLLM only. The engine runs in this process, or in one for each of the task's `ranks`, and
+is driven step by step, without tokenizer, detokenizer and server.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.engine.prompts import prompts_of
+from benchmarks.engine.turns import serve
 
 _CACHE = "2"  # GiB of keys and values, unless the environment says otherwise
 
 
-def set_environment(threads: int) -> None:
-    """Have vLLM compute on as many processors as the other engines, in this process."""
-    processors = sorted(os.sched_getaffinity(0))[:threads]
+def set_environment(threads: int, ranks: int = 1) -> None:
+    """Have vLLM compute on as many processors as the other engines, divided among its ranks."""
+    processors = list(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+    each = max(1, len(processors) // ranks)
+    bound = [",".join(processors[i : i + each]) for i in range(0, each * ranks, each)]
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", _CACHE)
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, processors)))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(bound))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,6 +48,7 @@ class Vllm:
             max_num_seqs=max(task["concurrency"]),
             skip_tokenizer_init=True,
             enable_prefix_caching=False,
+            tensor_parallel_size=task.get("ranks", 1),
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._number = 0
@@ -101,5 +105,8 @@ def measure(
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    set_environment(given["threads"])
-    print(json.dumps(measure(given, prompts_of(given["vocab"]))), flush=True)
+    set_environment(given["threads"], given.get("ranks", 1))
+    if sys.argv[2:] == ["turns"]:
+        serve(Vllm(given), prompts_of(given["vocab"]))
+    else:
+        print(json.dumps(measure(given, prompts_of(given["vocab"]))), flush=True)

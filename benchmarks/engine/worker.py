@@ -1,7 +1,7 @@
 """Run one engine under the load of `llm.py`: `python -m benchmarks.engine.worker TASK_JSON`.
 
 Prints JSON: for each number of sequences the start and the time of every token, and the seconds of
-each prefill.
+each prefill. With a second argument, `turns`, it serves runs on request (`turns.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.engine.prompts import prompts_of
+from benchmarks.engine.turns import serve
 
 Run = dict[str, Any]
 
@@ -203,4 +204,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))
+    given = json.loads(sys.argv[1])
+    if sys.argv[2:] == ["turns"]:
+        serve(Motet(given), prompts_of(given["vocab"]))
+    else:
+        print(json.dumps(measure(given)))

@@ -105,4 +105,6 @@ class PictureStream:
     def _encode(self, picture: Image) -> bytes:
         """Return a picture, or the preview of a video, as a file."""
         form = self._request.format
-        return to_file(picture, "webp" if form in VIDEO_FORMS else form, self._request.quality)
+        if form == "mp4" or form == "webm":
+            form = "webp"
+        return to_file(picture, form, self._request.quality)

@@ -77,6 +77,10 @@ class EngineSettings:
         default=30.0,
         min=0.1,
     )
+    rank_memory: bool = setting(
+        "ranks exchange their sums in memory that they share; false: over loopback connections",
+        default=True,
+    )
     deterministic: bool = setting(
         "a request's tokens do not depend on the rest of the batch, nor on the number of ranks",
         default=False,

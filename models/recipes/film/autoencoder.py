@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanResample, patchify, unpatchify
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class _WholeResample(WanResample):
@@ -40,19 +40,27 @@ def _prepare(vae: AutoencoderKLWan) -> None:
             module.__class__ = _WholeResample
 
 
+def time_kernels(vae: AutoencoderKLWan) -> list[nn.Conv3d]:
+    """Return the convolutions that change the number of frames; a single picture needs none."""
+    return [
+        module.time_conv
+        for module in vae.modules()
+        if isinstance(module, WanResample) and module.mode.endswith("3d")
+    ]
+
+
 @torch.no_grad()
 def start_still(vae: AutoencoderKLWan) -> None:
     """Set the steps that change the number of frames to keep the last frame, and to repeat it.
 
     What the autoencoder has learnt from pictures then holds for films in which nothing moves.
     """
-    for module in vae.modules():
-        if isinstance(module, WanResample) and module.mode.endswith("3d"):
-            channels, weight = module.dim, module.time_conv.weight
-            weight.mul_(0.1)
-            for first in range(0, len(weight), channels):
-                weight[first : first + channels, :, -1, 0, 0] += torch.eye(channels)
-            module.time_conv.bias.zero_()
+    for kernel in time_kernels(vae):
+        channels, weight = kernel.in_channels, kernel.weight
+        weight.mul_(0.1)
+        for first in range(0, len(weight), channels):
+            weight[first : first + channels, :, -1, 0, 0] += torch.eye(channels)
+        kernel.bias.zero_()
 
 
 def encode(vae: AutoencoderKLWan, films: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,8 +24,8 @@ class Recipe:
     text_heads: int = 4
     # The autoencoder
     patch: int = 4  # pixels of a side that its first layer sees as one
-    encoder_channels: int = 24
-    decoder_channels: int = 32
+    encoder_channels: int = 32
+    decoder_channels: int = 56
     multipliers: tuple[int, ...] = (1, 1, 1)
     latents: int = 32
     kl_weight: float = 1e-4  # of the latents' divergence from a normal distribution
@@ -45,8 +45,12 @@ class Recipe:
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
-    picture: Stage = Stage(steps=600, batch=24, matrix_lr=None, other_lr=3e-3)
-    vae: Stage = Stage(steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, decay=0.5)
+    picture: Stage = Stage(
+        steps=1200, batch=16, matrix_lr=None, other_lr=3e-3, kernel_lr=0.02, decay=0.5
+    )
+    vae: Stage = Stage(
+        steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
+    )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
     painter: Stage = Stage(steps=1500, batch=64, matrix_lr=0.01, other_lr=2e-3)
-    decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3)
+    decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)

@@ -32,7 +32,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
-from recipes.film.autoencoder import decode, encode, start_still
+from recipes.film.autoencoder import decode, encode, start_still, time_kernels
 from recipes.film.data import Example, crowded_film, example, prompted
 from recipes.film.drawing import Film
 from recipes.film.recipe import Recipe
@@ -281,6 +281,8 @@ class Trainer(StageTraining[int, float]):
     model: Model
 
     def __init__(self, recipe: Recipe, model: Model, stage: str, *, steps: int = 0) -> None:
+        for kernel in time_kernels(model.vae):
+            kernel.requires_grad_(stage != "picture")
         super().__init__(recipe, model, stage, steps=steps)
         self.pool = Pool(model)
 

@@ -56,14 +56,15 @@ class Schedule:
 class Stage:
     """Define one of several stages of a training.
 
-    matrix_lr: None trains all parameters with AdamW. first: index of its first example, so that
-    stages of one seed share none.
+    matrix_lr, kernel_lr: Muon's, of matrices and of convolutions; None trains them with AdamW.
+    first: index of its first example, so that stages of one seed share none.
     """
 
     steps: int
     batch: int
     matrix_lr: float | None
     other_lr: float
+    kernel_lr: float | None = None
     warmup: int = 100
     decay: float = 0.4
     first: int = 0
@@ -74,21 +75,34 @@ class Stage:
 
 
 def optimizers(
-    model: nn.Module, *, matrix_lr: float | None, other_lr: float
+    model: nn.Module,
+    *,
+    matrix_lr: float | None,
+    other_lr: float,
+    kernel_lr: float | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon for the layers' matrices, if they have a rate, and AdamW for the rest.
+    """Return Muon for matrices and for kernels of convolutions, if they have a rate.
 
-    Frozen parameters have neither.
+    AdamW updates the rest. Frozen parameters have neither.
     """
     adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
-    if matrix_lr is None:
-        return [adam([param for param in model.parameters() if param.requires_grad])]
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices: list[nn.Parameter] = []
+    kernels: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for param in (param for param in model.parameters() if param.requires_grad):
-        (matrices if param.ndim == 2 and id(param) not in tables else others).append(param)
-    return [Muon(matrices, lr=matrix_lr, decay=0.05), adam(others)]
+        if matrix_lr is not None and param.ndim == 2 and id(param) not in tables:
+            matrices.append(param)
+        elif kernel_lr is not None and param.ndim > 2 and param[0].numel() > 1:
+            kernels.append(param)
+        else:
+            others.append(param)
+    muons = [
+        Muon(params, lr=rate, decay=decay)
+        for params, rate, decay in ((matrices, matrix_lr, 0.05), (kernels, kernel_lr, 0.0))
+        if params and rate is not None
+    ]
+    return [*muons, adam(others)]
 
 
 class Training(ABC, Generic[Batch, Report]):
@@ -99,10 +113,18 @@ class Training(ABC, Generic[Batch, Report]):
     is_leader = True  # writes the log and the state, if several processes share a run
 
     def __init__(
-        self, module: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float
+        self,
+        module: nn.Module,
+        schedule: Schedule,
+        *,
+        matrix_lr: float | None,
+        other_lr: float,
+        kernel_lr: float | None = None,
     ) -> None:
         self.module, self.schedule, self.step = module, schedule, 0
-        self.optimizers = optimizers(module, matrix_lr=matrix_lr, other_lr=other_lr)
+        self.optimizers = optimizers(
+            module, matrix_lr=matrix_lr, other_lr=other_lr, kernel_lr=kernel_lr
+        )
         self.peaks = [
             [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
         ]
@@ -195,6 +217,7 @@ class StageTraining(Training[Batch, Report]):
             self.stage.schedule(steps),
             matrix_lr=self.stage.matrix_lr,
             other_lr=self.stage.other_lr,
+            kernel_lr=self.stage.kernel_lr,
         )
 
 

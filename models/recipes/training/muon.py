@@ -1,7 +1,8 @@
 """Implement Muon (Jordan et al., 2024): momentum with orthogonalized updates.
 
 Five Newton-Schulz steps approximate the nearest semi-orthogonal matrix. This version computes in
-float32 and batches matrices of equal shape, which suits a CPU.
+float32 and batches matrices of equal shape, which suits a CPU. The kernels of a convolution are a
+matrix with one row per output channel.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Apply Nesterov momentum with orthogonalized updates; for two-dimensional parameters only."""
+    """Apply Nesterov momentum with orthogonalized updates; for parameters of two dimensions or more."""
 
     def __init__(
         self, params: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float
@@ -44,15 +45,16 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
             for param in group["params"]:
-                rows, columns = param.shape
-                shapes[rows, columns].append(param)
+                rows = len(param)
+                shapes[rows, param.numel() // rows].append(param)
             for (rows, columns), params in shapes.items():
                 update = orthogonalize(
-                    torch.stack([self._momentum(p, group["momentum"]) for p in params])
+                    torch.stack([self._momentum(p, group["momentum"]).flatten(1) for p in params])
                 )
                 scale = group["lr"] * max(1.0, rows / columns) ** 0.5
                 for param, direction in zip(params, update, strict=True):
-                    param.mul_(1 - group["lr"] * group["decay"]).sub_(direction, alpha=scale)
+                    param.mul_(1 - group["lr"] * group["decay"])
+                    param.sub_(direction.view_as(param), alpha=scale)
 
     def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
         if param.grad is None:

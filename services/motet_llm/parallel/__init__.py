@@ -1,1 +1,1 @@
-"""Compute one model by a group of ranks: tensor, expert and pipeline parallelism over gloo."""
+"""Compute one model by a group of ranks on one host: tensor, expert and pipeline parallelism."""

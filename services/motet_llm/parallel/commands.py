@@ -64,12 +64,14 @@ class Join(Struct, tag=True, frozen=True):
     """Make a process a rank of a group. settings: an `EngineConfig` as JSON, of the whole group.
 
     store: file in which the ranks find each other. load_timeout: seconds that loading may take.
+    shares: a descriptor of shared memory follows on the link.
     """
 
     rank: int
     settings: bytes
     store: str
     load_timeout: float
+    shares: bool
 
 
 class Forward(Struct, tag=True, frozen=True):

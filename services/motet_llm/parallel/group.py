@@ -42,12 +42,14 @@ class Group:
     A thread for each rank receives its reports. The first rank that fails or ends makes the group
     fail: `on_failure` is called once, from any thread, and every later command raises GroupFailed.
 
-    timeout: seconds for what the leader waits for.
+    timeout: seconds for what the leader waits for. break_off: called when the group fails, so that
+    no rank goes on waiting for another one.
     """
 
     def __init__(self, ranks: Sequence[Rank], timeout: float):
         self.ranks = ranks
         self.on_failure: Callable[[GroupFailed], object] | None = None
+        self.break_off: Callable[[], object] = lambda: None
         self._timeout = timeout
         self._failed = threading.Event()
         self._failure: GroupFailed | None = None
@@ -85,12 +87,14 @@ class Group:
                 if not isinstance(command, PutRows) or command.rank == rank.number:
                     self.send_to(rank, command)
 
-    def send_to(self, rank: Rank, command: Command) -> None:
-        """Send a command to one rank. Raises GroupFailed."""
+    def send_to(self, rank: Rank, command: Command, descriptor: int | None = None) -> None:
+        """Send a command to one rank, and a descriptor after it. Raises GroupFailed."""
         if self._failure is not None:
             raise self._failure
         try:
             rank.link.send(command)
+            if descriptor is not None:
+                rank.link.send_descriptor(descriptor)
         except OSError as error:
             raise self.explain(error) from error
 
@@ -165,6 +169,7 @@ class Group:
     def _fail(self, failure: GroupFailed) -> GroupFailed:
         if self._failure is None and not self._closing:
             self._failure = failure
+            self.break_off()
             log.error("the group of ranks ends", extra={"reason": failure.message})
             if self.on_failure is not None:
                 self.on_failure(failure)

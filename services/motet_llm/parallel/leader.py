@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ from .collectives import GroupFailed, RankLost
 from .cuts import fixed_tree
 from .degrees import Degrees
 from .group import Group, Rank
-from .membership import Membership
+from .membership import Membership, shared_memory
 from .processes import RankProcess
 from .rank_runner import RankRunner
 from .worker import Store, file_store
@@ -143,11 +144,19 @@ class LeaderRunner(RankRunner):
     ) -> Membership:
         self.ranks.wait_started()
         settings = msgspec.json.encode(config)
-        for rank in ranks:
-            self.ranks.send_to(rank, c.Join(rank.number, settings, path, LOAD_TIMEOUT))
         degrees = Degrees.of(config)
-        meeting = config.collective_timeout
-        return Membership(store(path, degrees.ranks), 0, degrees, meeting, LOAD_TIMEOUT)
+        memory = shared_memory(degrees, wanted=config.rank_memory)
+        try:
+            for rank in ranks:
+                join = c.Join(rank.number, settings, path, LOAD_TIMEOUT, memory is not None)
+                self.ranks.send_to(rank, join, memory)
+            meeting, found = config.collective_timeout, store(path, degrees.ranks)
+            member = Membership(found, 0, degrees, meeting, LOAD_TIMEOUT, memory)
+        finally:
+            if memory is not None:
+                os.close(memory)
+        self.ranks.break_off = member.stage.break_off
+        return member
 
     def close(self) -> None:
         """End the other ranks."""

@@ -42,6 +42,25 @@ class Link(Generic[Received]):
         except OSError as error:
             raise EOFError(str(error)) from error
 
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send a descriptor after the messages so far. Raises OSError as `send` does."""
+        with self._sending, socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+            try:
+                socket.send_fds(end, [b"d"], [descriptor])
+            except BlockingIOError as error:
+                raise TimeoutError("the other end has read nothing in time") from error
+
+    def receive_descriptor(self) -> int:
+        """Wait for a descriptor that follows the last message. Raises EOFError as `receive` does."""
+        try:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
+                _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not descriptors:
+            raise EOFError("no descriptor has come")
+        return descriptors[0]
+
     def limit(self, seconds: float) -> None:
         """Have `send` raise OSError if the other end takes nothing for so long."""
         whole = int(seconds)

@@ -2,34 +2,85 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from .collectives import Collectives, GroupFailed
+from motet_kernels import rank_memory
+from motet_kernels.rank_memory import RankMemory
+
+from .collectives import Alone, Collectives, GlooCollectives, GroupFailed, SharedCollectives
 from .degrees import Degrees
+
+log = logging.getLogger(__name__)
+
+
+def shared_memory(degrees: Degrees, *, wanted: bool) -> int | None:
+    """Return a descriptor of memory for all ranks of a group on this host.
+
+    None: they exchange sums over gloo, because it is not wanted, because no ranks share layers, or
+    because this machine cannot.
+    """
+    if not wanted or degrees.width == 1:
+        return None
+    if not rank_memory.can_share() or degrees.width > rank_memory.MAX_RANKS:
+        log.warning("ranks exchange sums over gloo: native kernels are not available")
+        return None
+    try:
+        return rank_memory.create(degrees.width, degrees.pipeline)
+    except OSError as error:
+        log.warning("ranks exchange sums over gloo: %s", error)
+        return None
 
 
 class Membership:
     """Hold a rank's place in its group, and its connections.
 
-    everyone: connects all ranks. stage: those that compute the same layers, by their places.
-    meeting: seconds in which all ranks connect, which have started by then. seconds: deadline of
-    everything else until `limit`.
+    stage: what the ranks that compute the same layers do together, by their places. meeting:
+    seconds in which all ranks connect, which have started by then. seconds: deadline of everything
+    else until `limit`. memory: descriptor of what `shared_memory` has made for all ranks.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, degrees: Degrees, meeting: float, seconds: float
+        self,
+        store: dist.Store,
+        rank: int,
+        degrees: Degrees,
+        meeting: float,
+        seconds: float,
+        memory: int | None = None,
     ):
         self.rank, self.degrees = rank, degrees
         self._store = store
         self._store.set_timeout(timedelta(seconds=meeting))
-        self.everyone = self.stage = Collectives(store, rank, degrees.ranks, meeting)
+        self._pipeline: GlooCollectives | None = None
         if degrees.pipeline > 1:
-            name = f"stage-{self.number}"
-            self.stage = Collectives(store, degrees.place(rank), degrees.width, meeting, name)
+            self._pipeline = GlooCollectives(store, rank, degrees.ranks, meeting)
+        self.stage = self._connect(meeting, memory)
         self._store.set_timeout(timedelta(seconds=seconds))
         self.limit(seconds)
+
+    def _connect(self, meeting: float, memory: int | None) -> Collectives:
+        """Connect the ranks of a stage: in shared memory if there is some, else over gloo."""
+        place, width = self.degrees.place(self.rank), self.degrees.width
+        if width == 1:
+            return Alone()
+        if memory is None:
+            return GlooCollectives(self._store, place, width, meeting, f"stage-{self.number}")
+        own = RankMemory(memory, place, width, meeting, group=self.number)
+        return SharedCollectives(own, meeting)
+
+    @property
+    def everyone(self) -> Collectives:
+        """Return what all ranks do together."""
+        return self.stage if self._pipeline is None else self._pipeline
+
+    @property
+    def pipeline(self) -> GlooCollectives:
+        """Return what sends hidden states from stage to stage, if there are several."""
+        assert self._pipeline is not None
+        return self._pipeline
 
     @property
     def number(self) -> int:

@@ -13,14 +13,16 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from motet_kernels.runtime.device import dtype_name
 from motet_llm.adapters.bank import AdapterBank
+from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.attention.paged import ShapeProbe
 from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.cache.state_cache import StateCache, StateShape
 from motet_llm.config import EngineConfig
 from motet_llm.engine.memory_budget import MemoryBudget, expected_weight_bytes
-from motet_llm.engine.model_runner import ModelRunner
+from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.step_memory import StepMemory
 from motet_llm.scheduling.work import Work
+from motet_llm.stages.states import StepStates
 from motet_llm.weights import quantized_checkpoint as quantized
 from motet_models.capacity import KvLayout
 from motet_shared.errors import ConfigError
@@ -184,9 +186,22 @@ class RankRunner(ModelRunner):
             others=self.others,
         )
 
+    def forward(
+        self,
+        works: Sequence[Work],
+        watched: Sequence[tuple[Watch, slice]] = (),
+        given: StepStates | None = None,
+    ) -> Forward:
+        """Compute `works` with the other ranks. Raises GroupFailed."""
+        with self.member.stage.explained():
+            return super().forward(works, watched, given)
+
     def _memory(self, works: Sequence[Work], num_blocks: int) -> StepMemory | None:
-        """Return None: a recorded step would leave out the sums between ranks."""
-        return None
+        """Return the memory of a step that may be replayed: its sums are native calls, too."""
+        is_whole = self.degrees.pipeline == 1  # hidden states are not sent within a recording
+        if self._deterministic or not is_whole or not self.member.stage.replays():
+            return None
+        return super()._memory(works, num_blocks)
 
 
 class _Shapes(msgspec.Struct):

@@ -116,16 +116,27 @@ class Follower:
                 except MotetError as error:
                     self._report(c.Done(error.message))
             case c.AddAdapter(name, path):
-                bank.add(name, bank.read(name, Path(path)))
+                if bank.add(name, bank.read(name, Path(path))):
+                    self._forget_recordings()
             case c.RemoveAdapter(name):
                 bank.remove(name)
+
+    def _forget_recordings(self) -> None:
+        """Forget recordings that read factors which have moved."""
+        assert self.runner is not None
+        self.runner.forget_recordings()
 
     def _join(self, join: c.Join) -> RankRunner:
         config = msgspec.json.decode(join.settings, type=EngineConfig)
         degrees = Degrees.of(config)
         store = self._store(join.store, degrees.ranks)
         meeting = config.collective_timeout
-        member = Membership(store, join.rank, degrees, meeting, join.load_timeout)
+        memory = self.link.receive_descriptor() if join.shares else None
+        try:
+            member = Membership(store, join.rank, degrees, meeting, join.load_timeout, memory)
+        finally:
+            if memory is not None:
+                os.close(memory)
         return RankRunner(config, member)
 
 

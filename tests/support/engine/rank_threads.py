@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,12 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
+from motet_kernels.rank_memory import RankMemory, create
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.parallel import commands, leader
-from motet_llm.parallel.collectives import Collectives
+from motet_llm.parallel.collectives import Collectives, GlooCollectives, SharedCollectives
 from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.leader import LeaderRunner
 from motet_llm.parallel.link import Link, pair
@@ -79,10 +81,19 @@ def group_engine(config: EngineConfig, **options: Any) -> Iterator[Engine]:
         runner.close()
 
 
-def threads_of(ranks: int, compute: Callable[[Collectives], Result]) -> list[Result]:
+def threads_of(
+    ranks: int, compute: Callable[[Collectives], Result], *, shared: bool
+) -> list[Result]:
     """Return what `compute` returns for each rank of a group of threads."""
-    store = dist.HashStore()
-    with ThreadPoolExecutor(ranks) as pool:
-        return [
-            *pool.map(lambda rank: compute(Collectives(store, rank, ranks, 60.0)), range(ranks))
-        ]
+    store, memory = dist.HashStore(), create(ranks)
+
+    def run(rank: int) -> Result:
+        if shared:
+            return compute(SharedCollectives(RankMemory(memory, rank, ranks, 60.0), 60.0))
+        return compute(GlooCollectives(store, rank, ranks, 60.0))
+
+    try:
+        with ThreadPoolExecutor(ranks) as pool:
+            return [*pool.map(run, range(ranks))]
+    finally:
+        os.close(memory)

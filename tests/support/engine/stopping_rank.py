@@ -1,6 +1,8 @@
-"""Be rank 1 of many pairs of ranks, and stop: `python -m support.engine.stopping_rank STORE NAMES SECONDS`.
+"""Be rank 1 of many pairs of ranks, and stop.
 
-Prints a line and stops itself once all pairs have met.
+`python -m support.engine.stopping_rank STORE NAMES MEMORY PAIRS SECONDS`: a pair over gloo for each
+name, and PAIRS in the shared memory of a descriptor. Prints a line and stops itself once all pairs
+have met.
 """
 
 from __future__ import annotations
@@ -11,13 +13,18 @@ import sys
 
 import torch.distributed as dist
 
-from motet_llm.parallel.collectives import Collectives
+from motet_kernels.rank_memory import RankMemory
+from motet_llm.parallel.collectives import Collectives, GlooCollectives, SharedCollectives
 
 
 def main() -> None:
-    path, names, seconds = sys.argv[1:]
-    store = dist.FileStore(path, 2)
-    pairs = [Collectives(store, 1, 2, float(seconds), name) for name in names.split(",")]
+    path, names, memory, groups, seconds = sys.argv[1:]
+    store, limit = dist.FileStore(path, 2), float(seconds)
+    pairs: list[Collectives] = [
+        GlooCollectives(store, 1, 2, limit, name) for name in names.split(",")
+    ]
+    for group in range(int(groups)):
+        pairs.append(SharedCollectives(RankMemory(int(memory), 1, 2, limit, group), limit))
     print("stops", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     del pairs

@@ -114,7 +114,9 @@ def check(model: PreTrainedModel, whole_NV: Tensor, cut_NV: Tensor, settings: st
 
     settings: the degrees, for the message.
     """
-    deviation_N = (cut_NV - whole_NV).norm(dim=-1) / whole_NV.norm(dim=-1)
+    norm_N = whole_NV.norm(dim=-1)
+    norm_N[norm_N == 0] = 1.0  # of a token whose embedding is zero, as that of padding may be
+    deviation_N = (cut_NV - whole_NV).norm(dim=-1) / norm_N
     # The median, because a token whose experts tie may be routed either way.
     deviation = float(deviation_N.median())
     if not deviation <= BOUND.get(model.dtype, COARSE_BOUND):

@@ -60,14 +60,20 @@ class SummedLinear(_Part):
 
 
 class GatheredLinear(_Part):
-    """Multiply by a rank's rows, and join the outputs of all ranks; widths: of their outputs."""
+    """Multiply by a rank's rows, and join the outputs of all ranks; widths: of their outputs.
 
-    def __init__(self, part: nn.Module, group: Collectives, widths: list[int]):
+    is_for_first: only the first rank of the stage needs the whole.
+    """
+
+    def __init__(
+        self, part: nn.Module, group: Collectives, widths: list[int], *, is_for_first: bool
+    ):
         super().__init__(part, group)
         self.widths = widths
+        self._join = group.join_at_first if is_for_first else group.join
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.group.join(self.part(x), self.widths)
+        return self._join(self.part(x), self.widths)
 
 
 class SummedExperts(_Part):

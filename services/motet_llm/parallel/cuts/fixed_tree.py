@@ -2,8 +2,8 @@
 
 The setting `deterministic` cuts each summed matrix into as many shards whatever the number of ranks
 is, one included. A rank computes the products of its shards one by one and adds them in pairs; the
-ranks' sums, which are subtrees, are gathered and added in pairs again. So every number is the sum
-of the same products in the same order.
+ranks' sums, which are subtrees, are added in pairs again. So every number is the sum of the same
+products in the same order.
 
 A model whose sums cannot be cut so (mixtures of experts, heads that two shards cannot share, no
 plan) has no such tree: one rank computes it as before, and a group is refused.
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from motet_llm.parallel.collectives import Collectives
+from motet_llm.parallel.collectives import Collectives, add_in_pairs
 from motet_shared.errors import ConfigError
 
 from .plan import WHOLE
@@ -136,15 +136,8 @@ class TreeLinear(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the whole product `[..., N]`; the residual is added last."""
         own = [
-            part(x[..., share.begin : share.end].contiguous())
+            part(x[..., share.begin : share.end])
             for part, share in zip(self.parts, self.shares, strict=True)
         ]
-        total = add_in_pairs(self.group.gather(add_in_pairs(own)))
+        total = self.group.sum_in_pairs(add_in_pairs(own))
         return total if residual is None else total + residual
-
-
-def add_in_pairs(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of a power of two of tensors: neighbours first, then their sums."""
-    while len(parts) > 1:
-        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]

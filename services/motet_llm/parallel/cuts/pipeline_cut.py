@@ -56,7 +56,7 @@ class StageInput(AbsentLayer):
         self.member = member
 
     def passed(self, hidden_1NX: Tensor) -> Tensor:
-        return self.member.everyone.receive(hidden_1NX, self.member.before)
+        return self.member.pipeline.receive(hidden_1NX, self.member.before)
 
 
 class StageOutput(AbsentLayer):
@@ -67,10 +67,10 @@ class StageOutput(AbsentLayer):
         self.member = member
 
     def passed(self, hidden_1NX: Tensor) -> Tensor:
-        self.member.everyone.send(hidden_1NX, self.member.after)
+        self.member.pipeline.send(hidden_1NX, self.member.after)
         if self.member.number:
             return hidden_1NX
-        return self.member.everyone.receive(hidden_1NX, self.member.before)
+        return self.member.pipeline.receive(hidden_1NX, self.member.before)
 
 
 class NoEmbedding(nn.Module):

@@ -32,7 +32,7 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sum by gloo's own order, which depends on the number of ranks."""
+    """Sum in an order that depends on the number of ranks."""
 
     def __init__(self, group: Collectives):
         self._group = group

@@ -137,7 +137,7 @@ class TensorCut:
             self._keep_rows(full, linear, own)
             return linear
         if style == "colwise_gather_output":
-            return self._gathered(full, linear)
+            return self._gathered(full, linear, is_for_first=False)
         if style == "rowwise":
             return self._summed(full, linear, heads, splits_input=False)
         if style == "rowwise_split_input":
@@ -183,11 +183,11 @@ class TensorCut:
         by_heads = heads is not None
         return self._sums.linear(linear, own, heads=by_heads, splits_input=splits_input)
 
-    def _gathered(self, full: str, linear: nn.Linear) -> GatheredLinear:
+    def _gathered(self, full: str, linear: nn.Linear, *, is_for_first: bool) -> GatheredLinear:
         size = linear.out_features
         widths = [divide(size, place, self._ranks).width for place in range(self._ranks)]
         self._keep_rows(full, linear, divide(size, self._place, self._ranks))
-        return GatheredLinear(linear, self._group, widths)
+        return GatheredLinear(linear, self._group, widths, is_for_first=is_for_first)
 
     def _halves(self, whole: Tensor, axis: int) -> Tensor:
         """Return the rank's features of gate and up, which lie one after the other on an axis."""
@@ -201,7 +201,8 @@ class TensorCut:
         head = self._model.get_output_embeddings()
         names = [name for name, module in self._model.named_modules() if module is head]
         if type(head) is nn.Linear and names and "." not in names[0]:
-            setattr(self._model, names[0], self._gathered(names[0], _untied(head)))
+            own = self._gathered(names[0], _untied(head), is_for_first=True)
+            setattr(self._model, names[0], own)
 
     # ---------------------------------------------------------------------------------- parameters
     def _cut_parameter(self, parent: Any, name: str, style: str, heads: Heads | None) -> None:

@@ -16,8 +16,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from motet_kernels.rank_memory import RankMemory, create
 from motet_llm.parallel import commands
-from motet_llm.parallel.collectives import Collectives, GroupFailed
+from motet_llm.parallel.collectives import (
+    Collectives,
+    GlooCollectives,
+    GroupFailed,
+    SharedCollectives,
+)
 from motet_llm.parallel.degrees import Degrees
 from motet_llm.parallel.group import Group
 from motet_llm.parallel.link import Link, pair
@@ -28,7 +34,7 @@ MEETING = 60.0  # seconds
 SECONDS = 0.4  # deadline of everything that a stopped rank does not do
 LATEST = 10.0  # seconds on a busy machine
 LARGE = 32 << 20  # numbers, more than the buffers of a connection hold
-WAITS: dict[str, Callable[[Collectives], Any]] = {
+WAITS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda group: group.sum(torch.ones(3)),
     "large-sum": lambda group: group.sum(torch.ones(LARGE // 8)),
     "smallest": lambda group: group.smallest(1),
@@ -36,6 +42,7 @@ WAITS: dict[str, Callable[[Collectives], Any]] = {
     "send": lambda group: group.send(torch.ones(LARGE), 1),
     "receive": lambda group: group.receive(torch.ones(3), 1),
 }
+IN_MEMORY = ("sum", "large-sum", "smallest", "join")
 
 
 @dataclass
@@ -43,21 +50,28 @@ class Stopped:
     """Hold what connects this process, rank 0, to a rank that is stopped."""
 
     store: dist.Store
-    pairs: dict[str, Collectives]
+    pairs: dict[tuple[str, str], Collectives]
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
     path = str(tmp_path_factory.mktemp("meeting") / "store")
-    argv = (path, ",".join(WAITS), str(MEETING))
+    memory = create(2, len(IN_MEMORY))
+    argv = (path, ",".join(WAITS), str(memory), str(len(IN_MEMORY)), str(MEETING))
     with subprocess.Popen(
         [sys.executable, "-m", "support.engine.stopping_rank", *argv],
         env=python_environment(),
         stdout=subprocess.PIPE,
+        pass_fds=(memory,),
     ) as rank:
         try:
             store = dist.FileStore(path, 2)
-            pairs = {name: Collectives(store, 0, 2, MEETING, name) for name in WAITS}
+            pairs: dict[tuple[str, str], Collectives] = {
+                ("gloo", name): GlooCollectives(store, 0, 2, MEETING, name) for name in WAITS
+            }
+            for group, name in enumerate(IN_MEMORY):
+                own = RankMemory(memory, 0, 2, MEETING, group)
+                pairs["memory", name] = SharedCollectives(own, MEETING)
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"stops\n"
             os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
@@ -66,6 +80,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
             yield Stopped(store, pairs)
         finally:
             rank.kill()
+            os.close(memory)
 
 
 @contextmanager
@@ -76,21 +91,29 @@ def given_up() -> Iterator[None]:
     assert SECONDS / 2 < time.monotonic() - began < LATEST
 
 
-@pytest.mark.parametrize("name", WAITS)
-def test_a_collective_gives_up_a_stopped_rank(name: str, stopped: Stopped) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("gloo", name) for name in WAITS), *(("memory", name) for name in IN_MEMORY)],
+)
+def test_a_collective_gives_up_a_stopped_rank(kind: str, name: str, stopped: Stopped) -> None:
     with given_up():
-        WAITS[name](stopped.pairs[name])
+        WAITS[name](stopped.pairs[kind, name])
 
 
 def test_a_meeting_gives_up_a_stopped_rank(stopped: Stopped) -> None:
     with given_up():
-        Collectives(stopped.store, 0, 2, SECONDS, "late")
+        GlooCollectives(stopped.store, 0, 2, SECONDS, "late")
 
 
+@pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("degrees", [Degrees(tensor=2), Degrees(pipeline=2)])
-def test_a_membership_gives_up_a_rank_that_does_not_come(degrees: Degrees, tmp_path: Path) -> None:
+def test_a_membership_gives_up_a_rank_that_does_not_come(
+    degrees: Degrees, shares: bool, tmp_path: Path
+) -> None:
+    memory, store = create(2), dist.FileStore(str(tmp_path / "store"), 2)
     with given_up():
-        Membership(dist.FileStore(str(tmp_path / "store"), 2), 0, degrees, SECONDS, MEETING)
+        Membership(store, 0, degrees, SECONDS, MEETING, memory if shares else None)
+    os.close(memory)
 
 
 def test_an_exchange_gives_up_a_rank_that_says_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
-from motet_llm.parallel.collectives import Collectives
-from motet_llm.parallel.cuts.fixed_tree import TreeLinear, add_in_pairs, shards_of
+from motet_llm.parallel.collectives import Collectives, add_in_pairs
+from motet_llm.parallel.cuts.fixed_tree import TreeLinear, shards_of
 from motet_llm.weights import checkpoint
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
@@ -111,18 +111,20 @@ def test_threads_do_not_change_the_bits(tmp_path: Path) -> None:
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_sums_are_of_one_tree(ranks: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sums_are_of_one_tree(ranks: int, shared: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    parts = [torch.randn(3, 50) * 10**n for n in range(4)]
+    parts = [(torch.randn(3, 50) * 10**n).to(dtype) for n in range(4)]
     expected = (parts[0] + parts[1]) + (parts[2] + parts[3])
     each = 4 // ranks
 
     def compute(group: Collectives) -> Tensor:
         own = parts[group.rank * each : (group.rank + 1) * each]
-        return add_in_pairs(group.gather(add_in_pairs(own)))
+        return group.sum_in_pairs(add_in_pairs(own))
 
-    for found in threads_of(ranks, compute):
+    for found in threads_of(ranks, compute, shared=shared):
         assert torch.equal(found, expected)
 
 
