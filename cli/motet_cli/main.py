@@ -85,6 +85,7 @@ def parser(up_defaults: Mapping[str, Any] | None = None) -> argparse.ArgumentPar
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands).set_defaults(**(up_defaults or {}))
     _add_down(commands)
+    _add_hosts(commands)
     _add_restart(commands)
     _add_scale(commands)
     _add_services(commands)
@@ -296,6 +297,12 @@ def _add_up(
         default=True,
         help="fork services from one process that has imported their libraries (default: yes)",
     )
+    up.add_argument(
+        "--listen",
+        metavar="ADDRESS[:PORT]",
+        help="address of this machine at which others join the stack, with TLS; NATS has the port"
+        " after PORT (default: 4221; see `motet invite`)",
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument(
         "--store",
@@ -421,6 +428,123 @@ def _add_down(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--url",
         default=DEFAULT_URL,
         help="URL of a `motet up` on this machine (default: %(default)s)",
+    )
+
+
+def _add_hosts(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    _add_invite(commands)
+    _add_join(commands)
+    leave = _command(
+        commands,
+        "leave",
+        "joining.leave",
+        "Take this machine out of a stack: running work ends, or goes on at other machines.",
+    )
+    leave.add_argument(
+        "stack",
+        metavar="HOST:PORT",
+        nargs="?",
+        help="the stack, as `motet join` was given it (default: the only one)",
+    )
+    leave.add_argument(
+        "--drain",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="seconds that running work has to end here (default: 30)",
+    )
+
+
+def _add_invite(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    invite = _command(
+        commands,
+        "invite",
+        "joining.invite",
+        "Print the command with which another machine joins a `motet up --listen`.",
+    )
+    invite.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
+    )
+    invite.add_argument(
+        "--expires",
+        metavar="TIME",
+        default="1h",
+        help="time after which the token expires, such as 15m or 2d (default: 1h)",
+    )
+    invite.add_argument(
+        "--uses", metavar="N", type=int, default=1, help="machines that may use it (default: 1)"
+    )
+    invite.add_argument(
+        "--services",
+        metavar="ROLE",
+        action="append",
+        default=[],
+        help="roles that they may run, separated by commas (default: all but the gateway)",
+    )
+
+
+def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    join = _command(
+        commands,
+        "join",
+        "joining.join",
+        "Make this machine a part of a stack, until `motet leave` or Ctrl-C.",
+    )
+    join.add_argument("stack", metavar="HOST:PORT", help="as `motet invite` printed it")
+    join.add_argument(
+        "--token",
+        metavar="TOKEN",
+        help="token of `motet invite`; not needed by a machine that has joined before",
+    )
+    join.add_argument(
+        "--services",
+        metavar="ROLE[=N]",
+        action="append",
+        default=[],
+        help="what to run here, separated by commas (default: by memory, cores and GPUs)",
+    )
+    join.add_argument(
+        "--model",
+        metavar="NAME=FOLDER",
+        action="append",
+        default=[],
+        help="folder of a model of the stack on this machine; repeatable (default: found by its name)",
+    )
+    join.add_argument(
+        "--device",
+        metavar="[ROLE=]DEVICE",
+        action="append",
+        default=[],
+        help="as of `motet up` (default: auto if there is a GPU, else cpu)",
+    )
+    join.add_argument(
+        "--memory-share",
+        metavar="[ROLE=]SHARE",
+        action="append",
+        default=[],
+        help="as of `motet up` (default: 0.85)",
+    )
+    join.add_argument(
+        "--site",
+        metavar="NAME",
+        help="name of this place, such as a data centre; work stays there while it can",
+    )
+    join.add_argument(
+        "--nursery",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="fork services from one process that has imported their libraries (default: yes)",
+    )
+    join.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="format of log lines (default: text)",
+    )
+    join.add_argument(
+        "--state-file", metavar="PATH", help="write process and instance ids to this JSON file"
     )
 
 

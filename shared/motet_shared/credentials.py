@@ -111,10 +111,20 @@ def _known(folder: Path, users: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _write(folder: Path, passwords: Mapping[str, str], owner: int | None) -> None:
+def write_passwords(folder: Path, passwords: Mapping[str, str], owner: int | None = None) -> None:
+    """Write the folder of each role whose user's password is given."""
     for role in passwords:
-        for user in set(SHARED.get(role, (role,))) & passwords.keys():
+        for user in users_of(role) & passwords.keys():
             write_private(folder / role / user, passwords[user] + "\n", owner)
+
+
+def users_of(role: str) -> set[str]:
+    """Return the users as which processes of a role may log in."""
+    return set(SHARED.get(role, (role,)))
+
+
+def _write(folder: Path, passwords: Mapping[str, str], owner: int | None) -> None:
+    write_passwords(folder, passwords, owner)
     # The server's file is last: until a reload, the server accepts the old passwords.
     lines = [f'PASSWORD_{user.upper()} = "{password}"\n' for user, password in passwords.items()]
     write_private(folder / SERVER_FILE, "".join(lines), owner)

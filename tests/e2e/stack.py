@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -75,6 +75,7 @@ class MotetStack:
         env: Mapping[str, str] | None = None,
         model: str = "",
         start_seconds: float = START_SECONDS,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._mark = secrets.token_hex(16)  # of every process of this stack, in its environment
         self._model = model  # whose readiness counts; "": that of all that was asked for
@@ -82,6 +83,7 @@ class MotetStack:
         self._state_file = folder / "state.json"
         self.log_file = folder / "motet.log"
         self._command = [
+            *prefix,  # of the command, such as that of another host
             sys.executable,
             "-m",
             "motet_cli",

@@ -1,27 +1,20 @@
 """Create passwords of NATS users and certificates of hosts: `motet credentials`.
 
-Certificates are created with openssl, with elliptic-curve keys on P-256. The authority's key stays
-in its folder: a host needs only its own key and certificate, and `ca.crt`.
+The authority's key stays in its folder: a host needs only its own key and certificate, and `ca.crt`.
 `environment` prints where a running `motet up` has NATS and its passwords.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import re
 import shlex
-import subprocess
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from motet_cli.joining import certificates
 from motet_cli.supervision import connection, nats
 from motet_shared.credentials import USERS, make_passwords
 from motet_shared.errors import ConfigError
-
-_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9_])?")
-_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def run(args: Namespace) -> int:
@@ -58,7 +51,7 @@ def _environment(args: Namespace) -> None:
         variables["MOTET_NATS_CREDENTIALS"] = str(Path(found.nats_credentials) / args.role)
     elif found.nats_password is not None:
         variables["MOTET_NATS_PASSWORD"] = found.nats_password
-    for name, value in variables.items():
+    for name, value in (variables | found.peer_variables()).items():
         print(f"export {name}={shlex.quote(value)}")
 
 
@@ -69,97 +62,30 @@ def _passwords(folder: Path, args: Namespace) -> None:
 
 
 def _authority(folder: Path, args: Namespace) -> None:
-    cert, key = folder / "ca.crt", folder / "ca.key"
+    cert, key = folder / certificates.AUTHORITY, folder / certificates.AUTHORITY_KEY
     if key.exists():
         raise ConfigError(
             f"FOLDER: {key} exists; remove it first to replace the authority and every certificate",
             param="FOLDER",
         )
-    usage = "keyUsage=critical,keyCertSign,cRLSign"
-    subject = [
-        "-subj",
-        "/CN=Motet stack",
-        "-addext",
-        "basicConstraints=critical,CA:TRUE",
-        "-addext",
-        usage,
-    ]
-    out = ["-keyout", str(key), "-out", str(cert), "-days", str(_days(args))]
-    _openssl(["req", "-x509", *_KEY, *out, *subject])
+    certificates.make_authority(folder, _days(args))
     print(f"{cert}: for every host; {key} stays here")
 
 
 def _certificate(folder: Path, args: Namespace) -> None:
-    names = [_alternative(name) for name in args.names]
-    if not (folder / "ca.key").is_file():
+    for name in args.names:
+        certificates.alternative(name)
+    if not (folder / certificates.AUTHORITY_KEY).is_file():
         raise ConfigError(
             f"FOLDER: {str(folder)!r} has no ca.key; create it with `motet credentials ca {args.folder}`",
             param="FOLDER",
         )
-    first = args.names[0].replace("*", "_").replace(":", "_")
-    cert, key = folder / f"{first}.crt", folder / f"{first}.key"
-    signed = [
-        "-CA",
-        str(folder / "ca.crt"),
-        "-CAkey",
-        str(folder / "ca.key"),
-        "-days",
-        str(_days(args)),
-    ]
-    uses = [
-        "-addext",
-        "basicConstraints=critical,CA:FALSE",
-        "-addext",
-        "extendedKeyUsage=serverAuth,clientAuth",
-    ]
-    subject = [
-        "-subj",
-        f"/CN={args.names[0][:64]}",
-        "-addext",
-        "subjectAltName=" + ",".join(names),
-        *uses,
-    ]
-    _openssl(["req", "-x509", *_KEY, "-keyout", str(key), "-out", str(cert), *signed, *subject])
+    stem = args.names[0].replace("*", "_").replace(":", "_")
+    cert, key = certificates.make_certificate(folder, args.names, stem, _days(args))
     print(f"{cert} and {key}: for {', '.join(args.names)}, with ca.crt")
-
-
-def _alternative(name: str) -> str:
-    """Return a host name or address as a subject alternative name. Raises ConfigError."""
-    try:
-        return f"IP:{ipaddress.ip_address(name)}"
-    except ValueError:
-        pass
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"NAME: {name!r} is neither a host name nor an address; give one such as node-1",
-            param="NAME",
-        )
-    return f"DNS:{name}"
 
 
 def _days(args: Namespace) -> int:
     if not 1 <= args.days <= 36500:
         raise ConfigError(f"--days: {args.days} is out of range; give 1 to 36500", param="--days")
     return int(args.days)
-
-
-def _openssl(argv: Sequence[str]) -> None:
-    """Run openssl; files that it writes are readable only by their owner.
-
-    Raises ConfigError with openssl's message.
-    """
-    before = os.umask(0o077)
-    try:
-        done = subprocess.run(
-            ["openssl", *argv], capture_output=True, text=True, timeout=60, check=False
-        )
-    except FileNotFoundError:
-        raise ConfigError("openssl is not installed; install version 3 or newer") from None
-    except subprocess.TimeoutExpired:
-        raise ConfigError("openssl did not end within 60 s; try again") from None
-    finally:
-        os.umask(before)
-    if done.returncode != 0:
-        raise ConfigError(
-            f"openssl refused: {done.stderr.strip()[-500:]}; version 3 or newer is needed"
-        )

@@ -58,6 +58,7 @@ class UpSettings(Table, frozen=True):
     rank: str | None = None
     planner: str | None = None
     nursery: bool | None = None
+    listen: str | None = None
     nats: str | None = None
     store: str | None = None
     no_store: bool | None = None

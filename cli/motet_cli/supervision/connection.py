@@ -23,17 +23,44 @@ from motet_shared.credentials import read_password
 from motet_shared.errors import ConfigError
 
 
+def certificate_variables(folder: Path) -> dict[str, str]:
+    """Return the variables that give a process the authority, certificate and key of a folder."""
+    files = {"CA": "ca.crt", "CERT": "host.crt", "KEY": "host.key"}
+    return {f"MOTET_PEER_{name}": str(folder / file) for name, file in files.items()}
+
+
+@dataclass(frozen=True)
+class PeerNetwork:
+    """Hold what the processes of one host need to be reached by those of others, under TLS.
+
+    address: of this host, for bulk data. folder: has `ca.crt`, `host.crt` and `host.key`.
+    """
+
+    address: str
+    folder: Path
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of a process."""
+        return {**certificate_variables(self.folder), "MOTET_BLOB_HOST": self.address}
+
+
 @dataclass(frozen=True)
 class NatsAccess:
     """Hold the address and the credentials of NATS.
 
     nats_credentials: folder with the passwords of all roles, or with that of one.
     nats_password: without a folder, the password of any user; None if the server asks for none.
+    peer_folder: folder of this host's certificate, see `PeerNetwork`; None: without TLS.
     """
 
     nats_url: str
     nats_password: str | None = field(default=None, repr=False)
     nats_credentials: str | None = None
+    peer_folder: str | None = None
+
+    def peer_variables(self) -> dict[str, str]:
+        """Return the variables that give a process the certificate; empty without TLS."""
+        return {} if self.peer_folder is None else certificate_variables(Path(self.peer_folder))
 
     def password(self, role: str) -> str | None:
         """Return the password of a role's user; None if the server asks for none.

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.connection import PeerNetwork
 from motet_shared.errors import ConfigError
 
 STAGE = 9  # stops last
@@ -62,20 +63,24 @@ def default_store(port: int) -> Path:
     return Path(base) / "motet" / str(port)
 
 
-def spec(port: int, credentials: Path, store: Path | None = None) -> ChildSpec:
-    """Return the spec of a server on loopback, with configuration and passwords of `credentials`.
+def spec(
+    port: int, credentials: Path, store: Path | None = None, network: PeerNetwork | None = None
+) -> ChildSpec:
+    """Return the spec of a server with configuration and passwords of `credentials`.
 
-    store: folder of JetStream; None: JetStream is off.
+    store: folder of JetStream; None: JetStream is off. network: address to listen on, with TLS;
+    None: loopback without TLS.
     """
     jetstream = () if store is None else ("--jetstream", "--store_dir", str(store))
     argv = (
         str(find_server()),
         "--config",
-        str(credentials / "nats.conf"),
+        str(credentials / ("nats.conf" if network is None else "nats-tls.conf")),
         "--addr",
-        "127.0.0.1",
+        "127.0.0.1" if network is None else network.address,
         "--port",
         str(port),
         *jetstream,
     )
-    return ChildSpec(name="nats", role="nats", argv=argv, stage=STAGE, grace=3.0)
+    env = {} if network is None else network.variables()
+    return ChildSpec(name="nats", role="nats", argv=argv, env=env, stage=STAGE, grace=3.0)

@@ -41,6 +41,26 @@ class Scale(msgspec.Struct, tag="scale", forbid_unknown_fields=True):
     drain: float
 
 
+class Invite(msgspec.Struct, tag="invite", forbid_unknown_fields=True):
+    """Order to issue a token with which other hosts join; the progress is the command for them.
+
+    roles: that they may run; none: all that the stack offers. seconds: of validity. uses: hosts.
+    """
+
+    roles: list[str]
+    seconds: float
+    uses: int
+
+
+class Leave(msgspec.Struct, tag="leave", forbid_unknown_fields=True):
+    """Order a host that has joined to leave.
+
+    drain: seconds that running work has to end, before it goes on at other hosts.
+    """
+
+    drain: float
+
+
 class OrderProgress(msgspec.Struct, tag="said"):
     """Report the progress of an order."""
 
@@ -59,10 +79,10 @@ class OrderFailed(msgspec.Struct, tag="failed"):
     param: str | None = None
 
 
-Order = Restart | Scale
+Order = Restart | Scale | Invite | Leave
 Report = Callable[[str], None]
 
-_orders: msgspec.json.Decoder[Restart | Scale] = msgspec.json.Decoder(Restart | Scale)
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _answers: msgspec.json.Decoder[OrderProgress | OrderDone | OrderFailed] = msgspec.json.Decoder(
     OrderProgress | OrderDone | OrderFailed
 )
@@ -148,17 +168,25 @@ def send_order(url: str, order: Order) -> Iterator[str]:
     Raises ConfigError if this user runs no such stack, or the error that the stack reports.
     """
     host, port = address.of_url(url)
-    path = path_of(port)
+    missing = ConfigError(
+        f"--url: no `motet up` of this user serves {url}; give the URL that it printed",
+        param="--url",
+    )
+    if not address.is_loopback(host):
+        raise missing
+    yield from send_to(path_of(port), order, missing)
+
+
+def send_to(path: Path, order: Order, missing: ConfigError) -> Iterator[str]:
+    """Send an order to a socket; yield its progress messages.
+
+    Raises `missing` if none listens there, or the error that is reported.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         try:
-            if not address.is_loopback(host):
-                raise FileNotFoundError
             peer.connect(str(path))
         except OSError:
-            raise ConfigError(
-                f"--url: no `motet up` of this user serves {url}; give the URL that it printed",
-                param="--url",
-            ) from None
+            raise missing from None
         peer.sendall(msgspec.json.encode(order) + b"\n")
         for line in peer.makefile("rb"):
             answer = _answers.decode(line)
@@ -167,4 +195,4 @@ def send_order(url: str, order: Order) -> Iterator[str]:
             if isinstance(answer, OrderFailed):
                 raise from_wire(answer.code, answer.message, param=answer.param)
             yield answer.text
-    raise MotetError(f"the stack at {url} ended before the order was carried out")
+    raise MotetError("its supervisor ended before the order was carried out")

@@ -17,7 +17,7 @@ from motet_cli.placement.jobs import moved
 from motet_cli.placement.placement import ENGINES
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import NatsAccess
-from motet_cli.supervision.orders import Order, Report, Restart
+from motet_cli.supervision.orders import Report, Restart, Scale
 from motet_cli.supervision.stack import FIXED, GATEWAY_DRAIN
 from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
@@ -47,7 +47,7 @@ class Rolling:
         self._supervisor, self._connection, self._report = supervisor, connection, report
         self._gpus = gpus
 
-    async def carry_out(self, order: Order, report: Report) -> None:
+    async def carry_out(self, order: Restart | Scale, report: Report) -> None:
         """Carry out an order.
 
         Raises ConfigError for unknown roles, Unavailable if a new process does not become ready.
@@ -161,7 +161,7 @@ class Rolling:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            while not _is_ready(slot, directory):
+            while not is_ready(slot, directory):
                 if slot.state == "failing" or loop.time() - began > _START_TIMEOUT:
                     kept = "the old one still runs" if has_old else "it is started again"
                     raise Unavailable(
@@ -220,6 +220,7 @@ def _omni_stage(spec: ChildSpec) -> str | None:
     return stage if stage in ("talker", "code2wav") else None
 
 
-def _is_ready(slot: Slot, directory: Directory) -> bool:
+def is_ready(slot: Slot, directory: Directory) -> bool:
+    """Return True if the process of a slot takes work, as the directory sees it."""
     instance = slot.child.instance if slot.child is not None and slot.state == "running" else None
     return any(beat.instance == instance for beat in directory.ready(slot.spec.role))

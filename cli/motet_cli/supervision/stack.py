@@ -19,6 +19,7 @@ from motet_cli.placement.placement import ENGINES, Job, Placement, place
 from motet_cli.stack_file.models import DeclaredModel
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.connection import PeerNetwork
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
 from motet_models.omni import talker_name
@@ -116,6 +117,7 @@ class Stack:
     listen_fd: socket bound to host and port; None: the gateway opens one.
     descriptor_store: Unix socket of the process that accepts connections and keeps them if the
         gateway dies; None: the gateway accepts them itself. Needs `listen_fd`.
+    network: how other hosts reach the processes, under TLS; None: only this host does.
     """
 
     models: tuple[ModelFolder, ...]
@@ -155,6 +157,7 @@ class Stack:
     insecure: bool = False
     log_format: LogFormat = "text"
     site: str | None = None
+    network: PeerNetwork | None = None
 
     def services(self) -> list[ChildSpec]:
         """Return one spec per process, in the order in which they are listed."""
@@ -583,12 +586,15 @@ class Stack:
             name=name,
             role=role,
             argv=(sys.executable, "-m", module, *self.role_flags.get(role, ()), *argv, *common),
-            env=self._secrets(role) | thread_limits(threads) | _NO_PROGRESS_BARS,
+            env=self._secrets(role) | self._peers() | thread_limits(threads) | _NO_PROGRESS_BARS,
             stage=stage,
             grace=grace,
             model=model,
             forks=role in _WITH_TORCH,
         )
+
+    def _peers(self) -> dict[str, str]:
+        return {} if self.network is None else self.network.variables()
 
     def _secrets(self, role: str) -> dict[str, str]:
         """Return the environment that names the folder of this role's password.

@@ -29,6 +29,7 @@ def bus_config(found: NatsAccess, role: str = "operator") -> ProcessConfig:
     Raises ConfigError.
     """
     variables = {name: os.environ[name] for name in _TAKEN if name in os.environ}
+    variables |= found.peer_variables()
     given = load(ProcessConfig, [], variables)
     return replace(
         given, nats_url=found.nats_url, nats_password=found.password(role), metrics_port=-1
@@ -38,6 +39,11 @@ def bus_config(found: NatsAccess, role: str = "operator") -> ProcessConfig:
 @asynccontextmanager
 async def stack_bus(found: NatsAccess, role: str = "operator") -> AsyncIterator[Bus]:
     """Yield a bus of the role's user. Raises ConfigError if there is no NATS server."""
-    logging.getLogger("motet_shared.wire").setLevel(logging.CRITICAL)  # a command raises instead
-    async with connected(role, bus_config(found, role)) as bus:
-        yield bus
+    log = logging.getLogger("motet_shared.wire")
+    before = log.level
+    log.setLevel(logging.CRITICAL)  # a command raises instead
+    try:
+        async with connected(role, bus_config(found, role)) as bus:
+            yield bus
+    finally:
+        log.setLevel(before)

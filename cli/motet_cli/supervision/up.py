@@ -21,6 +21,11 @@ from urllib.parse import urlsplit
 from motet_cli.checkpoints import model_folders as models
 from motet_cli.engines.degrees import parse_degrees
 from motet_cli.engines.options import parse_engine
+from motet_cli.joining.first_host import FirstHost, prepare_folder
+from motet_cli.joining.listen import Listen, parse_listen
+from motet_cli.joining.messages import StackOffer
+from motet_cli.joining.offer import stack_offer
+from motet_cli.joining.token import Invitations
 from motet_cli.placement.gpus import GpuListing, list_gpus
 from motet_cli.placement.jobs import job_of
 from motet_cli.placement.options import PlacementOptions, placement_options
@@ -33,8 +38,10 @@ from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     NatsAccess,
+    PeerNetwork,
     folder,
     given_credentials,
+    private,
     private_folder,
     published,
     with_environment,
@@ -81,6 +88,7 @@ class UpOptions:
     store: folder in which NATS stores responses, jobs and images; None: nothing is stored.
     nursery: fork services from one process that has imported their libraries.
     keep_connections: a process of its own keeps clients' connections if the gateway dies.
+    listen: where other hosts join the stack, and `offer`: what they may run; None: none may.
     """
 
     stack: Stack
@@ -89,6 +97,8 @@ class UpOptions:
     store: Path | None = None
     nursery: bool = True
     keep_connections: bool = False
+    listen: Listen | None = None
+    offer: StackOffer | None = None
 
     @property
     def base(self) -> Base:
@@ -118,10 +128,12 @@ def parse_options(args: Namespace, left: StackRecord | None = None) -> UpOptions
             "--store: excludes --nats; start that server with --jetstream instead",
             param="--store",
         )
-    nats_port = None if args.nats else _nats_port(left)
+    listen = _listen(args)
+    nats_port = None if args.nats else _nats_port(left) if listen is None else listen.nats_port
+    nats_url = args.nats or f"nats://127.0.0.1:{nats_port}"
     stack = replace(
         stack_of(args, measured=None if left is None else left.measured),
-        nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
+        nats_url=nats_url if listen is None else listen.nats_url,
         credentials=given_credentials() if args.nats else None,
         port=address.free_port(args.host, args.port) if left is None else args.port,
         access=access,
@@ -142,7 +154,22 @@ def parse_options(args: Namespace, left: StackRecord | None = None) -> UpOptions
         _store(args, stack.port),
         nursery=args.nursery,
         keep_connections=args.keep_connections,
+        listen=listen,
+        offer=None if listen is None else stack_offer(args, stack),
     )
+
+
+def _listen(args: Namespace) -> Listen | None:
+    """Return where other hosts join; None if they may not. Raises ConfigError."""
+    if args.listen is None:
+        return None
+    for given, flag in ((args.nats, "--nats"), (args.survive, "--survive")):
+        if given:
+            raise ConfigError(
+                f"--listen: excludes {flag}; other hosts join the NATS server of this `motet up`",
+                param="--listen",
+            )
+    return parse_listen(args.listen)
 
 
 def _nats_port(left: StackRecord | None) -> int:
@@ -365,12 +392,10 @@ def _run(options: UpOptions, log: Log, survival: Survival | None = None) -> int:
     with (
         _listener(options, log, survival) as listener,
         _with_credentials(options, keep=survival is not None and survival.left is not None) as kept,
-        published(stack.port, _connection(stack.nats_url, kept)),
+        published(stack.port, _connection(stack := _reachable(stack, options.listen, kept))),
     ):
         store = folder() / f"{stack.port}.front.sock" if options.keep_connections else None
-        stack = replace(
-            stack, listen_fd=listener.fileno(), descriptor_store=store, credentials=kept
-        )
+        stack = replace(stack, listen_fd=listener.fileno(), descriptor_store=store)
         if survival is not None:
             survival.begin(stack, options.base, log)
         return asyncio.run(Up(replace(options, stack=stack), log, listener, survival).run())
@@ -411,10 +436,18 @@ def _prepare(log: Log) -> None:
 def _with_credentials(options: UpOptions, *, keep: bool) -> Iterator[Path | None]:
     """Yield the folder of NATS passwords, new ones if this run starts its own server.
 
-    keep: those of an earlier run, whose server goes on.
+    keep: those of an earlier run, whose server goes on. Where other hosts may join, they are kept
+    from run to run, so that hosts that have joined find the stack again.
     """
     if options.nats_port is None:
         yield options.stack.credentials
+        return
+    if options.listen is not None:
+        folder = private(nats.default_store(options.stack.port).with_suffix(".hosts"))
+        make_passwords(folder)
+        nats.stage(folder)
+        prepare_folder(folder, options.listen.host)
+        yield folder
         return
     with private_folder(f"{options.stack.port}-nats", keep=keep) as folder:
         if not keep:
@@ -423,9 +456,21 @@ def _with_credentials(options: UpOptions, *, keep: bool) -> Iterator[Path | None
         yield folder
 
 
-def _connection(nats_url: str, credentials: Path | None) -> NatsAccess:
+def _reachable(stack: Stack, listen: Listen | None, credentials: Path | None) -> Stack:
+    """Return the stack with its credentials, and with the address at which other hosts reach it."""
+    network = None
+    if listen is not None and credentials is not None:
+        network = PeerNetwork(listen.host, credentials)
+    return replace(stack, credentials=credentials, network=network)
+
+
+def _connection(stack: Stack) -> NatsAccess:
     """Return what commands and programs of this user need to reach NATS."""
-    return NatsAccess(nats_url, nats_credentials=None if credentials is None else str(credentials))
+    return NatsAccess(
+        stack.nats_url,
+        nats_credentials=None if stack.credentials is None else str(stack.credentials),
+        peer_folder=None if stack.network is None else str(stack.network.folder),
+    )
 
 
 class Up:
@@ -470,6 +515,8 @@ class Up:
         self._refused = asyncio.Event()
         self._llms: list[Slot] = []  # those that start with the stack, until it is ready
         self._reported = 0.0
+        self._first_host: FirstHost | None = None
+        self._invitations: Invitations | None = None
 
     @property
     def url(self) -> str:
@@ -489,6 +536,7 @@ class Up:
         try:
             async with AsyncExitStack() as exits:
                 await self._serve_orders(exits)
+                await self._admit_hosts(exits)
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # raise errors of starting instead of stopping silently
@@ -541,7 +589,35 @@ class Up:
                 "warning",
             )
 
+    async def _admit_hosts(self, exits: AsyncExitStack) -> None:
+        """Let other hosts join, if the stack listens for them."""
+        options = self._options
+        if options.listen is None or options.offer is None or options.stack.credentials is None:
+            return
+        self._first_host = FirstHost(
+            options.listen, options.stack.credentials, options.offer, self._log.note
+        )
+        self._invitations = self._first_host.invitations()
+        await exits.enter_async_context(self._first_host.serving(self._invitations))
+        self._log.note(
+            f"other hosts join at {options.listen.text}; `motet invite` prints the command"
+        )
+
+    def _invite(self, order: orders.Invite, report: orders.Report) -> None:
+        if self._first_host is None or self._invitations is None:
+            raise ConfigError(
+                "--listen: is not given to this `motet up`; start it with --listen ADDRESS, the"
+                " address that other hosts reach it by",
+                param="--listen",
+            )
+        report(self._first_host.invite(self._invitations, order.roles, order.seconds, order.uses))
+
     async def _carry_out(self, order: orders.Order, report: orders.Report) -> None:
+        if isinstance(order, orders.Invite):
+            self._invite(order, report)
+            return
+        if isinstance(order, orders.Leave):
+            raise ConfigError("HOST:PORT: is this host's own stack; `motet down` ends it")
         async with self._order:
             await self._rolling().carry_out(order, report)
         if self._loader is not None and isinstance(order, orders.Restart):
@@ -552,7 +628,7 @@ class Up:
         from motet_cli.supervision.rolling import Rolling
 
         stack = self._options.stack
-        connection = with_environment(_connection(stack.nats_url, stack.credentials))
+        connection = with_environment(_connection(stack))
         gpus = () if stack.placement is None else [gpu.key for gpu in stack.placement.gpus]
         return Rolling(self._supervisor, connection, self._log.note, gpus)
 
@@ -628,7 +704,7 @@ class Up:
         stack = self._options.stack
         self._loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
-            await self._loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
+            await self._loader.run(with_environment(_connection(stack)))
         finally:
             importing.cancel()
 
@@ -740,11 +816,12 @@ class Up:
             return []
         if credentials is None:
             raise RuntimeError("credentials: are not set for the stack's own NATS server")
-        return [nats.spec(port, credentials, self._made_store())]
+        return [nats.spec(port, credentials, self._made_store(), self._options.stack.network)]
 
     async def _wait_for_nats(self) -> None:
-        port = self._options.nats_port
-        while port is not None and not await wait_for_port("127.0.0.1", port, _NATS_START):
+        port, listen = self._options.nats_port, self._options.listen
+        host = "127.0.0.1" if listen is None else listen.host
+        while port is not None and not await wait_for_port(host, port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
 
     def _made_store(self) -> Path | None:

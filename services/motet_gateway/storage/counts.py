@@ -12,7 +12,7 @@ import nats.js.errors
 from msgspec import Struct
 
 from .documents import NEVER
-from .jetstream import key_value
+from .jetstream import TIMEOUT, key_value
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -51,7 +51,8 @@ class SharedCounts:
     @classmethod
     async def open(cls, client: Client) -> SharedCounts:
         """Create or reuse the bucket."""
-        return cls(await key_value(client.jetstream(timeout=PATIENCE), BUCKET, NEVER))
+        await key_value(client.jetstream(timeout=TIMEOUT), BUCKET, NEVER)
+        return cls(await client.jetstream(timeout=PATIENCE).key_value(BUCKET))
 
     async def change(self, name: str, change: Callable[[Count], R]) -> R:
         """Store what `change` makes of a count, and return its result.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
 
 TIMEOUT = 12.0  # seconds for an answer of JetStream, long enough for a pause of NATS
+_REPLICAS = 3
+# Error codes of JetStream: replicas on a single server, and no servers for all replicas.
+_TOO_FEW_SERVERS = (10074, 10005)
 ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError)
 
 
@@ -37,22 +42,36 @@ async def connect(bus: Bus) -> Client | None:
     return client
 
 
+async def create(stream: Callable[[int], Awaitable[object]]) -> None:
+    """Create a stream with so many replicas: three, or one where there are fewer servers.
+
+    One that exists keeps its settings.
+    """
+    with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
+        try:
+            await stream(_REPLICAS)
+        except nats.js.errors.APIError as error:
+            if error.err_code not in _TOO_FEW_SERVERS:
+                raise
+            await stream(1)
+
+
 async def key_value(js: JetStreamContext, bucket: str, ttl: float) -> KeyValue:
     """Create or reuse a bucket of keys, in files; an existing one keeps its settings.
 
     `ttl` is in seconds.
     """
     config = KeyValueConfig(bucket=bucket, ttl=ttl, storage=StorageType.FILE)
-    with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
-        await js.create_key_value(config)
+    await create(lambda replicas: js.create_key_value(replace(config, replicas=replicas)))
     return await js.key_value(bucket)
 
 
 async def object_store(js: JetStreamContext, bucket: str, ttl: float) -> ObjectStore:
     """Create or reuse a bucket of objects, like `key_value`."""
     config = ObjectStoreConfig(bucket=bucket, ttl=ttl, storage=StorageType.FILE)
-    with suppress(nats.js.errors.BadRequestError):
-        await js.create_object_store(config=config, bucket=bucket)
+    await create(
+        lambda replicas: js.create_object_store(bucket, replace(config, replicas=replicas))
+    )
     return await js.object_store(bucket)
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
-from .jetstream import ERRORS, TIMEOUT
+from .jetstream import ERRORS, TIMEOUT, create
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -88,8 +88,7 @@ class WorkQueue:
             max_age=ttl,
         )
         queue = cls(client, stream, subject, consumer, patience)
-        with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
-            await queue._js.add_stream(config)
+        await create(lambda replicas: queue._js.add_stream(config, num_replicas=replicas))
         return queue
 
     async def push(self, job: str) -> int:

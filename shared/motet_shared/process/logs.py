@@ -152,6 +152,12 @@ def install(role: str, instance: str, config: ProcessConfig) -> None:
     handler.setFormatter(formatter(role, instance, Redactor(secret_values(config))))
     logging.basicConfig(handlers=[handler], level=config.log_level.upper(), force=True)
     quiet_libraries(logging.getLogger().level)
+    logging.getLogger("asyncio").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for what asyncio says of every TLS connection to NATS that the server ends."""
+    return "eof_received() has no effect when using ssl" not in record.getMessage()
 
 
 def quiet_libraries(level: int) -> None:

@@ -140,19 +140,20 @@ class NatsTransport:
         tls: ssl.SSLContext | None = None,
         connect_timeout: float = 5.0,
     ) -> NatsTransport:
-        """Connect within `connect_timeout` seconds.
+        """Connect within `connect_timeout` seconds, to one of the servers of `url`.
 
-        A callable `password` is called anew for each connection. With `tls`, TLS starts with the
-        first byte, so that a server or a path without TLS never receives the password. Raises
-        ConfigError if the server refuses the password or the certificates are not trusted, which
-        retries cannot fix; NatsUnreachable if no server answers.
+        Several are separated by commas. A callable `password` is called anew for each connection.
+        With `tls`, TLS starts with the first byte, so that a server or a path without TLS never
+        receives the password. Raises ConfigError if the server refuses the password or the
+        certificates are not trusted, which retries cannot fix; NatsUnreachable if no server
+        answers.
         """
         transport = cls(Client(), 0)
         options: dict[str, Any] = {"user": user, "password": password} if password else {}
         if tls is not None:
             options |= {"tls": tls, "tls_handshake_first": True}
         connecting = transport.client.connect(
-            url,
+            [one.strip() for one in url.split(",")],
             name=name,
             inbox_prefix=inbox_prefix,
             max_reconnect_attempts=-1,  # nats-py gives up after 60 by default

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from motet_cli.main import main
-from motet_cli.planning.plan import parse_bytes
+from motet_cli.planning.engine_memory import parse_bytes
 from motet_cli.planning.this_cpu import read_bandwidth, this_cpu
 from motet_models.capacity import format_bytes
 from support.peers.public_models import KNOWN

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_cli.planning.plan import CPU_OVERHEAD
+from motet_cli.planning.engine_memory import CPU_OVERHEAD
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_models.capacity import (

@@ -33,3 +33,19 @@ def test_their_warnings_are_told_to_those_who_debug(
     )
     for library in LIBRARIES:
         assert (f"{library} warns" in done.stderr) == told
+
+
+def test_the_end_of_a_connection_under_tls_is_no_news() -> None:
+    warn = (
+        "import logging; log = logging.getLogger('asyncio');"
+        " log.warning('returning true from eof_received() has no effect when using ssl');"
+        " log.warning('a callback was slow')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{INSTALL.format(level='info')}; {warn}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "eof_received" not in done.stderr
+    assert "a callback was slow" in done.stderr
