@@ -41,7 +41,7 @@ class Recipe:
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
     pool_start: int = 3072  # encoded films that the denoiser begins with
-    pool_step: int = 6  # further ones before each step
+    pool_step: int = 3  # further ones before each step
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
@@ -52,5 +52,5 @@ class Recipe:
         steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
     )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=1500, batch=64, matrix_lr=0.01, other_lr=2e-3)
+    painter: Stage = Stage(steps=9000, batch=64, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
     decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)

@@ -270,7 +270,7 @@ class Pool:
             with torch.autocast("cpu", torch.bfloat16):
                 latents = encode(self.model.vae, tensor([one.film for one in new]))[0]
             self.latents += self.model.scaled(latents).unbind()
-            self.examples += [one._replace(film=one.film[:0]) for one in new]
+            self.examples += [one._replace(film=one.film[:0].copy()) for one in new]
 
 
 class Trainer(StageTraining[int, float]):
@@ -336,10 +336,14 @@ class Trainer(StageTraining[int, float]):
         return label_loss(logits, [prompt_labels(actors) for _, actors in batch])
 
     def denoising_loss(self, step: int, generator: torch.Generator) -> Tensor:
-        """Return the velocity's error at random noise levels, and the weighted cell label loss."""
+        """Return the velocity's error at random noise levels, and the weighted cell label loss.
+
+        A film is taken as often as it has things: those of one thing are learnt first.
+        """
         pool, size = self.pool, self.stage.batch
         pool.grow(self.recipe.pool_start + step * self.recipe.pool_step)
-        chosen = torch.randint(len(pool.latents), (size,), generator=generator).tolist()
+        things = torch.tensor([float(len(one.actors)) for one in pool.examples])
+        chosen = things.multinomial(size, replacement=True, generator=generator).tolist()
         batch = [pool.examples[number] for number in chosen]
         latents = torch.stack([pool.latents[number] for number in chosen])
         noise = torch.randn(latents.shape, generator=generator)

@@ -196,33 +196,11 @@ class Recorded:
 
 
 @pytest.mark.long
-async def test_another_gateway_goes_on_within_the_sound(checkpoint: tuple[Path, Any]) -> None:
-    folder, _ = checkpoint
-    async with services(folder) as run_by:
-        await run_by.thinker()
-        await run_by.talker(context=160)
-        await run_by.code2wav()
-
-        async def answered(recorder: Recorded) -> Any:
-            record_in(recorder)
-            return await run_by.answer(run_by.call(tokens=40))
-
-        first = Recorded({})
-        whole = await asyncio.create_task(answered(first))
-        kept = {digest: one.again() for digest, one in first.streams.items()}
-        assert len(kept) == 2
-        assert all(one.known for one in kept.values())
-        again = await asyncio.create_task(answered(Recorded(kept)))
-        assert not again.ended.lost
-        assert again.text == whole.text
-        assert_sounds_like(again.pcm, whole.pcm)
-
-
-@pytest.mark.long
-async def test_another_gateway_goes_on_within_the_sound_of_a_written_reply(
-    checkpoint: tuple[Path, Any],
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_other_gateways_go_on_within_the_sound(
+    checkpoint: tuple[Path, Any], is_written: bool
 ) -> None:
-    """The thinker computes the states again; a third gateway goes on behind the second, too."""
+    """The states of a reply that is written are computed again, at each gateway."""
     folder, _ = checkpoint
     async with services(folder) as run_by:
         await run_by.thinker()
@@ -238,7 +216,10 @@ async def test_another_gateway_goes_on_within_the_sound_of_a_written_reply(
         for _ in range(2):
             text, sound = recorder.streams
             written, heard = recorder.streams[text], recorder.streams[sound]
-            recorder = Recorded({text: written.whole(), sound: heard.again()})
+            assert len(written.batches) > 1
+            assert len(heard.batches) > 1
+            known = written.whole() if is_written else written.again()
+            recorder = Recorded({text: known, sound: heard.again()})
             again = await asyncio.create_task(answered(recorder))
             assert not again.ended.lost
             assert again.text == whole.text
