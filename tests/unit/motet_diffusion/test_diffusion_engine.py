@@ -104,7 +104,7 @@ def test_every_family_draws_what_diffusers_draws_alone_and_in_company(
         (alone,) = recording.draw(drawing)
         assert_alike(alone, wanted)
         passes = recording.engine.passes
-        first, *_, last = recording.draw(drawing, *map(sized, COMPANY), drawing)
+        first, *_, last = recording.draw_together(drawing, *map(sized, COMPANY), drawing)
         assert_alike(first, wanted)
         assert_alike(last, wanted)
         together = recording.engine.passes - passes
