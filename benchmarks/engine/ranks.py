@@ -29,7 +29,7 @@ from benchmarks.support.workers import has_modules
 RESULTS = RESULTS_FOLDER / "ranks.json"
 ALONE, SHARED, GLOO = "one process", "ranks, shared memory", "ranks, gloo"
 VLLM_ALONE, VLLM_RANKS = "vllm, one process", "vllm, ranks"
-# What is divided by what, and the least that issue 28 asks for.
+# What is divided by what, and the least that is wanted.
 RATIOS = ((SHARED, ALONE, 0.9), (GLOO, ALONE, 0.0), (SHARED, GLOO, 0.0))
 PEER_RATIOS = ((VLLM_RANKS, VLLM_ALONE, 0.0), (SHARED, VLLM_RANKS, 0.0))
 
