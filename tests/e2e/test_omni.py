@@ -93,6 +93,7 @@ def answer(stack: MotetStack, model: str, **fields: Any) -> Heard:
 def test_replies_are_spoken_and_outlive_their_talker(stack: MotetStack) -> None:
     """The text is that of a chat without sound; a talker that is killed is replaced, or missed."""
     written = answer(stack, "whole")
+    answer(stack, "whole", **SPOKEN)  # the first one waits for what talker and code2wav load
     spoken = answer(stack, "whole", **SPOKEN)
     assert (spoken.text, spoken.reason, spoken.error) == (written.text, "length", None)
     assert spoken.sound
