@@ -257,6 +257,7 @@ class Pool:
         self.model = model
         self.latents: list[Tensor] = []
         self.examples: list[Example] = []
+        self.weights = torch.empty(0)  # by which films are drawn: the number of their things
 
     @torch.no_grad()
     def grow(self, count: int) -> None:
@@ -271,6 +272,8 @@ class Pool:
                 latents = encode(self.model.vae, tensor([one.film for one in new]))[0]
             self.latents += self.model.scaled(latents).unbind()
             self.examples += [one._replace(film=one.film[:0].copy()) for one in new]
+            counts = torch.tensor([float(len(one.actors)) for one in new])
+            self.weights = torch.cat([self.weights, counts])
 
 
 class Trainer(StageTraining[int, float]):
@@ -342,8 +345,7 @@ class Trainer(StageTraining[int, float]):
         """
         pool, size = self.pool, self.stage.batch
         pool.grow(self.recipe.pool_start + step * self.recipe.pool_step)
-        things = torch.tensor([float(len(one.actors)) for one in pool.examples])
-        chosen = things.multinomial(size, replacement=True, generator=generator).tolist()
+        chosen = pool.weights.multinomial(size, replacement=True, generator=generator).tolist()
         batch = [pool.examples[number] for number in chosen]
         latents = torch.stack([pool.latents[number] for number in chosen])
         noise = torch.randn(latents.shape, generator=generator)

@@ -68,8 +68,7 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
         yield batch
     if answers.end is not None:
         return
-    thinker = cast(Outcome | None, call.outcomes.get(THINK))
-    reply = _Reply(inputs)
+    reply = _Reply(call, inputs)
     moves = Failover(
         call.bus,
         "tts",
@@ -87,7 +86,7 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
                 stream = call.bus.open(
                     "tts", behind, instance=instance, deadline=moves.left(), epoch=call.epoch
                 )
-                async with stream, aclosing(_fed(stream, reply.feed(call, stream, thinker))) as fed:
+                async with stream, aclosing(_fed(stream, reply.feed(stream))) as fed:
                     async for batch in fed:
                         await answers.record(batch)
                         samples += _samples(batch)
@@ -103,7 +102,8 @@ def _samples(batch: list[Audio]) -> int:
 class _Reply:
     """Follow what a thinker gives: states, which are read once, and the text, from which it goes on."""
 
-    def __init__(self, inputs: Mapping[str, Items]):
+    def __init__(self, call: Call, inputs: Mapping[str, Items]):
+        self._call = call
         self._states, self._texts = inputs["states"], inputs["text"]
         self._received: list[tuple[list[int], int]] = []  # ids and characters of each batch of text
         self._is_read = False
@@ -123,23 +123,23 @@ class _Reply:
             ids = [token for item in batch for token in item.ids]
             self._received.append((ids, sum(map(received_length, batch))))
 
-    async def feed(self, call: Call, stream: Stream, thinker: Outcome | None) -> None:
+    async def feed(self, stream: Stream) -> None:
         """Feed a stream all states, until their end.
 
         Raises StreamBroken if the thinker does not give them again where they were read before.
         """
+        thinker = cast(Outcome | None, self._call.outcomes.get(THINK))
         is_first, self._is_read = not self._is_read, True
         fed = is_first and await _feed(stream, self._states)
         if not fed and (not is_first or (thinker is not None and thinker.is_recorded)):
             record_in(None)  # what is computed again has no effect of its own
-            if not await _feed(stream, self._again(call)):
+            if not await _feed(stream, self._again()):
                 raise StreamBroken("states: the thinker sends none of this reply again")
         await stream.end_input()
 
-    async def _again(self, call: Call) -> AsyncGenerator[list[Any], None]:
+    async def _again(self) -> AsyncGenerator[list[Any], None]:
         """Yield the states again, from the first: the thinker goes on behind the text but its end."""
-        ids: list[int] = []
-        length = 0
+        call, ids, length = self._call, list[int](), 0
         for received, characters in self._received[:-1]:
             ids += received
             length += characters

@@ -7,7 +7,8 @@ import base64
 import io
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,21 @@ def _drawn(number: int) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+@asynccontextmanager
+async def _streamed(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> AsyncIterator[httpx.Response]:
+    """Open an answer that is read while it comes. Raises Broken or Wrong, within the block too."""
+    try:
+        async with http.stream("POST", path, json=body) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                raise _checked(reply.json()["error"])
+            yield reply
+    except httpx.HTTPError as error:
+        raise Broken(f"connection: {type(error).__name__}") from None
+
+
 async def _text(http: httpx.AsyncClient, body: dict[str, Any], told: Told) -> str:
     outcome = Outcome()
     await ask(http, body, outcome, lambda: told(len(outcome.text)))
@@ -109,16 +125,10 @@ async def _text(http: httpx.AsyncClient, body: dict[str, Any], told: Told) -> st
 async def speech(http: httpx.AsyncClient, number: int, told: Told) -> bytes:
     body = {"model": VOICE, "input": _LINES[number], "response_format": "pcm", "seed": number}
     data = b""
-    try:
-        async with http.stream("POST", "/v1/audio/speech", json=body) as reply:
-            if reply.status_code != 200:
-                await reply.aread()
-                raise _checked(reply.json()["error"])
-            async for piece in reply.aiter_raw():
-                data += piece
-                told(len(data) / _SECOND)
-    except httpx.HTTPError as error:
-        raise Broken(f"connection: {type(error).__name__}") from None
+    async with _streamed(http, "/v1/audio/speech", body) as reply:
+        async for piece in reply.aiter_raw():
+            data += piece
+            told(len(data) / _SECOND)
     return data
 
 
@@ -191,27 +201,21 @@ async def spoken(http: httpx.AsyncClient, number: int, told: Told) -> tuple[str,
         "stream": True,
     }
     text, data, finish = "", b"", None
-    try:
-        async with http.stream("POST", "/v1/chat/completions", json=asked) as reply:
-            if reply.status_code != 200:
-                await reply.aread()
-                raise _checked(reply.json()["error"])
-            async for line in reply.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[len("data: ") :])
-                if "error" in event:
-                    raise _checked(event["error"])
-                choice = event["choices"][0]
-                audio = choice["delta"].get("audio") or {}
-                if "error" in audio:
-                    raise _checked(audio["error"])
-                text += audio.get("transcript", "")
-                data += base64.b64decode(audio.get("data", ""))
-                told(len(data) / _SECOND)
-                finish = choice["finish_reason"] or finish
-    except httpx.HTTPError as error:
-        raise Broken(f"connection: {type(error).__name__}") from None
+    async with _streamed(http, "/v1/chat/completions", asked) as reply:
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[len("data: ") :])
+            if "error" in event:
+                raise _checked(event["error"])
+            choice = event["choices"][0]
+            audio = choice["delta"].get("audio") or {}
+            if "error" in audio:
+                raise _checked(audio["error"])
+            text += audio.get("transcript", "")
+            data += base64.b64decode(audio.get("data", ""))
+            told(len(data) / _SECOND)
+            finish = choice["finish_reason"] or finish
     if finish is None:
         raise Broken("connection: no end")
     return text, data
