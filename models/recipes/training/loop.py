@@ -109,7 +109,7 @@ class Training(ABC, Generic[Batch, Report]):
     """Run a training: a module, its optimizers and the step, saved and restored together."""
 
     saved_as = "model"  # key of the module in a saved state
-    half = False  # whether the optimizers compute in bfloat16
+    half = False  # whether passes and optimizers compute in bfloat16
     is_leader = True  # writes the log and the state, if several processes share a run
 
     def __init__(
@@ -122,6 +122,7 @@ class Training(ABC, Generic[Batch, Report]):
         kernel_lr: float | None = None,
     ) -> None:
         self.module, self.schedule, self.step = module, schedule, 0
+        self.device = next(module.parameters()).device
         self.optimizers = optimizers(
             module, matrix_lr=matrix_lr, other_lr=other_lr, kernel_lr=kernel_lr
         )
@@ -141,6 +142,10 @@ class Training(ABC, Generic[Batch, Report]):
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format a log line about the last steps, which took `seconds`."""
 
+    def autocast(self) -> torch.autocast:
+        """Return the context in which passes compute in bfloat16, if `half`."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+
     def update(self, *, rate: float = 1.0) -> None:
         """Apply the gradients at the schedule's rates times `rate`, and count the step."""
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
@@ -148,9 +153,7 @@ class Training(ABC, Generic[Batch, Report]):
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-            with torch.autocast(
-                "cpu", torch.bfloat16, enabled=self.half
-            ):  # else Muon takes half of a step's time
+            with self.autocast():  # else Muon takes half of a step's time
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -194,7 +197,7 @@ class Training(ABC, Generic[Batch, Report]):
 
     def load_state(self, path: Path) -> None:
         """Restore a saved state."""
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self.device)
         self.step = state["step"]
         self.module.load_state_dict(state[self.saved_as])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
