@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from .transport import Transport
 
 NOTICED = 0.3  # seconds without an echo after which peers may have lost connections or messages
-CLOSING = 0.2  # seconds to wait for pending echoes: nats-py fails on the answer to a cancelled one
 SETTLE = 1.5  # seconds after an outage in which peers reconnect and catch up
 
 
@@ -70,13 +69,14 @@ class Broker:
         if echo is not None and not echo.done():
             return False
         self._echoes[place] = asyncio.get_running_loop().create_task(transport.ping())
-        return echo is None or (not echo.cancelled() and echo.exception() is None)
+        if echo is not None and (echo.cancelled() or echo.exception() is not None):
+            self._settling = SETTLE  # the connection was lost, and is there again
+            return False
+        return True
 
     async def close(self) -> None:
-        """Wait up to `CLOSING` seconds for pending echoes, then cancel them."""
+        """Cancel the pending echoes."""
         echoes = list(self._echoes.values())
-        if echoes:
-            await asyncio.wait(echoes, timeout=CLOSING)
         for echo in echoes:
             echo.cancel()
         await asyncio.gather(*echoes, return_exceptions=True)

@@ -18,10 +18,11 @@ from typing import Any, Protocol
 
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from motet_shared.errors import ConfigError, PayloadTooLarge, Unavailable
+
+from .nats_client import ReconnectingClient, end
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class NatsUnreachable(ConfigError):
 class NatsTransport:
     """Keep a NATS connection that reconnects forever, and record errors of nats-py's callbacks."""
 
-    client: Client
+    client: ReconnectingClient
     max_payload: int
     errors: dict[str, int] = field(default_factory=dict)
     # set while the first connection is awaited
@@ -148,7 +149,7 @@ class NatsTransport:
         certificates are not trusted, which retries cannot fix; NatsUnreachable if no server
         answers.
         """
-        transport = cls(Client(), 0)
+        transport = cls(ReconnectingClient(), 0)
         options: dict[str, Any] = {"user": user, "password": password} if password else {}
         if tls is not None:
             options |= {"tls": tls, "tls_handshake_first": True}
@@ -196,11 +197,7 @@ class NatsTransport:
             raise TimeoutError
         finally:
             self._refused = None
-            for _ in range(50):  # nats-py sometimes swallows a cancellation
-                if connecting.done():
-                    break
-                connecting.cancel()
-                await asyncio.wait((connecting,), timeout=0.1)
+            await end(connecting)
 
     @property
     def connected(self) -> bool:
@@ -263,7 +260,6 @@ class NatsTransport:
 
     async def ping(self) -> None:
         """Return once the server has answered; see `Transport.ping`."""
-        # Not cancelled while connected: nats-py fails when the answer resolves a cancelled future.
         try:
             await self.client.flush(timeout=_PING_TIMEOUT)
         except (nats.errors.Error, OSError) as error:
@@ -275,7 +271,6 @@ class NatsTransport:
         # uvloop.
         with contextlib.suppress(RuntimeError):
             await self.client.close()
-        self._close_try()
 
     async def _on_error(self, error: Exception) -> None:
         name = type(error).__name__
@@ -285,8 +280,6 @@ class NatsTransport:
         if isinstance(error, (nats.errors.Error, OSError)):
             # A permission error surfaces only here: nats-py's publish has long returned.
             self._log_error(f"{name} {error}")
-            if not self.client.is_connected:
-                self._close_try()
         else:
             log.error("a handler failed: %s %s", name, error, exc_info=error)
 
@@ -299,14 +292,6 @@ class NatsTransport:
         if text != last or time.monotonic() - at > _SAME_ERROR_AGAIN:
             log.warning("nats: %s", text)
             self._last_logged = text, time.monotonic()
-
-    def _close_try(self) -> None:
-        """Close the connection of a try to reconnect that has failed, or is no longer wanted.
-
-        nats-py leaves it open, in the event loop, for ever: it replaces it by that of the next try.
-        """
-        if self.client._transport is not None:
-            self.client._transport.close()
 
     async def _on_disconnect(self) -> None:
         if not self.client.is_closed:

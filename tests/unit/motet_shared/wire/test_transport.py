@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import StreamReader, StreamWriter
+from typing import Any
 
 import pytest
 
+from motet_shared.errors import Unavailable
+from motet_shared.wire.broker import SETTLE, Broker
 from motet_shared.wire.transport import NatsTransport
 from support.peers.stream_server import listening
 from support.running.until import until
@@ -86,3 +90,98 @@ async def test_a_failed_try_to_reconnect_leaves_no_connection() -> None:
             assert len(tries) <= 1 + len(ended) + 1, "the good one, and the one that is tried now"
         finally:
             await transport.close()
+
+
+async def _connect(port: int) -> NatsTransport:
+    return await NatsTransport.connect(
+        f"nats://127.0.0.1:{port}", name="test", inbox_prefix="_INBOX"
+    )
+
+
+class StallingServer(RecordingServer):
+    """Greet as a NATS server does, and leave the pings of the first connection unanswered from `stall` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections: list[StreamWriter] = []
+        self.stall = False
+        self.unanswered = 0
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self.connections.append(writer)
+        is_first = len(self.connections) == 1
+        writer.write(_INFO)
+        while line := await reader.readline():
+            if not line.startswith(b"PING"):
+                continue
+            if is_first and self.stall:
+                self.unanswered += 1
+            else:
+                writer.write(b"PONG\r\n")
+
+
+@pytest.mark.timeout(20)
+async def test_a_ping_fails_with_its_connection() -> None:
+    """The next connection answers for none of the pings of the last."""
+    server = StallingServer()
+    async with listening(server.serve) as port:
+        transport = await _connect(port)
+        server.stall = True
+        ping = asyncio.create_task(transport.ping())
+        await until(lambda: server.unanswered == 1)
+        server.connections[0].transport.abort()
+        try:
+            with pytest.raises(Unavailable):
+                await asyncio.wait_for(ping, 2.0)
+            await until(lambda: transport.connected)
+            await transport.ping()
+        finally:
+            await transport.close()
+
+
+@pytest.mark.timeout(20)
+async def test_peers_are_watched_again_after_a_connection_that_was_lost_between_two_ticks() -> None:
+    """The monitor sees a connection before and after; the echo in between is lost."""
+    server = StallingServer()
+    async with listening(server.serve) as port:
+        transport = await _connect(port)
+        broker = Broker([transport])
+        server.stall = True
+        broker.tick(0.1)  # sends an echo
+        await until(lambda: server.unanswered == 1)
+        server.connections[0].transport.abort()
+        await until(lambda: len(server.connections) == 2 and transport.connected)
+        try:
+            broker.tick(0.1)
+            assert not broker.settled, "peers may have lost messages as well"
+            for _ in range(round((SETTLE + 0.5) / 0.1)):
+                await transport.ping()
+                broker.tick(0.1)
+            assert broker.settled
+        finally:
+            await broker.close()
+            await transport.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("steps", range(12))
+async def test_closing_ends_a_try_to_reconnect(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is gone; the connection is closed so many turns of the loop after a try began."""
+    tries = asyncio.Event()
+
+    async def opening(*args: Any, **kwargs: Any) -> Any:
+        tries.set()
+        return await open_connection(*args, **kwargs)
+
+    open_connection, server = asyncio.open_connection, StallingServer()
+    async with listening(server.serve) as port:
+        before = asyncio.all_tasks()
+        transport = await _connect(port)
+        server.connections[0].transport.abort()
+    monkeypatch.setattr(asyncio, "open_connection", opening)
+    await asyncio.wait_for(tries.wait(), 5.0)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(transport.close(), 5.0)
+    await until(lambda: asyncio.all_tasks() <= before, 1.0)
+    assert not transport.connected

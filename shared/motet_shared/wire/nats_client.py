@@ -1,0 +1,81 @@
+"""Mend nats-py's client where a lost connection, or closing, leaves something waiting.
+
+nats-py forgets the pings that a lost connection has not answered, waits until a lost connection has
+sent what was queued, and leaves connections of failed tries open. It ends its tasks by one
+cancellation, which `asyncio.wait_for` may swallow before Python 3.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
+
+_CANCELS = 50  # most attempts to cancel a task
+_CANCELLED_WITHIN = 0.1  # seconds for each
+
+
+async def end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task until it is done."""
+    for _ in range(_CANCELS):
+        if task.done():
+            return
+        task.cancel()
+        await asyncio.wait((task,), timeout=_CANCELLED_WITHIN)
+
+
+class ReconnectingClient(Client):
+    """Reconnect in one task, which ends with `close`; pings fail with the connection that they went over."""
+
+    _reconnecting: asyncio.Task[Any] | None = None
+    _is_closing = False
+
+    async def _attempt_reconnect(self) -> None:
+        before, self._reconnecting = self._reconnecting, asyncio.current_task()
+        if before is not None:
+            await end(before)
+        if self._is_closing:
+            return
+        self._fail_pings()
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        self._abort()  # what the last try has left
+        await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        self._fail_pings()  # sent while the connection was being lost
+        await super()._process_connect_init()
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():  # cancelled: nats-py would fail, and read no more
+            self._pongs[0] = asyncio.Future()
+        await super()._process_pong()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        self._is_closing = True
+        running = self._reconnecting
+        if running is not None and running is not asyncio.current_task():
+            await end(running)
+        if not self.is_connected:
+            self._pending, self._pending_data_size = [], 0  # the connection is lost
+        self._fail_pings()
+        await super()._close(status, do_cbs)
+        self._abort()
+
+    def _fail_pings(self) -> None:
+        pings, self._pongs = self._pongs, []
+        for ping in pings:
+            if not ping.done():
+                ping.set_exception(nats.errors.ConnectionClosedError())
+                ping.exception()  # nothing waits for those of `_ping_interval`
+
+    def _abort(self) -> None:
+        """Close the connection at once, whatever it has not sent."""
+        connection = self._transport
+        if isinstance(connection, TcpTransport) and connection._io_writer is not None:
+            connection._io_writer.transport.abort()
