@@ -28,6 +28,7 @@ from motet_shared.errors import (
     Overloaded,
     PayloadTooLarge,
     ProtocolMismatch,
+    StreamBroken,
     as_motet_error,
 )
 from motet_shared.messages import (
@@ -227,7 +228,10 @@ class Calls:
         key = (request.caller, request.stream)
         if (call := self.active.get(key)) is not None:
             call.accept()  # the first Accepted was lost
-        elif key not in self._finished:
+        elif key in self._finished:  # all that it sent may have been lost, with its caller's connection
+            ended = Call(self, request, self.clock.now())
+            ended.error(StreamBroken(f"{self.instance} has ended {ended.id} already"))
+        else:
             self._admit(key, request, message)
 
     def _admit(self, key: tuple[str, int], request: Open, message: Message) -> None:

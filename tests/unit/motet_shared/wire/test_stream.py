@@ -169,12 +169,29 @@ async def test_an_open_that_comes_twice_is_served_once(world: World) -> None:
     assert len(echo_worker.served) == 1
 
 
-async def test_an_open_that_comes_again_after_the_end_is_ignored(world: World) -> None:
+async def test_an_open_that_comes_again_after_the_end_is_not_served(world: World) -> None:
     gateway, echo_worker = await world.gateway(), await world.echo_worker()
     opens = overheard(world.hub, ".echo")
     await ids(gateway.open("tokenizer", Echo(count=1)))
     world.hub.publish(opens[0])
     await settle()
+    assert len(echo_worker.served) == 1
+
+
+async def test_a_caller_that_lost_all_frames_of_a_call_is_told_that_it_has_ended(
+    world: World,
+) -> None:
+    """Its connection was lost between its open and the end; so it may ask again at once."""
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
+    world.hub.lose = lambda m: of_kind(m, Accepted) or of_kind(m, Item) or of_kind(m, End)
+    stream = gateway.open("tokenizer", Echo(count=3))
+    reading = asyncio.create_task(ids(stream))
+    await settle()
+    assert echo_worker.ended == ["complete"]
+    world.hub.lose = lambda m: False
+    await world.clock.advance(0.4)
+    with pytest.raises(errors.StreamBroken):
+        await asyncio.wait_for(reading, 1.0)
     assert len(echo_worker.served) == 1
 
 
