@@ -58,6 +58,8 @@ class Line:
         self._nats = server
         self._ends: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._delivers = asyncio.Event()
+        self._delivers.set()
 
     @property
     def url(self) -> str:
@@ -73,10 +75,15 @@ class Line:
         self.cut()
         await asyncio.sleep(0)
 
+    def hold(self) -> None:
+        """Keep back what the server sends, until `cut`, with which it is lost."""
+        self._delivers.clear()
+
     def cut(self) -> None:
         """Break off every connection; new ones may be made at once."""
         for end in list(self._ends):
             end.transport.abort()
+        self._delivers.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -85,7 +92,10 @@ class Line:
             writer.transport.abort()
             return
         self._ends |= {writer, back}
-        ways = [asyncio.create_task(_pump(reader, back)), asyncio.create_task(_pump(there, writer))]
+        ways = [
+            asyncio.create_task(_pump(reader, back)),
+            asyncio.create_task(_pump(there, writer, self._delivers)),
+        ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -96,9 +106,15 @@ class Line:
                 self._ends.discard(end)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    delivers: asyncio.Event | None = None,
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
+            if delivers is not None:
+                await delivers.wait()
             writer.write(data)
             await writer.drain()
 

@@ -1,8 +1,9 @@
 """Mend nats-py's client where a lost connection, or closing, leaves something waiting.
 
-nats-py forgets the pings that a lost connection has not answered, waits until a lost connection has
-sent what was queued, and leaves connections of failed tries open. It ends its tasks by one
-cancellation, which `asyncio.wait_for` may swallow before Python 3.12.
+nats-py forgets the pings that a lost connection has not answered, has requests wait for an answer
+that was lost with one, waits until a lost connection has sent what was queued, and leaves
+connections of failed tries open. It ends its tasks by one cancellation, which `asyncio.wait_for` may
+swallow before Python 3.12.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client, Srv
+from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 
 _CANCELS = 50  # most attempts to cancel a task
@@ -27,11 +29,51 @@ async def end(task: asyncio.Future[Any]) -> None:
         await asyncio.wait((task,), timeout=_CANCELLED_WITHIN)
 
 
-class ReconnectingClient(Client):
-    """Reconnect in one task, which ends with `close`; pings fail with the connection that they went over."""
+def may_be_repeated(subject: str, headers: dict[str, Any] | None) -> bool:
+    """Return True for a request that has no further effect when it comes again.
 
-    _reconnecting: asyncio.Task[Any] | None = None
-    _is_closing = False
+    So are those to JetStream's API that Motet sends, and messages of which JetStream drops copies.
+    """
+    return subject.startswith("$JS.API.") or "Nats-Msg-Id" in (headers or {})
+
+
+class ReconnectingClient(Client):
+    """Reconnect in one task, which ends with `close`.
+
+    Pings fail with the connection that they went over. Requests do so too, or are sent again if they
+    may be.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reconnecting: asyncio.Task[Any] | None = None
+        self._is_closing = False
+        self._lost: asyncio.Future[None] | None = None  # done when the connection is lost
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        loop = asyncio.get_running_loop()
+        expires = loop.time() + timeout
+        while True:
+            left = max(expires - loop.time(), 0.001)
+            asking = loop.create_task(super().request(subject, payload, left, old_style, headers))
+            asking.add_done_callback(lambda task: task.cancelled() or task.exception())
+            if self._lost is None:
+                self._lost = loop.create_future()
+            try:
+                await asyncio.wait((asking, self._lost), return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    return asking.result()
+            finally:
+                asking.cancel()
+            if not may_be_repeated(subject, headers):
+                raise nats.errors.ConnectionClosedError
 
     async def _attempt_reconnect(self) -> None:
         before, self._reconnecting = self._reconnecting, asyncio.current_task()
@@ -39,7 +81,7 @@ class ReconnectingClient(Client):
             await end(before)
         if self._is_closing:
             return
-        self._fail_pings()
+        self._lose()
         self._abort()
         await super()._attempt_reconnect()
 
@@ -63,9 +105,16 @@ class ReconnectingClient(Client):
             await end(running)
         if not self.is_connected:
             self._pending, self._pending_data_size = [], 0  # the connection is lost
-        self._fail_pings()
+        self._lose()
         await super()._close(status, do_cbs)
         self._abort()
+
+    def _lose(self) -> None:
+        """End all that waits for an answer over the connection."""
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+        self._lost = None
+        self._fail_pings()
 
     def _fail_pings(self) -> None:
         pings, self._pongs = self._pongs, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ EYES, VECTORS = "eyes", "vectors"
 FILMS, OMNI = "films", "omni"
 STORE = "fdstore"
 TWO = 2  # of each
+_CONTEXT = 160  # tokens of the omni model's talker: a reply costs little, so that nothing starves beside it
 _EYES_PATH = Path(__file__).resolve().parents[3] / "models" / "pocket-chat"
 
 
@@ -53,7 +54,7 @@ def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, tuple[str, ...
     embedded = ("--model", str(vectors), "--name", VECTORS, *alone)
     films = video_families.write("WanPipeline", folder / FILMS)
     filmed = ("--model", str(films), "--name", FILMS, "--threads", "1")
-    qwen3_omni.write(folder / OMNI, endless=True)
+    qwen3_omni.write(folder / OMNI, endless=True, context=_CONTEXT)
     # One reply at a time: what a mixture of experts computes together is rounded together.
     whole = ("--model", str(folder / OMNI), "--threads", "1", "--max-running", "1")
     talking = ("--name", talker_name(OMNI), "--stage", "talker")
@@ -83,15 +84,17 @@ def _commands(folder: Path, socket: Path) -> dict[str, tuple[str, tuple[str, ...
 
 
 @asynccontextmanager
-async def storm_stack(folder: Path) -> AsyncIterator[tuple[Processes, str]]:
-    """Run all of it, ready, and the address that clients use."""
+async def storm_stack(
+    folder: Path, names: Collection[str] = (), of_each: int = TWO
+) -> AsyncIterator[tuple[Processes, str]]:
+    """Run all of it, or the services of these names, ready, and the address that clients use."""
     socket, port = folder / "front.sock", free_port()
     commands = await asyncio.to_thread(_commands, folder, socket)
     async with processes(folder / "jetstream") as stack:
         argv = ("motet_fdstore", "--path", str(socket), "--port", str(port))
         await stack.add(STORE, STORE, argv, is_service=False)
         for name, (role, command) in commands.items():
-            for number in range(1, TWO + 1):
+            for number in range(1, 1 + of_each) if not names or name in names else ():
                 await stack.add(f"{name}-{number}", role, command)
         await stack.all_ready()
         yield stack, f"http://127.0.0.1:{port}"

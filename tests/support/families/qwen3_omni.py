@@ -39,11 +39,14 @@ MEDIA = {
 
 
 def write(
-    path: Path, *, seed: int = 0, endless: bool = False
+    path: Path, *, seed: int = 0, endless: bool = False, context: int = 512
 ) -> Qwen3OmniMoeForConditionalGeneration:
-    """Write a checkpoint into `path`; return its model. endless: its text seldom ends by itself."""
+    """Write a checkpoint into `path`; return its model.
+
+    endless: its text seldom ends by itself. context: of the talker, which bounds its sound.
+    """
     torch.manual_seed(seed)
-    model = Qwen3OmniMoeForConditionalGeneration(_config()).float().eval()
+    model = Qwen3OmniMoeForConditionalGeneration(_config(context)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.startswith("code2wav"):
@@ -76,7 +79,7 @@ def _spread_sound(name: str, parameter: torch.Tensor) -> None:
         parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
-def _config() -> Qwen3OmniMoeConfig:
+def _config(context: int = 512) -> Qwen3OmniMoeConfig:
     family = hearing.FAMILIES["qwen3_omni_moe_thinker"]
     thinker = processed_vlms.config_of("qwen3_omni_moe_thinker", family, IDS)
     thinker.text_config.vocab_size = VOCAB + len(IDS)
@@ -90,7 +93,7 @@ def _config() -> Qwen3OmniMoeConfig:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
     }
     talker: dict[str, Any] = {
         **{name: getattr(thinker, name) for name in shared.split()},

@@ -185,3 +185,59 @@ async def test_closing_ends_a_try_to_reconnect(steps: int, monkeypatch: pytest.M
     await asyncio.wait_for(transport.close(), 5.0)
     await until(lambda: asyncio.all_tasks() <= before, 1.0)
     assert not transport.connected
+
+
+class AnsweringServer(RecordingServer):
+    """Answer each request with its subject; lose the first of each, with its connection, if `loses`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+        self.loses = False
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(_INFO)
+        inbox = b""
+        while line := await reader.readline():
+            words = line.split()
+            if words[0] == b"PING":
+                writer.write(b"PONG\r\n")
+            elif words[0] == b"SUB":
+                inbox = words[-1]
+            elif words[0] in (b"PUB", b"HPUB"):
+                await reader.readexactly(int(words[-1]) + 2)
+                self.asked.append(words[1])
+                if self.loses and self.asked.count(words[1]) == 1:
+                    writer.transport.abort()
+                    return
+                size = len(words[1])
+                writer.write(b"MSG %b %b %d\r\n%b\r\n" % (words[2], inbox, size, words[1]))
+
+
+@pytest.mark.timeout(20)
+async def test_a_request_that_may_be_repeated_outlives_its_connection() -> None:
+    """Of others it is not known whether they had an effect, and they say so at once."""
+    server = AnsweringServer()
+    async with listening(server.serve) as port:
+        transport = await _connect(port)
+        try:
+            await transport.request("subject", b"", timeout=5.0)  # makes the inbox
+            server.loses = True
+            async with asyncio.timeout(2.0):
+                read = await transport.request("$JS.API.STREAM.INFO.x", b"", timeout=12.0)
+                assert read == b"$JS.API.STREAM.INFO.x"
+                pushed = await transport.client.request(
+                    "jobs", b"", 12.0, headers={"Nats-Msg-Id": "1"}
+                )
+                assert pushed.data == b"jobs"
+                with pytest.raises(Unavailable):
+                    await transport.request("$KV.bucket.key", b"", timeout=12.0)
+            assert [server.asked.count(name) for name in dict.fromkeys(server.asked)] == [
+                1,
+                2,
+                2,
+                1,
+            ]
+            assert await transport.request("$KV.bucket.key", b"", timeout=5.0) == b"$KV.bucket.key"
+        finally:
+            await transport.close()
