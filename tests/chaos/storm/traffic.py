@@ -7,7 +7,7 @@ import base64
 import io
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +48,7 @@ class Wrong(Exception):
     """An answer that a client cannot make anything of."""
 
 
-Ask = Callable[[httpx.AsyncClient, int, Told], Awaitable[Any]]
+Ask = Callable[[httpx.AsyncClient, int, Told], Coroutine[Any, Any, Any]]
 
 
 def _checked(error: dict[str, Any], had: Any = None) -> Exception:
