@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from motet_shared.credentials import PasswordFile
@@ -264,18 +265,18 @@ class Bus:
         self.calls.check_integrity()
 
     async def close(self) -> None:
-        """Announce the stop, cancel what runs, and close both connections."""
-        self.set_state("stopped")
-        await self.monitor.close()
-        await self.caller.close()
-        await self.calls.close()
-        await self._events.close()
-        await self._replies.close()
-        for transport in (self.frames, self.control):
-            try:
+        """Announce the stop, cancel what runs, and close both connections, whatever fails before."""
+        async with AsyncExitStack() as closing:
+            for transport in (self.control, self.frames):
+                closing.push_async_callback(transport.close)
+            self.set_state("stopped")
+            await self.monitor.close()
+            await self.caller.close()
+            await self.calls.close()
+            await self._events.close()
+            await self._replies.close()
+            for transport in (self.frames, self.control):
                 await transport.flush()
-            finally:
-                await transport.close()
 
 
 def wanted_key(role: str, model: str) -> str:

@@ -29,6 +29,13 @@ async def end(task: asyncio.Future[Any]) -> None:
         await asyncio.wait((task,), timeout=_CANCELLED_WITHIN)
 
 
+def _heed_cancellation() -> None:
+    """Raise CancelledError if the current task was cancelled, and has gone on all the same."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def may_be_repeated(subject: str, headers: dict[str, Any] | None) -> bool:
     """Return True for a request that has no further effect when it comes again.
 
@@ -86,10 +93,12 @@ class ReconnectingClient(Client):
         await super()._attempt_reconnect()
 
     async def _connect_to_server(self, s: Srv) -> None:
+        _heed_cancellation()
         self._abort()  # what the last try has left
         await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:
+        _heed_cancellation()
         self._fail_pings()  # sent while the connection was being lost
         await super()._process_connect_init()
 

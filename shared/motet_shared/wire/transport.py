@@ -251,12 +251,13 @@ class NatsTransport:
             raise Unavailable(f"NATS: {type(error).__name__} on {subject}") from error
 
     async def flush(self) -> None:
-        """Wait until the server has received all that is queued; skipped without a connection."""
+        """Wait until the server has received all that is queued; skipped once there is no connection."""
         # nats-py writes the PING of a flush ahead of what is queued, which is written while the
         # answer is awaited: only the answer to a second PING covers it.
         for _ in range(2):
             if self.client.is_connected:
-                await self.client.flush()
+                with contextlib.suppress(nats.errors.ConnectionClosedError):
+                    await self.client.flush()
 
     async def ping(self) -> None:
         """Return once the server has answered; see `Transport.ping`."""

@@ -164,9 +164,15 @@ async def test_peers_are_watched_again_after_a_connection_that_was_lost_between_
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "cancelled"])
 @pytest.mark.parametrize("steps", range(12))
-async def test_closing_ends_a_try_to_reconnect(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is gone; the connection is closed so many turns of the loop after a try began."""
+async def test_closing_or_cancelling_ends_a_try_to_reconnect(
+    steps: int, closes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is gone; the connection is closed so many turns of the loop after a try began.
+
+    Or all its tasks are cancelled once, as at the end of a loop.
+    """
     tries = asyncio.Event()
 
     async def opening(*args: Any, **kwargs: Any) -> Any:
@@ -182,8 +188,13 @@ async def test_closing_ends_a_try_to_reconnect(steps: int, monkeypatch: pytest.M
     await asyncio.wait_for(tries.wait(), 5.0)
     for _ in range(steps):
         await asyncio.sleep(0)
-    await asyncio.wait_for(transport.close(), 5.0)
+    if closes:
+        await asyncio.wait_for(transport.close(), 5.0)
+    else:
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
     await until(lambda: asyncio.all_tasks() <= before, 1.0)
+    await transport.close()
     assert not transport.connected
 
 
