@@ -91,7 +91,7 @@ class Monitor:
         """Run one period: broker echoes, calls, streams, probes of peers, and further duties."""
         counted = self.broker.tick(PERIOD)
         self._calls.tick(PERIOD)
-        await self._caller.tick(counted)
+        await self._caller.tick(counted, PERIOD)
         if self.broker.answers:
             for peer in self._calls.callers() | self._caller.by_peer.keys():
                 if peer not in self._probing:
@@ -128,6 +128,7 @@ class Monitor:
         try:
             if await self._answers(peer, PROBE_TIMEOUT):
                 self._unanswered.pop(peer, None)
+                await self._caller.reached(peer)
         except TimeoutError:
             waited = (
                 min(self.broker.counted - before + PERIOD, PROBE_TIMEOUT)

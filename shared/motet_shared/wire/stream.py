@@ -12,7 +12,7 @@ A consumer that needs no task of its own for most items sets `sink`: see `Stream
 
 A stream that breaks raises a retryable `StreamBroken`; items that were delivered before are in
 order and complete. `peers.Monitor` drives time: resends of unanswered opens, deadlines, missed
-keepalives.
+keepalives, and calls that have ended unheard.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ from .uplink import InputSender, split
 RESEND_AFTER = 0.25  # seconds without Accepted; doubles with each attempt
 OPEN_ATTEMPTS = 5
 KEEPALIVE_TIMEOUT = 0.65  # seconds of silence: three keepalives at 200 ms and some slack
+UNHEARD = (
+    4  # probes that an instance answers without a frame, until a stream's open is repeated there
+)
 
 
 class Stream:
@@ -105,6 +108,7 @@ class Stream:
         self.attempts = 0
         self.next_resend = 0.0
         self.silence = 0.0  # seconds since the last frame, in ticks of the monitor
+        self.unheard = 0  # probes that the instance has answered since the last frame
 
     # -------------------------------------------------------------------------- the consumer's face
     async def __aenter__(self) -> Stream:
@@ -216,7 +220,7 @@ class Stream:
     # -------------------------------------------------------------------------------- from the wire
     def on_frame(self, sender: str, frame: Frame) -> None:
         """Apply one frame from `sender`; the first frame binds the stream to its instance."""
-        self.silence = 0.0
+        self.silence, self.unheard = 0.0, 0
         if self.instance is None:
             self.instance = sender
             self._caller.bind(self)
@@ -379,11 +383,10 @@ class Caller:
         if stream.expires is not None:
             stream.request.deadline_ms = max(1, int(min((stream.expires - now) * 1000, FOREVER)))
         reply = subjects.open_reply(self.instance, stream.number)
+        subject = stream.subject if stream.instance is None else subjects.open_at(stream.instance)
         try:
             data = encode(stream.request)
-            await self._control.publish(
-                stream.subject, data, reply=reply, headers=telemetry.inject()
-            )
+            await self._control.publish(subject, data, reply=reply, headers=telemetry.inject())
         except MotetError as error:
             stream.fail(error)
         except (OverflowError, TypeError) as error:
@@ -513,8 +516,23 @@ class Caller:
             stream.fail(WorkerLost(f"{instance} is gone: {why}"))
         self.on_lost(instance)
 
-    async def tick(self, elapsed: float) -> None:
-        """Advance time by `elapsed` seconds: resend opens, detect silence and passed deadlines."""
+    async def reached(self, instance: str) -> None:
+        """Note that an instance has answered a probe; ask again for the streams that it says nothing of.
+
+        It sends keepalives for what it serves. So what is silent has ended, and the end was lost,
+        with this process's connection for example: the repeated open is answered with an error.
+        """
+        for stream in list(self.by_peer.get(instance, ())):
+            if stream.instance == instance and not stream.done:
+                stream.unheard += 1
+                if stream.unheard % UNHEARD == 0:
+                    await self.send_open(stream)
+
+    async def tick(self, elapsed: float, period: float) -> None:
+        """Advance time by `period` seconds: resend opens, detect silence and passed deadlines.
+
+        `elapsed`: the part of it that counts against silent peers.
+        """
         now = self._clock.now()
         for stream in list(self.streams.values()):
             if stream.done or not stream.attempts:
@@ -525,7 +543,7 @@ class Caller:
             elif stream.instance is None:
                 await self._retry_open(stream, now, elapsed)
             else:
-                stream.tick_uplink(elapsed)
+                stream.tick_uplink(period)
                 stream.silence += elapsed
                 if stream.silence > KEEPALIVE_TIMEOUT:
                     self.cancel(stream)

@@ -274,6 +274,40 @@ async def test_a_lost_end_is_a_retryable_error(world: World) -> None:
     assert caught.value.retryable
 
 
+async def test_a_lost_end_is_noticed_while_silence_does_not_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage, or while the broker answers late: the instance says that the call has ended."""
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
+    monkeypatch.setattr(gateway.broker, "tick", lambda elapsed: 0.0)
+    world.hub.lose = LoseOnce(lambda m: of_kind(m, End))
+    reading = asyncio.create_task(ids(gateway.open("tokenizer", Echo(count=3, delay_ms=50))))
+    await world.clock.advance(1)
+    with pytest.raises(errors.StreamBroken):
+        await asyncio.wait_for(reading, 1.0)
+    assert gateway.directory.ready("tokenizer"), "it is not taken for dead"
+    assert len(echo_worker.served) == 1
+
+
+async def test_a_call_of_which_frames_are_lost_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
+    monkeypatch.setattr(gateway.broker, "tick", lambda elapsed: 0.0)
+    stream = gateway.open("tokenizer", Echo(count=1, delay_ms=3000))
+    reading = asyncio.create_task(ids(stream))
+    await world.clock.advance(0.3)
+    opens = overheard(world.hub, ".open")
+    hears = world.hub.lose
+    world.hub.lose = lambda m: hears(m) or m.subject.endswith(".frames")
+    await world.clock.advance(1)
+    assert opens, "it is asked whether it still runs"
+    world.hub.lose = lambda m: False
+    await world.clock.advance(3)
+    assert await asyncio.wait_for(reading, 1.0) == [0]
+    assert len(echo_worker.served) == 1
+
+
 async def test_a_lost_tail_is_noticed_by_the_beat(world: World) -> None:
     gateway, _ = await world.gateway(), await world.echo_worker()
     world.hub.lose = LoseOnce(lambda m: of_kind(m, Item))
