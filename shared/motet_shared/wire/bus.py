@@ -81,7 +81,7 @@ class Bus:
         self.caller.on_lost = self.directory.suspect
         self.directory.on_dark = self._leave_dark
         self.directory.on_newcomer = self.directory.on_want = self.heartbeat
-        self.caller.is_settled = lambda: self.broker.settled
+        self.caller.peers_are_back = lambda: self.broker.peers_are_back
         self.monitor.duties = [self._expire_silent, self._beat_when_due]
 
     @classmethod

@@ -156,7 +156,7 @@ class Monitor:
 
     async def _is_really_gone(self, peer: str) -> bool:
         """Probe a peer once more, since a live peer may reconnect later than this process."""
-        if not self.broker.settled:
+        if not self.broker.peers_are_back:
             return False
         await self._clock.sleep(PERIOD / 2)
         try:
@@ -164,7 +164,7 @@ class Monitor:
                 subjects.control_at(peer), self._probe, timeout=PROBE_TIMEOUT
             )
         except NoResponders:
-            return self.broker.settled
+            return self.broker.peers_are_back
         except (TimeoutError, MotetError):
             return False
         return False

@@ -312,8 +312,8 @@ class Caller:
         self.by_peer: dict[str, set[Stream]] = {}
         self.dropped: dict[str, int] = {}
         self.on_lost: Callable[[str], None] = lambda instance: None
-        # False: an unreachable peer may still be alive.
-        self.is_settled: Callable[[], bool] = lambda: True
+        # False: a peer without a subscription may still be alive.
+        self.peers_are_back: Callable[[], bool] = lambda: True
         self._control = control
         self._clock = clock
         self._next = 0
@@ -448,7 +448,7 @@ class Caller:
         if stream is None or stream.instance is not None:
             return
         if message.no_responders:
-            if not self.is_settled():
+            if not self.peers_are_back():
                 return  # the open is sent again
             target = _instance_in(stream.subject)
             if target is not None:

@@ -349,6 +349,24 @@ async def test_a_dead_worker_bounces_the_probe(world: World) -> None:
     assert stream.received > 5
 
 
+async def test_a_dead_worker_is_noticed_while_echoes_are_late(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is starved answers late, and still knows who has no subscription."""
+    gateway, echo_worker = await world.gateway(), await world.echo_worker()
+    for transport in (gateway.control, gateway.frames):
+        monkeypatch.setattr(transport, "ping", lambda: world.clock.sleep(0.4))
+    stream = gateway.open("tokenizer", Echo(count=100, delay_ms=100))
+    reading = asyncio.create_task(ids(stream))
+    await world.clock.advance(1.5)
+    assert not gateway.broker.settled
+    assert not reading.done()
+    die(echo_worker.bus)
+    await world.clock.advance(1.5)
+    with pytest.raises(errors.WorkerLost):
+        await asyncio.wait_for(reading, 1.0)
+
+
 async def test_a_probe_that_a_dying_worker_still_took_does_not_hide_its_death(world: World) -> None:
     gateway, echo_worker = await world.gateway(), await world.echo_worker()
     stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=20))
