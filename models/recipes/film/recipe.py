@@ -40,8 +40,8 @@ class Recipe:
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
-    pool_start: int = 3072  # encoded films that the denoiser begins with
-    pool_step: int = 3  # further ones before each step
+    pool: int = 60_000  # films that the denoiser learns from
+    wordings: int = 3  # prompts of each
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12

@@ -142,6 +142,10 @@ class Training(ABC, Generic[Batch, Report]):
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format a log line about the last steps, which took `seconds`."""
 
+    def steps_left(self) -> range:
+        """Return the numbers of the steps that are left."""
+        return range(self.step, self.schedule.steps)
+
     def autocast(self) -> torch.autocast:
         """Return the context in which passes compute in bfloat16, if `half`."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
