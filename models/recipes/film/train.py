@@ -11,9 +11,10 @@ state, or a signal) continues with `--resume`. Passes compute in bfloat16, param
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -104,7 +105,7 @@ class AutoencoderTrainer(Trainer[Tensor]):
         """Return the films of the steps that are left."""
         frames = 1 if self.name == "picture" else FRAMES
         make = partial(crowded_films, self.recipe, size=self.stage.batch, frames=frames)
-        return prefetched(make, self.steps_left(), workers=self.workers)
+        return prefetched(make, self.steps_left, workers=self.workers)
 
     def loss(self, batch: Tensor, generator: torch.Generator) -> Tensor:
         """Return the reconstruction error and the weighted KL divergence of the latents."""
@@ -128,7 +129,7 @@ class ReaderTrainer(Trainer[PromptBatch]):
     def batches(self) -> Iterable[PromptBatch]:
         """Return the prompts of the steps that are left."""
         make = partial(prompt_batch, self.recipe, self.model.tokenizer, size=self.stage.batch)
-        return prefetched(make, self.steps_left(), workers=self.workers)
+        return prefetched(make, self.steps_left, workers=self.workers)
 
     def loss(self, batch: PromptBatch, generator: torch.Generator) -> Tensor:
         """Return the loss of the labels predicted from prompts."""
@@ -148,7 +149,7 @@ class PainterTrainer(Trainer[Tensor]):
         """Encode the films, and yield the numbers of those of each step that is left."""
         self.pool = encoded_films(self.model, self.device, self.workers)
         self.nothing = token_ids(self.recipe, self.model.tokenizer, [""]).to(self.device)
-        for step in self.steps_left():
+        for step in self.steps_left:
             generator = torch.Generator(self.device).manual_seed(self.recipe.seed + step)
             yield self.pool.things.float().multinomial(
                 self.stage.batch, replacement=True, generator=generator
@@ -205,6 +206,7 @@ def train(
     *,
     steps: dict[str, int],
     resume: bool,
+    seconds: Mapping[str, float] = MappingProxyType({}),
     stages: Sequence[str] = STAGES,
     compiled: bool = False,
     device: str = "cpu",
@@ -213,7 +215,7 @@ def train(
 ) -> Model:
     """Train stages, each with its own state beside `state`; the others and complete ones are loaded.
 
-    workers: processes that make the batches ahead.
+    seconds: of stages that time bounds. workers: processes that make the batches ahead.
     """
     model = Model(recipe).to(device)
     if compiled:
@@ -230,7 +232,15 @@ def train(
         for stage in STAGES
     }
     return train_stages(
-        model, trainers, state, resume=resume, only=stages, every=120.0, log=log, ended=ended
+        model,
+        trainers,
+        state,
+        resume=resume,
+        only=stages,
+        seconds=seconds,
+        every=120.0,
+        log=log,
+        ended=ended,
     )
 
 
@@ -248,7 +258,16 @@ def main() -> None:
         default=STAGES,
         help="train these alone; of the others the states are loaded",
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        nargs="+",
+        default=(),
+        help="bound each of --stages by time, in their order, in place of its steps",
+    )
     args, steps = parsed(parser, STAGES)
+    if args.seconds and len(args.seconds) != len(args.stages):
+        parser.error(f"--seconds {args.seconds}: give one number for each of --stages")
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.benchmark = True
     model = train(
@@ -256,6 +275,7 @@ def main() -> None:
         args.state,
         steps=steps,
         resume=args.resume,
+        seconds=dict(zip(args.stages, args.seconds, strict=False)),
         stages=args.stages,
         compiled=args.compile,
         device=args.device,

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -147,12 +148,13 @@ def train_stages(
     log: int,
     ended: Callable[[str], None],
     only: Sequence[str] = (),
+    seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> Model:
     """Train all stages, each with its own state beside `state`; complete ones are only loaded.
 
     trainers: return the trainer of a stage, in order. only: train these alone; the states of the
-    others are loaded if `resume` and if they are there. every: seconds between two saved states. log:
-    steps between two lines. ended: called with each stage that has run, complete or not.
+    others are loaded if `resume` and if they are there. seconds: of stages that time bounds.
+    every: seconds between two saved states. log: steps between two lines. ended: called with each stage that has run, complete or not.
     """
     for stage, trainer_of in trainers.items():
         model.requires_grad_(True)  # optimizers take no frozen parameters
@@ -164,9 +166,9 @@ def train_stages(
             trainer.load_state(path)
         is_wanted = not only or stage in only
         if is_wanted:
-            trainer.run(path, every=every, log=log)
+            trainer.run(path, every=every, log=log, seconds=seconds.get(stage))
         ended(stage)
-        if is_wanted and trainer.step < trainer.schedule.steps:
+        if is_wanted and trainer.share < 1.0:
             break
     return model
 
