@@ -48,7 +48,7 @@ from recipes.world.pictures import SIZE
 
 STAGES = ("picture", "vae", "reader", "painter", "decoder")
 _SCALING_FILMS = 64  # films that determine the latents' mean and deviation
-_CHUNK = 32  # films encoded at once
+_CHUNK = 100  # films encoded at once
 
 
 class Trainer(StageTraining[Batch, float]):

@@ -154,7 +154,8 @@ def train_stages(
 
     trainers: return the trainer of a stage, in order. only: train these alone; the states of the
     others are loaded if `resume` and if they are there. seconds: of stages that time bounds.
-    every: seconds between two saved states. log: steps between two lines. ended: called with each stage that has run, complete or not.
+    every: seconds between two saved states. log: steps between two lines. ended: called with each
+    stage that has run, complete or not.
     """
     for stage, trainer_of in trainers.items():
         model.requires_grad_(True)  # optimizers take no frozen parameters
