@@ -170,3 +170,18 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     with RecordingEngine(folder, threads=1) as recording:
         [made] = recording.draw(asked)
     assert_alike(made, due.astype(np.int64))
+
+
+def test_stages_by_themselves_bound_by_time(tmp_path: Path) -> None:
+    """Stages of one another's state: as several processes train them on one GPU."""
+    state = tmp_path / "state.pt"
+    first = ("picture", "vae", "reader")
+    train(TINY, state, steps={}, resume=False, stages=first, seconds=dict.fromkeys(first, 0.5))
+    assert {path.stem for path in tmp_path.glob("*.pt")} == set(first)
+    decoder = train(TINY, state, steps={}, resume=True, stages=["decoder"], workers=1)
+    whole = train(TINY, state, steps={}, resume=True, stages=["painter"], seconds={"painter": 1.0})
+    states = {path.stem: torch.load(path) for path in tmp_path.glob("*.pt")}
+    assert states["decoder"]["step"] == TINY.decoder.steps
+    assert states["painter"]["step"] >= 1
+    for name, one in decoder.vae.decoder.state_dict().items():
+        assert torch.equal(one, whole.vae.decoder.state_dict()[name]), name
