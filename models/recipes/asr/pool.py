@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -125,22 +125,25 @@ class PoolStream:
             if not paths:
                 self._ended.wait(0.05)
 
-    def batches(self) -> Iterator[Batch]:
-        """Yield batches without end, the first one when enough clips are there.
+    def batches(self, go_on: Callable[[], bool]) -> Iterator[Batch]:
+        """Yield batches while `go_on` returns True, the first one when enough clips are there.
 
-        Raises RuntimeError if the reader has ended.
+        Raises RuntimeError if the reader ends before that.
         """
         while self.pool.added < self.recipe.first_clips:
             if not self._reader.is_alive():
                 raise RuntimeError(f"no shards could be read from {self.folder}")
+            if not go_on():
+                return
             time.sleep(0.05)
         size = self.recipe.batch
-        while True:
+        while go_on():
             with self.pool.lock:
                 rows = self.pool.draw(self.rng, size * self.recipe.chunk)
             rows = rows[np.argsort(self.pool.lengths[rows], kind="stable")]
             for place in self.rng.permutation(self.recipe.chunk):
-                yield self.batch(rows[place * size : (place + 1) * size])
+                if go_on():
+                    yield self.batch(rows[place * size : (place + 1) * size])
 
     @torch.no_grad()
     def batch(self, rows: NDArray[np.int64]) -> Batch:

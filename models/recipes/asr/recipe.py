@@ -79,7 +79,7 @@ class PoolRecipe(Recipe):
     full_window_share: float = 0.04
     pool_samples: int = 6_000_000_000  # two bytes each, on the device
     pool_clips: int = 160_000
-    first_clips: int = 2_048  # clips before the first step
+    first_clips: int = 1_024  # clips before the first step
     chunk: int = 8  # batches whose clips are drawn together and sorted by length
     throats: tuple[float, float] = (0.86, 1.16)  # scale of formants and pitch
     throat_share: float = 0.7  # of clips whose throat is scaled

@@ -155,23 +155,25 @@ class PoolTrainer(Trainer):
     @contextmanager
     def makers(self, count: int) -> Iterator[None]:
         """Run `count` processes that speak, and a thread that reads what they write."""
-        processes = start_makers(self.recipe, self.tokenizer, self.data, max(1, count))
+        self.processes = start_makers(self.recipe, self.tokenizer, self.data, max(1, count))
         self.stream.start()
         try:
             yield
         finally:
             self.stream.stop()
-            for process in processes:
+            for process in self.processes:
                 process.terminate()
-            for process in processes:
+            for process in self.processes:
                 process.join()
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches until the time is over."""
-        for batch in self.stream.batches():
-            if self.schedule.is_over():
-                return
-            yield batch
+        """Yield batches until the time is over. Raises RuntimeError if nothing speaks any more."""
+        return self.stream.batches(self._goes_on)
+
+    def _goes_on(self) -> bool:
+        if not any(process.is_alive() for process in self.processes):
+            raise RuntimeError("the processes that speak have ended: see their errors above")
+        return not self.schedule.is_over()
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format the losses and speed, the clips made so far, and the factor on the rates."""
