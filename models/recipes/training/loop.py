@@ -54,6 +54,35 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimedSchedule(Schedule):
+    """Define a course by the clock: `warmup` steps, constant, then linear decay to zero at `end`.
+
+    begin, end: readings of `time.monotonic`. decay: share of the time between them.
+    """
+
+    steps: int = 2**31  # more than fit the time
+    begin: float
+    end: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.end <= self.begin:
+            raise RecipeError(
+                f"minutes={(self.end - self.begin) / 60:g}: pass more than 0 with --minutes",
+                param="minutes",
+            )
+
+    def factor(self, step: int) -> float:
+        """Return the factor on every learning rate now, at `step`."""
+        left = max(0.0, self.end - time.monotonic()) / (self.end - self.begin)
+        return min(1.0, (step + 1) / self.warmup, left / self.decay)
+
+    def is_over(self) -> bool:
+        """Return True from `end` on."""
+        return time.monotonic() >= self.end
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """Define one of several stages of a training.
 
