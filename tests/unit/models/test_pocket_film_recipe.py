@@ -172,6 +172,7 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     assert_alike(made, due.astype(np.int64))
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_stages_by_themselves_bound_by_time(tmp_path: Path) -> None:
     """Stages of one another's state: as several processes train them on one GPU."""
     state = tmp_path / "state.pt"
