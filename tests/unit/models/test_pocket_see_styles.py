@@ -143,7 +143,7 @@ def test_nothing_is_asked_about_positions_where_two_things_share_a_cell(
 ) -> None:
     only = replace(SEEING, scene={"where": 1.0, "count": 1.0})
     drawn = iter(each for number in range(400) if not (each := styled_scene(Random(number))).exact)
-    monkeypatch.setattr(styled, "styled_scene", lambda _: next(drawn))
+    monkeypatch.setattr(styled, "styled_scene", lambda *_, **options: next(drawn))
     for number in range(12):
         found = styled_conversation(Random(number), only)
         for message in found.conversation.messages if found else ():
