@@ -37,6 +37,7 @@ from recipes.chat.choices import choosing_conversation
 from recipes.chat.data import Conversation
 from recipes.chat.objects import object_conversation, repeating_conversation
 from recipes.chat.records import record_conversation, shares
+from recipes.chat.spelling import pieces, respelled
 from recipes.chat.stream import held_out_digests, training_conversation
 from recipes.chat.tokenizer import TURN_END
 from recipes.see.batches import PictureBatch, Row, Stream, packed, pixels, unpacked
@@ -339,6 +340,7 @@ class LessonStream(Stream):
         lessons: dict[str, int],
     ) -> None:
         self.adaptation, self.stage, self.lessons = recipe, stage, lessons
+        self.pieces = pieces(tokenizer)
         super().__init__(Recipe(seed=recipe.seed, talk=stage), tokenizer, placeholder)
 
     def row(self, index: int) -> Row:
@@ -400,6 +402,9 @@ class LessonStream(Stream):
     def _conversation(self, kind: str, rng: Random) -> PictureConversation | None:
         if kind == "styled":
             return styled_conversation(rng, SEEING)
+        if kind == "spelled":
+            called = choosing_conversation(rng, self.adaptation.text_mix)
+            return PictureConversation(respelled(called, rng, self.pieces), ())
         if kind == "scattered":
             return styled_conversation(rng, SCATTERED, slant=self.adaptation.slant)
         makers = {
