@@ -157,6 +157,11 @@ class Training(ABC, Generic[Batch, Report]):
         """Return the step before which batches end; a run bound by time takes as many as it can."""
         return self.schedule.steps if self.seconds is None else self.step + _MANY
 
+    @property
+    def steps_left(self) -> range:
+        """Return the numbers of the steps that are left."""
+        return range(self.step, self.last_step)
+
     def autocast(self) -> torch.autocast:
         """Return the context in which passes compute in bfloat16, if `half`."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)

@@ -8,7 +8,7 @@ matrix with one row per output channel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,23 +43,26 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the parameters. Raises RecipeError for a parameter without gradient."""
         for group in self.param_groups:
-            shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+            shapes: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for param in group["params"]:
                 rows = len(param)
                 shapes[rows, param.numel() // rows].append(param)
             for (rows, columns), params in shapes.items():
-                moved = self._momenta(params, group["momentum"])
-                update = orthogonalize(torch.stack([one.flatten(1) for one in moved]))
-                directions = [one.view_as(param) for param, one in zip(params, update, strict=True)]
+                updates = self._momentum(params, group["momentum"])
+                found = orthogonalize(torch.stack([update.flatten(1) for update in updates]))
                 scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-                # Of all matrices at once: on a GPU each call of its own takes longer than its sums.
-                matrices: list[Tensor] = [*params]
-                torch._foreach_mul_(matrices, 1 - group["lr"] * group["decay"])
-                torch._foreach_add_(matrices, directions, alpha=-scale)
+                directions = [
+                    one.view_as(param).to(param.dtype)
+                    for param, one in zip(params, found, strict=True)
+                ]
+                if group["decay"]:
+                    torch._foreach_mul_(params, 1 - group["lr"] * group["decay"])
+                torch._foreach_add_(params, directions, alpha=-scale)
 
-    def _momenta(self, params: list[nn.Parameter], momentum: float) -> list[Tensor]:
-        """Follow the gradients, and return each, drawn to its mean."""
-        gradients: list[Tensor] = []
+    def _momentum(self, params: Sequence[Tensor], momentum: float) -> Sequence[Tensor]:
+        """Update the momentum of parameters, and return their updates before orthogonalization."""
+        grads: list[Tensor] = []
+        buffers: list[Tensor] = []
         for param in params:
             if param.grad is None:
                 raise RecipeError(
@@ -67,9 +70,7 @@ class Muon(torch.optim.Optimizer):
                     " parameter must take part in the loss",
                     param="params",
                 )
-            gradients.append(param.grad)
-        buffers = [
-            self.state[param].setdefault("momentum", torch.zeros_like(param)) for param in params
-        ]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
-        return list(torch._foreach_lerp(gradients, buffers, momentum))
+            grads.append(param.grad)
+            buffers.append(self.state[param].setdefault("momentum", torch.zeros_like(param)))
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        return torch._foreach_lerp(grads, buffers, momentum)
