@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -489,6 +490,7 @@ def main() -> None:
             seconds=seconds,
         )
     finally:  # after SIGTERM, too
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a worker that fails now stops no saving
         if isinstance(trainer, WholeTrainer):
             for name, weights in trainer.saved().items():
                 save(recipe, model, weights, args.out.with_name(f"{args.out.name}-{name}"))

@@ -40,7 +40,7 @@ def prefetched(make: Callable[[int], Batch], steps: range, *, workers: int = 0) 
         _Made(make),
         batch_size=None,
         sampler=steps,
-        collate_fn=_unchanged,  # type: ignore[arg-type]  # of one batch, not of a list
+        collate_fn=_unchanged,
         num_workers=workers,
         prefetch_factor=_AHEAD,
         multiprocessing_context="fork",
