@@ -9,6 +9,7 @@ from recipes.see.mix import LOCATING, VIEWING
 from recipes.training.loop import Stage
 from recipes.world.pictures import SIZE
 from recipes.world.scenes import GRID
+from recipes.world.styles import Slant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,9 @@ class Recipe:
         return next(mix for start, mix in reversed(self.viewing_mixes) if start <= step)
 
 
+HARDER = Slant(many=0.3, small=0.15)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
     """Define the training that adds other styles of pictures to a complete model."""
@@ -51,6 +55,8 @@ class Adaptation:
     own_share: float = 0.3  # of the tower's pictures, drawn as the micro-world does
     crowded_share: float = 0.5  # of those
     reference_pictures: int = 1500  # that the frozen tower is averaged over
+    whole_pictures: int = 48  # that the tower learns from in each step of `whole`
+    slant: Slant = HARDER  # of the pictures of `whole`
     stages: dict[str, Stage] = field(
         default_factory=lambda: {
             "tower": Stage(
@@ -104,6 +110,15 @@ class Adaptation:
                 decay=0.95,
                 first=4_000_000,
             ),
+            "whole": Stage(
+                steps=6000,
+                batch=72,
+                matrix_lr=8e-3,
+                other_lr=2e-3,
+                warmup=120,
+                decay=0.85,
+                first=5_000_000,
+            ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
@@ -126,6 +141,17 @@ class Adaptation:
                 "choices": 6,
                 "json": 1,
                 "repeating": 1,
+                "abilities": 1,
+            },
+            "whole": {
+                "scattered": 18,
+                "own": 12,
+                "spelled": 11,
+                "choices": 6,
+                "calls": 4,
+                "json": 2,
+                "record": 4,
+                "repeating": 3,
                 "abilities": 1,
             },
         }

@@ -72,7 +72,7 @@ class TimedSchedule(Schedule):
                 param="minutes",
             )
 
-    def factor(self, step: int) -> float:
+    def factor(self, step: float) -> float:
         """Return the factor on every learning rate now, at `step`."""
         left = max(0.0, self.end - time.monotonic()) / (self.end - self.begin)
         return min(1.0, (step + 1) / self.warmup, left / self.decay)

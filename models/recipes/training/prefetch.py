@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 Batch = TypeVar("Batch")
@@ -48,3 +50,10 @@ def prefetched(make: Callable[[int], Batch], steps: range, *, workers: int = 0) 
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a batch's tensor on the device, without waiting for what a GPU still computes."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
