@@ -72,6 +72,7 @@ class PoolRecipe(Recipe):
     batch: int = 128
     matrix_lr: float = 0.012
     other_lr: float = 2e-3
+    steps: int = 12_000  # of the schedule, which is stretched over the run's time
     warmup: int = 300
     decay: float = 0.5  # share of the time in which the rates fall
     restarts: tuple[tuple[int, float], ...] = ()

@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -35,7 +36,6 @@ from recipes.asr.speech import start_makers
 from recipes.speech.sentences import training_utterance
 from recipes.training.loop import (
     Schedule,
-    TimedSchedule,
     Training,
     exit_on_sigterm,
     make_readable,
@@ -61,9 +61,7 @@ class Report(NamedTuple):
 
 
 class Trainer(Training[Batch, Report]):
-    """Train on shards of examples."""
-
-    stream: Stream | PoolStream
+    """Train on examples, which subclasses provide."""
 
     def __init__(
         self,
@@ -84,23 +82,13 @@ class Trainer(Training[Batch, Report]):
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.open_data()
 
+    @abstractmethod
     def open_data(self) -> None:
         """Prepare what batches are made of."""
-        self.shards = Shards(self.recipe, self.tokenizer, self.data)
-        self.stream = Stream(self.recipe, self.tokenizer, self.shards)
 
-    @contextmanager
-    def makers(self, count: int) -> Iterator[None]:
-        """Run `count` processes that write examples ahead."""
-        self.shards.start(count, visit=self.step // (self.recipe.shard // self.recipe.batch))
-        try:
-            yield
-        finally:
-            self.shards.stop()
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches that are left."""
-        return self.stream.prefetch(self.step, self.schedule.steps)
+    @abstractmethod
+    def makers(self, count: int) -> AbstractContextManager[None]:
+        """Run `count` processes that make examples ahead."""
 
     def train_step(self, batch: Batch) -> Report:
         """Run one update, in bfloat16 autocast if `half`; waits for nothing on a GPU."""
@@ -111,7 +99,8 @@ class Trainer(Training[Batch, Report]):
             [weight * loss for weight, loss in zip(weights, losses, strict=True)]
         ).sum().backward()
         self.update()
-        return Report(*(loss.detach() for loss in losses), len(batch.tokens))
+        text, phonemes, alignment = (loss.detach() for loss in losses)
+        return Report(text, phonemes, alignment, len(batch.tokens))
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format the step, mean losses and clips per second."""
@@ -140,12 +129,32 @@ class Trainer(Training[Batch, Report]):
         make_readable(out)
 
 
+class ShardTrainer(Trainer):
+    """Train on shards of examples, each a few times."""
+
+    def open_data(self) -> None:
+        """Prepare what batches are made of."""
+        self.shards = Shards(self.recipe, self.tokenizer, self.data)
+        self.stream = Stream(self.recipe, self.tokenizer, self.shards)
+
+    @contextmanager
+    def makers(self, count: int) -> Iterator[None]:
+        """Run `count` processes that write examples ahead."""
+        self.shards.start(count, visit=self.step // (self.recipe.shard // self.recipe.batch))
+        try:
+            yield
+        finally:
+            self.shards.stop()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches that are left."""
+        return self.stream.prefetch(self.step, self.schedule.steps)
+
+
 class PoolTrainer(Trainer):
-    """Train on a pool of speech until the schedule's time is over; every saved state is exported."""
+    """Train on a pool of speech; every saved state is exported to `out`."""
 
     recipe: PoolRecipe
-    schedule: TimedSchedule
-    stream: PoolStream
     out: Path | None = None
 
     def open_data(self) -> None:
@@ -167,19 +176,19 @@ class PoolTrainer(Trainer):
                 process.join()
 
     def batches(self) -> Iterator[Batch]:
-        """Yield batches until the time is over. Raises RuntimeError if nothing speaks any more."""
+        """Yield batches until the run is over. Raises RuntimeError if nothing speaks any more."""
         return self.stream.batches(self._goes_on)
 
     def _goes_on(self) -> bool:
         if not any(process.is_alive() for process in self.processes):
             raise RuntimeError("the processes that speak have ended: see their errors above")
-        return not self.schedule.is_over()
+        return self.step < self.last_step and self.share < 1.0
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
-        """Format the losses and speed, the clips made so far, and the factor on the rates."""
+        """Format the losses and speed, the clips made so far, and the share of the run."""
         line = json.loads(super().progress(reports, seconds))
-        factor = round(self.schedule.factor(self.step), 4)
-        return json.dumps({**line, "clips": self.stream.pool.added, "factor": factor})
+        share = round(self.share, 4)
+        return json.dumps({**line, "clips": self.stream.pool.added, "share": share})
 
     def save_state(self, path: Path) -> None:
         """Save the state and export the weights as they are."""
@@ -242,24 +251,24 @@ def main() -> None:
     trainer: Trainer
     if args.minutes is not None:
         pooled = PoolRecipe(**changes)
-        end = begin + 60 * args.minutes
-        timed = TimedSchedule(warmup=pooled.warmup, decay=pooled.decay, begin=begin, end=end)
-        trainer = PoolTrainer(pooled, timed, **options)
+        course = Schedule(steps=pooled.steps, warmup=pooled.warmup, decay=pooled.decay)
+        trainer = PoolTrainer(pooled, course, **options)
         trainer.out = args.out
     else:
         recipe = Recipe(**changes)
         schedule = Schedule(
             steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
         )
-        trainer = Trainer(recipe, schedule, **options)
+        trainer = ShardTrainer(recipe, schedule, **options)
     if args.export or (args.resume and args.state.exists()):
         trainer.load_state(args.state)
     elif args.init:
         trainer.load_weights(args.init)
     exit_on_sigterm()
     if not args.export:
+        bound = None if args.minutes is None else 60 * args.minutes - (time.monotonic() - begin)
         with trainer.makers(args.makers):
-            trainer.run(args.state)
+            trainer.run(args.state, seconds=bound)
     trainer.export(args.out)
 
 

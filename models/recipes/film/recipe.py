@@ -40,7 +40,7 @@ class Recipe:
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
-    pool: int = 60_000  # films that the denoiser learns from
+    pool: int = 30_000  # films that the denoiser learns from
     wordings: int = 3  # prompts of each
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
@@ -49,8 +49,8 @@ class Recipe:
         steps=1200, batch=16, matrix_lr=None, other_lr=3e-3, kernel_lr=0.02, decay=0.5
     )
     vae: Stage = Stage(
-        steps=5000, batch=16, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
+        steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
     )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=12_000, batch=256, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
-    decoder: Stage = Stage(steps=5000, batch=16, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)
+    painter: Stage = Stage(steps=9000, batch=48, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
+    decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)

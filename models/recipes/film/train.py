@@ -6,7 +6,8 @@ trains the denoiser, a transformer, by flow matching (Lipman et al., 2023); an a
 predicts what is in each cell halfway through it. `decoder` trains the autoencoder's decoder once
 more: the latents stay as the denoiser knows them. The result is a `WanPipeline` folder for
 diffusers. Batches are a function of (seed, step): a run that is stopped (a file `stop` beside the
-state, or a signal) continues with `--resume`. Passes compute in bfloat16, parameters are float32.
+state, or a signal) continues with `--resume`. Passes compute in bfloat16 where a device has
+instructions for it, parameters are float32.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from recipes.training.diffusion import (
     stage_parser,
     train_stages,
 )
-from recipes.training.loop import Batch, StageTraining
+from recipes.training.loop import Batch, StageTraining, computes_in_half
 from recipes.training.prefetch import prefetched
 from recipes.world.pictures import SIZE
 
 STAGES = ("picture", "vae", "reader", "painter", "decoder")
 _SCALING_FILMS = 64  # films that determine the latents' mean and deviation
-_CHUNK = 100  # films encoded at once
+_CHUNK = 50  # films encoded at once
 
 
 class Trainer(StageTraining[Batch, float]):
@@ -57,7 +58,6 @@ class Trainer(StageTraining[Batch, float]):
     workers: processes that make its batches ahead.
     """
 
-    half = True
     recipe: Recipe
     model: Model
 
@@ -66,6 +66,7 @@ class Trainer(StageTraining[Batch, float]):
     ) -> None:
         self.workers = workers
         super().__init__(recipe, model, stage, steps=steps)
+        self.half = computes_in_half(self.device)
 
     def train_step(self, batch: Batch) -> float:
         """Run one update and return its loss."""
@@ -147,7 +148,8 @@ class PainterTrainer(Trainer[Tensor]):
 
     def batches(self) -> Iterable[Tensor]:
         """Encode the films, and yield the numbers of those of each step that is left."""
-        self.pool = encoded_films(self.model, self.device, self.workers)
+        with self.autocast():
+            self.pool = encoded_films(self.model, self.device, self.workers)
         self.nothing = token_ids(self.recipe, self.model.tokenizer, [""]).to(self.device)
         for step in self.steps_left:
             generator = torch.Generator(self.device).manual_seed(self.recipe.seed + step)
@@ -183,8 +185,7 @@ def encoded_films(model: Model, device: torch.device, workers: int) -> FilmBatch
     make = partial(film_batch, recipe, model.tokenizer, size=_CHUNK)
     parts = []
     for part in prefetched(make, range(0, recipe.pool, _CHUNK), workers=workers):
-        with torch.autocast(device.type, torch.bfloat16):
-            latents = encode(model.vae, tensor(part.films.to(device)))[0]
+        latents = encode(model.vae, tensor(part.films.to(device)))[0]
         parts.append(part._replace(films=model.scaled(latents).half()))
     return FilmBatch(*(torch.cat(column).to(device) for column in zip(*parts, strict=True)))
 

@@ -55,7 +55,7 @@ class Adaptation:
     own_share: float = 0.3  # of the tower's pictures, drawn as the micro-world does
     crowded_share: float = 0.5  # of those
     reference_pictures: int = 1500  # that the frozen tower is averaged over
-    whole_pictures: int = 48  # that the tower learns from in each step of `whole`
+    whole_pictures: int = 24  # that the tower learns from in each step of `whole`
     slant: Slant = HARDER  # of the pictures of `whole`
     stages: dict[str, Stage] = field(
         default_factory=lambda: {
@@ -111,11 +111,11 @@ class Adaptation:
                 first=4_000_000,
             ),
             "whole": Stage(
-                steps=6000,
-                batch=72,
-                matrix_lr=8e-3,
-                other_lr=2e-3,
-                warmup=120,
+                steps=3000,
+                batch=36,
+                matrix_lr=6e-3,
+                other_lr=1.5e-3,
+                warmup=60,
                 decay=0.85,
                 first=5_000_000,
             ),
@@ -144,14 +144,14 @@ class Adaptation:
                 "abilities": 1,
             },
             "whole": {
-                "scattered": 18,
-                "own": 12,
-                "spelled": 11,
-                "choices": 6,
-                "calls": 4,
-                "json": 2,
-                "record": 4,
-                "repeating": 3,
+                "scattered": 9,
+                "own": 6,
+                "spelled": 6,
+                "choices": 3,
+                "calls": 2,
+                "json": 1,
+                "record": 2,
+                "repeating": 1,
                 "abilities": 1,
             },
         }

@@ -54,35 +54,6 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedSchedule(Schedule):
-    """Define a course by the clock: `warmup` steps, constant, then linear decay to zero at `end`.
-
-    begin, end: readings of `time.monotonic`. decay: share of the time between them.
-    """
-
-    steps: int = 2**31  # more than fit the time
-    begin: float
-    end: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.end <= self.begin:
-            raise RecipeError(
-                f"minutes={(self.end - self.begin) / 60:g}: pass more than 0 with --minutes",
-                param="minutes",
-            )
-
-    def factor(self, step: float) -> float:
-        """Return the factor on every learning rate now, at `step`."""
-        left = max(0.0, self.end - time.monotonic()) / (self.end - self.begin)
-        return min(1.0, (step + 1) / self.warmup, left / self.decay)
-
-    def is_over(self) -> bool:
-        """Return True from `end` on."""
-        return time.monotonic() >= self.end
-
-
-@dataclass(frozen=True, kw_only=True)
 class Stage:
     """Define one of several stages of a training.
 
@@ -102,6 +73,11 @@ class Stage:
     def schedule(self, steps: int = 0) -> Schedule:
         """Return its schedule, over `steps` if given."""
         return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
+
+
+def computes_in_half(device: torch.device) -> bool:
+    """Return True if a device has instructions for bfloat16; without them it is many times slower."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 def optimizers(
@@ -220,8 +196,10 @@ class Training(ABC, Generic[Batch, Report]):
 
         The state is saved every `every` seconds, and however the run ends. seconds: of the run; the
         schedule's course is then stretched over them, whatever number of steps that allows. Returns
-        the steps' reports.
+        the steps' reports. Raises RecipeError for a run without time.
         """
+        if seconds is not None and seconds <= 0:
+            raise RecipeError(f"seconds={seconds:g}: give a run more than 0", param="seconds")
         reports: list[Report] = []
         since = saved = self.begun = time.monotonic()
         self.seconds = seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from recipes.asr.train import PoolTrainer, build_tokenizer  # noqa: E402
 from recipes.speech.noise import CLEAN, RATE  # noqa: E402
 from recipes.training.errors import RecipeError  # noqa: E402
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
-from recipes.training.loop import TimedSchedule  # noqa: E402
+from recipes.training.loop import Schedule  # noqa: E402
 
 SMALL = PoolRecipe(
     width=64,
@@ -200,13 +199,13 @@ def test_conditions_are_finite_and_end_with_the_clip() -> None:
 def test_a_run_by_the_clock_exports_what_it_has(
     tokenizer: WhisperTokenizer, tmp_path: Path
 ) -> None:
-    begin = time.monotonic()
-    schedule = TimedSchedule(begin=begin, end=begin + 600, warmup=2, decay=0.5)
-    trainer = PoolTrainer(SMALL, schedule, data=tmp_path / "data", tokenizer=tokenizer)
+    trainer = PoolTrainer(
+        SMALL, Schedule(steps=9, warmup=2), data=tmp_path / "data", tokenizer=tokenizer
+    )
     trainer.out = tmp_path / "out"
     (tmp_path / "stop").touch()  # after one step
     with trainer.makers(1):
-        reports = trainer.run(tmp_path / "state.pt")
+        reports = trainer.run(tmp_path / "state.pt", seconds=600)
     assert len(reports) == 1
     assert reports[0].text.isfinite()
     model = WhisperForConditionalGeneration.from_pretrained(tmp_path / "out")
@@ -217,8 +216,6 @@ def test_a_run_by_the_clock_exports_what_it_has(
 def test_a_run_whose_time_is_over_takes_no_step(
     tokenizer: WhisperTokenizer, tmp_path: Path
 ) -> None:
-    begin = time.monotonic() - 10
-    schedule = TimedSchedule(begin=begin, end=begin + 1)
-    trainer = PoolTrainer(SMALL, schedule, data=tmp_path / "data", tokenizer=tokenizer)
+    trainer = PoolTrainer(SMALL, Schedule(steps=9), data=tmp_path / "data", tokenizer=tokenizer)
     with trainer.makers(1):
-        assert trainer.run(tmp_path / "state.pt") == []
+        assert trainer.run(tmp_path / "state.pt", seconds=1e-6) == []

@@ -14,7 +14,7 @@ import torch
 
 from recipes.training.averages import Average
 from recipes.training.errors import RecipeError
-from recipes.training.loop import Schedule, TimedSchedule, Training, make_readable
+from recipes.training.loop import Schedule, Training, make_readable
 from recipes.training.muon import orthogonalize
 from recipes.training.prefetch import prefetched
 
@@ -173,24 +173,12 @@ def test_muon_updates_are_nearly_semi_orthogonal(shape: tuple[int, int, int]) ->
     assert float(values.max()) < 1.4
 
 
-def test_a_timed_schedule_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = TimedSchedule(begin=100.0, end=200.0, warmup=10, decay=0.5)
-    for now, step, factor in (
-        (100.0, 0, 0.1),
-        (149.0, 50, 1.0),
-        (175.0, 50, 0.5),
-        (200.0, 50, 0.0),
-        (230.0, 50, 0.0),
-    ):
-        monkeypatch.setattr("recipes.training.loop.time.monotonic", lambda now=now: now)
-        assert schedule.factor(step) == pytest.approx(factor)
-        assert schedule.is_over() == (now >= 200)
-
-
-def test_a_timed_schedule_needs_time() -> None:
+def test_a_run_needs_time(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as refused:
-        TimedSchedule(begin=1.0, end=1.0)
-    assert refused.value.param == "minutes"
+        Lines().run(tmp_path / "state.pt", seconds=0.0)
+    assert refused.value.param == "seconds"
+
+
 class Timed(Lines):
     """Train until its time is over, and note the rates."""
 
