@@ -94,7 +94,7 @@ def exists(module: str) -> bool:
 
 def test_no_merge_has_left_its_marks() -> None:
     """Neither pages nor sources hold the two sides of a conflict."""
-    suffixes = tuple(f".{name}" for name in SUFFIXES.split("|")) + (".toml", ".yaml", ".txt")
+    suffixes = (*tuple(f".{name}" for name in SUFFIXES.split("|")), ".toml", ".yaml", ".txt")
     marked = [
         name
         for name in tracked()
