@@ -1,7 +1,8 @@
-"""Compute the scores of routers by products whose rows do not depend on each other.
+"""Route tokens to experts by operations whose rows do not depend on each other.
 
 Routers of mixtures hold a matrix of their own and call torch's product, which rounds a row otherwise
-in a batch than alone. A deterministic model computes these products by packed matrices.
+in a batch than alone; so does torch's sigmoid, whose last few numbers take another path than those
+that fill a vector. In a deterministic model both are replaced within the blocks that route.
 """
 
 from __future__ import annotations
@@ -19,37 +20,61 @@ from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.pack import pack_linear
 
 _FORMS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_SIGMOIDS = (torch.sigmoid, Tensor.sigmoid)
+_VECTORS = 64  # numbers: a multiple of what torch computes in one go, on every instruction set
 
 
-class _PackedProducts(TorchFunctionMode):
-    """Replace `F.linear` of float32 or bfloat16 weights by a packed product, made once for each type."""
+class _StableOperations(TorchFunctionMode):
+    """Replace sigmoids, and the product of a router.
 
-    def __init__(self) -> None:
+    router: whose only product is packed, once for each type of its weights; None: products stay.
+    """
+
+    def __init__(self, router: nn.Module | None = None) -> None:
         super().__init__()
+        self._router = router
         self._packed: dict[torch.dtype, Linear] = {}
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         options = kwargs or {}
-        if func is not F.linear or options or args[1].dtype not in _FORMS:
-            return func(*args, **options)
-        x, weight_NK, *bias = args
-        if weight_NK.dtype not in self._packed:
-            form = _FORMS[weight_NK.dtype]
-            self._packed[weight_NK.dtype] = pack_linear(
-                weight_NK, bias[0] if bias else None, form, x.device
-            )
-        return self._packed[weight_NK.dtype](x)
+        if func in _SIGMOIDS and not options:
+            return _sigmoid(args[0])
+        if func is F.linear and self._router is not None and args[1].dtype in _FORMS:
+            return self._product(*args, **options)
+        return func(*args, **options)
+
+    def _product(self, x: Tensor, weight_NK: Tensor, bias: Tensor | None = None) -> Tensor:
+        dtype = weight_NK.dtype
+        if dtype not in self._packed:
+            self._packed[dtype] = pack_linear(weight_NK, bias, _FORMS[dtype], x.device)
+        return self._packed[dtype](x)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid of each number, whatever numbers are beside it."""
+    step = _VECTORS * torch.get_num_threads()
+    flat = x.reshape(-1)
+    padded = F.pad(flat, (0, -len(flat) % step)).sigmoid_()
+    return padded[: len(flat)].view(x.shape)
 
 
 def install(model: nn.Module) -> int:
-    """Have the routers of a model that runs on the CPU use packed products; return how many do."""
-    found = [module for module in model.modules() if _is_router(module)]
-    for module in found:
-        products = _PackedProducts()
-        module.forward = partial(_routed, products, module.forward)
-    return len(found)
+    """Have the blocks of a model that runs on the CPU route so; return the number of routers."""
+    found = 0
+    for parent in list(model.modules()):
+        routers = [child for child in parent.children() if _is_router(child)]
+        for router in routers:
+            _wrap(router, _StableOperations(router))
+        if routers:
+            _wrap(parent, _StableOperations())
+        found += len(routers)
+    return found
+
+
+def _wrap(module: nn.Module, operations: _StableOperations) -> None:
+    module.forward = partial(_within, operations, module.forward)
 
 
 def _is_router(module: nn.Module) -> bool:
@@ -61,8 +86,8 @@ def _is_router(module: nn.Module) -> bool:
     )
 
 
-def _routed(
-    products: _PackedProducts, forward: Callable[..., Any], *args: Any, **options: Any
+def _within(
+    operations: _StableOperations, forward: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    with products:
+    with operations:
         return forward(*args, **options)
