@@ -65,7 +65,7 @@ def families(number: int, of: int) -> Step:
     """Return a step of a slice of the families that groups of ranks compute."""
     name = f"families, slice {number} of {of}"
     argv = ("tests/unit/motet_llm/parallel/test_parallel_families.py", "--tier=extended-groups")
-    return pytest_step(name, 480, *argv, MOTET_GROUPS=f"{number}/{of}")
+    return pytest_step(name, 360, *argv, MOTET_GROUPS=f"{number}/{of}")
 
 
 def of_groups(name: str, seconds: int, *files: str) -> Step:
@@ -113,7 +113,7 @@ PARTS: dict[str, list[Step]] = {
         storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
     "groups": [
-        *(families(number, 8) for number in range(1, 9)),
+        *(families(number, 16) for number in range(1, 17)),
         of_groups(
             "what requests ask for, hand-over, fixed trees",
             440,

@@ -95,6 +95,7 @@ class RankRunner(ModelRunner):
                 " original weights, or one rank"
             )
         model = super()._load_model(folder, config, dtype)
+        self.packing.packer.before_each = self.member.check
         self._whole = whole_shapes(model)
         whole_NV = None
         if self.member.rank == 0:
