@@ -49,7 +49,8 @@ class _StableOperations(TorchFunctionMode):
         dtype = weight_NK.dtype
         if dtype not in self._packed:
             self._packed[dtype] = pack_linear(weight_NK, bias, _FORMS[dtype], x.device)
-        return self._packed[dtype](x)
+        product: Tensor = self._packed[dtype](x)
+        return product
 
 
 def _sigmoid(x: Tensor) -> Tensor:
