@@ -61,6 +61,18 @@ def moves(number: int, of: int) -> Step:
     return pytest_step(name, 440, *argv, MOTET_MOVES=f"{number}/{of}")
 
 
+def families(number: int, of: int) -> Step:
+    """Return a step of a slice of the families that groups of ranks compute."""
+    name = f"families, slice {number} of {of}"
+    argv = ("tests/unit/motet_llm/parallel/test_parallel_families.py", "--tier=extended-groups")
+    return pytest_step(name, 360, *argv, MOTET_GROUPS=f"{number}/{of}")
+
+
+def of_groups(name: str, seconds: int, *files: str) -> Step:
+    """Return a step that runs all cases of test files of groups of ranks, those of other tiers too."""
+    return pytest_step(name, seconds, "--tier=all", *files)
+
+
 PARTS: dict[str, list[Step]] = {
     "peers": [
         marked("peers", 800),
@@ -100,7 +112,31 @@ PARTS: dict[str, list[Step]] = {
         ),
         storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
-    "groups": [marked("groups", 3600)],
+    "groups": [
+        *(families(number, 16) for number in range(1, 17)),
+        of_groups(
+            "what requests ask for, hand-over, fixed trees",
+            440,
+            *(
+                f"tests/unit/motet_llm/parallel/test_parallel_{name}.py"
+                for name in ("engine", "features", "handover", "deterministic")
+            ),
+        ),
+        of_groups(
+            "deadlines, failures, smaller groups",
+            440,
+            *(
+                f"tests/unit/motet_llm/parallel/test_parallel_{name}.py"
+                for name in ("deadlines", "group", "shares", "smaller")
+            ),
+        ),
+        of_groups(
+            "ranks that are killed and stopped",
+            480,
+            "tests/chaos/test_ranks.py",
+            "tests/chaos/test_ranks_return.py",
+        ),
+    ],
     "eyes": [
         pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
         eyes(),

@@ -178,6 +178,59 @@ def killed_as_they_start(parent: int) -> Iterator[None]:
         killer.join()
 
 
+@contextmanager
+def one_killed_in_its_start(parent: int, delay: float) -> Iterator[list[int]]:
+    """Stop the first new rank among the descendants of a process, `delay` seconds after it appears.
+
+    It is killed a second later, when the others wait for it. Yields a list to which its process id
+    is added.
+    """
+    over, killed = threading.Event(), list[int]()
+
+    def kill() -> None:
+        while not over.wait(0.002) and not killed:
+            with suppress(psutil.Error):
+                for child in psutil.Process(parent).children(recursive=True):
+                    if child.name().startswith("motet-rank-"):
+                        over.wait(delay)
+                        child.suspend()
+                        over.wait(1.0)
+                        child.kill()
+                        killed.append(child.pid)
+                        break
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join()
+
+
+@pytest.mark.parametrize(
+    ("delay", "options"),
+    [
+        (0.0, ("--tensor-parallel", "2")),
+        (0.02, ("--tensor-parallel", "2", "--rank-memory", "false")),
+        (0.02, ("--pipeline-parallel", "2")),
+        (0.08, ("--tensor-parallel", "2")),
+    ],
+)
+async def test_a_rank_that_dies_in_its_start_is_noticed_at_once(
+    delay: float, options: tuple[str, ...], folder: Path, tmp_path: Path
+) -> None:
+    """Nothing waits for `--collective-timeout`: the group is formed again, and serves."""
+    late = ("--collective-timeout", str(PATIENT))
+    began = time.monotonic()
+    with one_killed_in_its_start(os.getpid(), delay) as killed:
+        async with worker(folder, tmp_path, *options, *late) as group:
+            assert time.monotonic() - began < PATIENT / 2
+            (rank,) = group.ranks
+            assert [rank.pid] != killed != []
+            assert len(await group.answer(8)) == 8
+
+
 async def test_a_group_without_ranks_to_spare_is_smaller_and_says_the_same(
     folder: Path, tmp_path: Path
 ) -> None:

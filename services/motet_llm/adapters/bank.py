@@ -173,6 +173,10 @@ class AdapterBank:
         """Return the (outputs, inputs) for which adapters of this model were trained, by matrix."""
         return {name: matrix.shape for name, matrix in self._matrices.items()}
 
+    def _file_name(self, matrix: str) -> str:
+        """Return the name of a matrix in files; several may be parts of one there."""
+        return matrix
+
     def _own(self, matrix: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         """Return the factors of a matrix that is here, from those of a file."""
         return down, up
@@ -204,8 +208,8 @@ class AdapterBank:
         self.slots = max(self.slots, min(self._most_slots, max(len(self._folders), 1)))
         ranks: dict[str, int] = {}
         for folder in self._folders.values():
-            for matrix, pair in folder.pairs.items():
-                if matrix in self._matrices:
+            for matrix in self._matrices:
+                if (pair := folder.pairs.get(self._file_name(matrix))) is not None:
                     ranks[matrix] = max(ranks.get(matrix, 0), pair.rank)
         moved = [name for name, rank in ranks.items() if not self._has_room(name, rank)]
         with self._filling:
@@ -301,9 +305,9 @@ class AdapterBank:
         loaded = folder.load()
         with self._filling:
             for matrix, factors in self._factors.items():
-                if matrix in loaded:
-                    own = self._own(matrix, *loaded.pop(matrix))
-                    factors.put(slot, *own, folder.pairs[matrix].scale)
+                if (file_name := self._file_name(matrix)) in loaded:
+                    own = self._own(matrix, *loaded[file_name])
+                    factors.put(slot, *own, folder.pairs[file_name].scale)
                 else:
                     factors.clear(slot)
         return self.adapter(name, slot)

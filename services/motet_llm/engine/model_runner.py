@@ -45,6 +45,7 @@ from motet_llm.attention.sink_window import Rows, rows_by_group
 from motet_llm.cache.kv_cache import KvCache, layout_of
 from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
+from motet_llm.models import stable_routers
 from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
 from motet_llm.stages.code_predictor import CodePredictor
@@ -132,6 +133,7 @@ class ModelRunner:
         self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
         START.mark("config")
+        self._is_stable = config.deterministic and not self.on_gpu
         turn = MemoryTurn(config.memory_gate, config.wait_for_exit)
         self.packing = Packing(config, self._weights, loaded, self.device, turn)
         if not self.packing.is_reading:  # else that waits, and takes the memory
@@ -194,7 +196,10 @@ class ModelRunner:
             self.device,
             matrices,
             packer=self.packing.packer,
+            packs_experts=self._is_stable,
         )
+        if self._is_stable:
+            stable_routers.install(self.model)
         START.mark("packing")
         arrived = self.packing.arrive()
         START.mark("weights")

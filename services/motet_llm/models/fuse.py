@@ -44,13 +44,15 @@ def optimize(
     matrices: dict[str, Matrix] | None = None,
     *,
     packer: Packer | None = None,
+    packs_experts: bool = False,
 ) -> dict[str, int]:
     """Pack a model that is ready to run on the CPU, in place.
 
     Returns how many modules were packed, joined or replaced. weights: a format of
     `motet_kernels.linear.linear`; with quantized ones embeddings stay exact. dtype: of activations.
     device: where it will run. matrices: filled with the matrices that adapters may change. packer:
-    packs in that format for that device. Each original matrix is freed once it is packed.
+    packs in that format for that device. packs_experts: also where transformers' would do, so that
+    rows do not depend on each other. Each original matrix is freed once it is packed.
     """
     packer = packer or Packer(weights, device)
     counts = {"packed": coded.pack(model, SIBLINGS, dtype, packer), "joined": 0}
@@ -68,10 +70,9 @@ def optimize(
             if isinstance(child, CodedExperts):
                 setattr(parent, name, child.packed(full, packer))
                 counts["packed"] += 1
-            elif (
-                _packs_experts(weights, device)
-                and (experts := other_experts.pack(full, child, packer)) is not None
-            ):
+            elif (packs_experts or _packs_experts(weights, device)) and (
+                experts := other_experts.pack(full, child, packer)
+            ) is not None:
                 setattr(parent, name, experts)
                 counts["packed"] += 1
             elif type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ rank adds to its part of a product is then summed or joined with the product its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from .caches import Others
 from .cuts.cut_modules import PART
 from .cuts.shares import Share
 
+# The end of the name of a matrix that is one shard of the checkpoint's (`cuts/fixed_tree.py`).
+_SHARD = re.compile(r"\.parts\.\d+$")
 Rows = list[Share]  # parts of a matrix that lie one after the other on a rank
 Ranges = Mapping[str, tuple[Rows | None, Rows | None]]
 
@@ -60,11 +63,13 @@ class RankAdapterBank(AdapterBank):
         super().__init__(folders, {_own_name(name): m for name, m in matrices.items()}, **options)
 
     def _shapes_in_files(self) -> dict[str, tuple[int, int]]:
+        held = {self._file_name(matrix) for matrix in self._matrices}
         return {
-            name: shape
-            for name, shape in self._whole.items()
-            if name in self._matrices or self._absent(name)
+            name: shape for name, shape in self._whole.items() if name in held or self._absent(name)
         }
+
+    def _file_name(self, matrix: str) -> str:
+        return _SHARD.sub("", matrix)
 
     def _own(self, matrix: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = self._ranges.get(matrix, (None, None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -21,6 +22,7 @@ _GRACE = 2.0  # seconds in which a rank that failed says why
 _STEP = 0.1  # seconds between looks at whether the group has failed
 
 Reported = TypeVar("Reported")
+Met = TypeVar("Met")
 
 
 class Rank(Protocol):
@@ -103,6 +105,32 @@ class Group:
         with self._asking:
             self.send(command)
             return [self._next(self._done[rank.number]) for rank in self.ranks]
+
+    def check(self) -> None:
+        """Raise GroupFailed if the group has failed."""
+        if self._failure is not None:
+            raise self._failure
+
+    def watched(self, meet: Callable[[], Met]) -> Met:
+        """Return what `meet` returns, which waits for all ranks; it runs on a thread.
+
+        Raises what it raises, and GroupFailed as soon as a rank has failed: the thread then waits
+        for its own deadline, which concerns no other group.
+        """
+        future: Future[Met] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(meet())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="motet-ranks-meet", daemon=True).start()
+        while True:
+            wait([future], timeout=_STEP / 10)
+            if future.done():
+                return future.result()
+            self.check()
 
     def wait_started(self) -> None:
         """Wait until all ranks are ready to join. Raises GroupFailed."""

@@ -33,7 +33,7 @@ from .collectives import GroupFailed, RankLost
 from .cuts import fixed_tree
 from .degrees import Degrees
 from .group import Group, Rank
-from .membership import Membership, shared_memory
+from .membership import Membership, breaking_off, shared_memory
 from .processes import RankProcess
 from .rank_runner import RankRunner
 from .worker import Store, file_store
@@ -150,12 +150,18 @@ class LeaderRunner(RankRunner):
             for rank in ranks:
                 join = c.Join(rank.number, settings, path, LOAD_TIMEOUT, memory is not None)
                 self.ranks.send_to(rank, join, memory)
+            if memory is not None:
+                self.ranks.break_off = breaking_off(memory, degrees)
+                self.ranks.check()  # one may have failed before
             meeting, found = config.collective_timeout, store(path, degrees.ranks)
-            member = Membership(found, 0, degrees, meeting, LOAD_TIMEOUT, memory)
+            member = self.ranks.watched(
+                lambda: Membership(
+                    found, 0, degrees, meeting, LOAD_TIMEOUT, memory, self.ranks.check
+                )
+            )
         finally:
             if memory is not None:
                 os.close(memory)
-        self.ranks.break_off = member.stage.break_off
         return member
 
     def close(self) -> None:

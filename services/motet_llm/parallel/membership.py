@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from .collectives import Alone, Collectives, GlooCollectives, GroupFailed, Share
 from .degrees import Degrees
 
 log = logging.getLogger(__name__)
+
+_STEP = 0.005  # seconds between looks at what other ranks have stored
 
 
 def shared_memory(degrees: Degrees, *, wanted: bool) -> int | None:
@@ -34,12 +38,24 @@ def shared_memory(degrees: Degrees, *, wanted: bool) -> int | None:
         return None
 
 
+def breaking_off(memory: int, degrees: Degrees) -> Callable[[], None]:
+    """Return what has all ranks that wait in this memory, or will, give up; from any thread."""
+    stages = [RankMemory(memory, 0, degrees.width, 0.0, group=n) for n in range(degrees.pipeline)]
+
+    def break_off() -> None:
+        for stage in stages:
+            stage.break_off()
+
+    return break_off
+
+
 class Membership:
     """Hold a rank's place in its group, and its connections.
 
     stage: what the ranks that compute the same layers do together, by their places. meeting:
     seconds in which all ranks connect, which have started by then. seconds: deadline of everything
-    else until `limit`. memory: descriptor of what `shared_memory` has made for all ranks.
+    else until `limit`. memory: descriptor of what `shared_memory` has made for all ranks. check:
+    raises GroupFailed once a rank is known to have failed; called while this one waits or loads.
     """
 
     def __init__(
@@ -50,15 +66,16 @@ class Membership:
         meeting: float,
         seconds: float,
         memory: int | None = None,
+        check: Callable[[], object] = lambda: None,
     ):
-        self.rank, self.degrees = rank, degrees
+        self.rank, self.degrees, self.check = rank, degrees, check
         self._store = store
         self._store.set_timeout(timedelta(seconds=meeting))
         self._pipeline: GlooCollectives | None = None
         if degrees.pipeline > 1:
             self._pipeline = GlooCollectives(store, rank, degrees.ranks, meeting)
         self.stage = self._connect(meeting, memory)
-        self._store.set_timeout(timedelta(seconds=seconds))
+        self._seconds = seconds
         self.limit(seconds)
 
     def _connect(self, meeting: float, memory: int | None) -> Collectives:
@@ -104,13 +121,18 @@ class Membership:
 
     def limit(self, seconds: float) -> None:
         """Set the deadline of the collectives that follow."""
+        self._seconds = seconds
         self.everyone.limit(seconds)
         self.stage.limit(seconds)
 
     def exchange(self, name: str, content: str) -> list[bytes]:
         """Return what all ranks give under a name that is used once, by rank."""
-        try:
-            self._store.set(f"{name}-{self.rank}", content)
-            return [bytes(self._store.get(f"{name}-{rank}")) for rank in range(self.degrees.ranks)]
-        except RuntimeError as error:  # of the store: a rank is late
-            raise GroupFailed(f"rank {self.rank} waited in vain for {name} of others") from error
+        self._store.set(f"{name}-{self.rank}", content)
+        given_up = time.monotonic() + self._seconds
+        keys = [f"{name}-{rank}" for rank in range(self.degrees.ranks)]
+        while not self._store.check(keys):
+            self.check()
+            if time.monotonic() > given_up:
+                raise GroupFailed(f"rank {self.rank} waited in vain for {name} of others")
+            time.sleep(_STEP)
+        return [bytes(self._store.get(key)) for key in keys]

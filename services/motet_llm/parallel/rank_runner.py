@@ -29,13 +29,15 @@ from motet_shared.errors import ConfigError
 
 from .adapters import Ranges, RankAdapterBank, whole_shapes
 from .caches import Others, RankKvCache, RankStateCache
+from .collectives import Alone
 from .cuts import agreement
 from .cuts.expert_cut import ExpertCut
-from .cuts.fixed_tree import FixedTree, shards_of
+from .cuts.fixed_tree import FixedTree, refusal, shards_of
 from .cuts.pipeline_cut import PipelineCut
-from .cuts.plan import Plan, expert_plan, tensor_plan
-from .cuts.sums import PlainSums, Sums
+from .cuts.plan import Plan, expert_plan, has_expert_plan, has_tensor_plan, tensor_plan
+from .cuts.sums import PlainSums
 from .cuts.tensor_cut import TensorCut
+from .cuts.tree_experts import TreeExpertCut, can_cut
 from .degrees import Degrees
 from .membership import Membership
 
@@ -93,6 +95,7 @@ class RankRunner(ModelRunner):
                 " original weights, or one rank"
             )
         model = super()._load_model(folder, config, dtype)
+        self.packing.packer.before_each = self.member.check
         self._whole = whole_shapes(model)
         whole_NV = None
         if self.member.rank == 0:
@@ -116,22 +119,39 @@ class RankRunner(ModelRunner):
     def _cut(self, model: PreTrainedModel) -> None:
         if self.degrees.pipeline > 1:
             PipelineCut(model, self.member).run()
+        if self._deterministic:
+            self._cut_in_tree(model)
+            return
         experts = expert_plan(model) if self.degrees.expert > 1 else Plan({})
-        if self.degrees.tensor > 1 or self._deterministic:
+        if self.degrees.tensor > 1:
             plan = tensor_plan(model)
             kept = {
                 name: style for name, style in plan.styles.items() if name not in experts.styles
             }
-            cut = TensorCut(model, Plan(kept), self.member.stage, self._sums(model))
+            stage = self.member.stage
+            cut = TensorCut(model, Plan(kept), stage, PlainSums(stage))
             cut.run()
             self._ranges = cut.ranges
         if experts.styles:
             ExpertCut(model, experts, self.member.stage).run()
 
-    def _sums(self, model: PreTrainedModel) -> Sums:
-        if self._deterministic:
-            return FixedTree(self.member.stage, shards_of(model.config))
-        return PlainSums(self.member.stage)
+    def _cut_in_tree(self, model: PreTrainedModel) -> None:
+        """Cut a model for sums of the same bits at every degree. Raises ConfigError."""
+        degrees, stage, shards = self.degrees, self.member.stage, shards_of(model.config)
+        if not shards or shards % degrees.width:
+            field = "tensor_parallel" if degrees.tensor > 1 else "expert_parallel"
+            raise refusal(field, degrees.width, shards)
+        dense = tensor_plan(model) if degrees.tensor > 1 or has_tensor_plan(model) else Plan({})
+        experts = expert_plan(model) if degrees.expert > 1 or has_expert_plan(model) else Plan({})
+        if degrees.width == 1 and not can_cut(model, (dense, experts)):
+            return
+        is_by_expert = degrees.expert > 1
+        TreeExpertCut(model, (dense, experts), stage, shards, is_by_expert=is_by_expert).run()
+        if dense.styles:
+            among = stage if degrees.tensor > 1 else Alone()
+            cut = TensorCut(model, dense, among, FixedTree(among, shards))
+            cut.run()
+            self._ranges = cut.ranges
 
     def _measure_memory(
         self, config: EngineConfig, model_config: PreTrainedConfig

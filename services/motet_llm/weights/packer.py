@@ -19,7 +19,8 @@ class Packer:
 
     form: a format of `pack_linear`. device: where they compute. precise: codes of 4 bits take in 16
     bits. stored: what was packed before, if anything was. `made` collects what is returned. fused:
-    which modules were replaced afterwards, if any were compared.
+    which modules were replaced afterwards, if any were compared. before_each: called before each
+    matrix; what it raises ends the packing.
 
     Shapes: N output features, K input features, E experts.
     """
@@ -35,9 +36,11 @@ class Packer:
         self.stored: PackedModel | None = None
         self.made: dict[str, Linear] = {}
         self.fused: FusedModules | None = None
+        self.before_each: Callable[[], object] = lambda: None
 
     def take(self, name: str, shape: tuple[int, int], pack: Callable[[], Linear]) -> Linear:
         """Return the stored matrix `name` if it has this shape `[N, K]`, else what `pack` returns."""
+        self.before_each()
         found = None if self.stored is None else self.stored.matrices.get(name)
         if found is None or (found.out_features, found.in_features) != shape:
             found = pack()

@@ -133,6 +133,7 @@ def _key(config: EngineConfig, weights: str, loaded: torch.dtype) -> str | None:
             loaded=dtype_name(loaded),
             code_inputs=config.code_inputs,
             stage=config.stage,
+            **({"packs_experts": True} if config.deterministic else {}),
         )
     except OSError as error:
         log.warning("packed weights are not kept", extra={"reason": str(error)})

@@ -5,8 +5,9 @@ is, one included. A rank computes the products of its shards one by one and adds
 ranks' sums, which are subtrees, are added in pairs again. So every number is the sum of the same
 products in the same order.
 
-A model whose sums cannot be cut so (mixtures of experts, heads that two shards cannot share, no
-plan) has no such tree: one rank computes it as before, and a group is refused.
+Experts are cut by `tree_experts.py`. A model whose sums cannot be cut so (heads that two shards
+cannot share, experts of a structure of their own, no plan) has no such tree: one rank computes it
+as before, and a group is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers import PreTrainedConfig
 from motet_llm.parallel.collectives import Collectives, add_in_pairs
 from motet_shared.errors import ConfigError
 
+from . import tree_experts
 from .plan import WHOLE
 from .shares import Share, divide, evenly
 from .sums import columns_of
@@ -34,34 +36,43 @@ _CUT = {
     "packed_colwise",
     "embedding_rowwise",
 }
+# Styles of plans for the parameters of experts, besides those of matrices.
+_EXPERTS = {*tree_experts.STYLES, "packed_rowwise", "grouped_gemm"}
 
 
 def shards_of(config: PreTrainedConfig) -> int:
     """Return the number of a model's virtual shards, the same at every degree; 0: it has no tree."""
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    has_plan = bool(plan or getattr(config, "base_model_ep_plan", None))
     heads = getattr(config.get_text_config(), "num_attention_heads", None)
-    if not plan or not set(plan.values()) <= _CUT | WHOLE or not isinstance(heads, int):
+    if (
+        not has_plan
+        or not set(plan.values()) <= _CUT | _EXPERTS | WHOLE
+        or not isinstance(heads, int)
+    ):
         return 0
     return next((shards for shards in _SHARDS if not heads % shards), 0)
 
 
 def problems(config: Any) -> Iterator[tuple[str, str]]:
     """Yield the settings with which a group cannot be deterministic, each with the remedy."""
-    if config.expert_parallel > 1:
-        yield "expert_parallel", "experts are not summed in a fixed tree; give 1 if deterministic"
-    if _SHARDS[0] % config.tensor_parallel:
-        yield "tensor_parallel", "give 1, 2 or 4 ranks, among which 4 shards are divided"
-    if config.adapters or config.adapter_folder:
-        yield "adapters", "adapters are not summed in a fixed tree; serve them by one rank"
+    for name in ("tensor_parallel", "expert_parallel"):
+        if _SHARDS[0] % getattr(config, name):
+            yield name, "give 1, 2 or 4 ranks, among which 4 shards are divided"
 
 
 def serves_alone(config: Any) -> bool:
     """Return True if the settings let one rank compute as a deterministic group does."""
-    return (
-        config.deterministic
-        and config.device == "cpu"
-        and config.stage == "thinker"
-        and not (config.adapters or config.adapter_folder)
+    return bool(config.deterministic and config.device == "cpu" and config.stage == "thinker")
+
+
+def refusal(field: str, ranks: int, shards: int) -> ConfigError:
+    """Return the error of ranks that cannot share a model's shards; field: the setting."""
+    return ConfigError(
+        f"{field}={ranks}: deterministic=true: the sums of this model are cut into {shards or 1}"
+        " shards, which that many ranks cannot share; give another degree, or leave deterministic"
+        " off",
+        param=field,
     )
 
 
@@ -74,12 +85,7 @@ class FixedTree:
     def __init__(self, group: Collectives, shards: int):
         self._group, self._shards = group, shards
         if not shards or shards % group.size:
-            raise ConfigError(
-                f"tensor_parallel={group.size}: deterministic=true: the sums of this model are cut"
-                f" into {shards or 1} shards, which that many ranks cannot share; give another"
-                " degree, or leave deterministic off",
-                param="tensor_parallel",
-            )
+            raise refusal("tensor_parallel", group.size, shards)
         each = shards // group.size
         self._own = range(group.rank * each, (group.rank + 1) * each)
 
@@ -103,9 +109,15 @@ class FixedTree:
         ]
         first = 0 if splits_input else own.begin
         within = [Share(share.begin - first, share.end - first) for share in shares]
-        return TreeLinear(parts, within, self._group)
+        return TreeLinear(parts, within, self._group, shares)
+
+    def parts(self, module: nn.Module) -> dict[str, Share]:
+        assert isinstance(module, TreeLinear)
+        return {f"parts.{number}": share for number, share in enumerate(module.columns)}
 
     def experts(self, experts: nn.Module) -> nn.Module:
+        if isinstance(experts, tree_experts.TreeExperts):  # cut before
+            return experts
         raise ConfigError(
             f"deterministic=true: {type(experts).__name__} is not summed in a fixed tree; leave it"
             " off, or give one rank"
@@ -115,13 +127,19 @@ class FixedTree:
 class TreeLinear(nn.Module):
     """Multiply each shard's columns by its inputs, and sum in one tree.
 
-    shares: each part's features among the inputs.
+    shares: each part's features among the inputs. columns: among those of the whole matrix.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear], shares: Sequence[Share], group: Collectives):
+    def __init__(
+        self,
+        parts: Sequence[nn.Linear],
+        shares: Sequence[Share],
+        group: Collectives,
+        columns: Sequence[Share],
+    ):
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.shares, self.group = shares, group
+        self.shares, self.group, self.columns = shares, group, columns
 
     @property
     def summed(self) -> nn.Module:

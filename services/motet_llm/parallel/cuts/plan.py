@@ -54,6 +54,16 @@ def expert_plan(model: PreTrainedModel) -> Plan:
     return Plan({name: style for name, style in plan.styles.items() if style in kept})
 
 
+def has_tensor_plan(model: PreTrainedModel) -> bool:
+    """Return True if the family has a plan by which ranks share matrices."""
+    return bool(getattr(model.config, "base_model_tp_plan", None))
+
+
+def has_expert_plan(model: PreTrainedModel) -> bool:
+    """Return True if the family has a plan by which ranks share experts."""
+    return bool(getattr(model.config, "base_model_ep_plan", None))
+
+
 def _plan(model: PreTrainedModel, field: str, setting: str) -> Plan:
     given: dict[str, str] | None = getattr(model.config, field, None)
     if not given:

@@ -27,6 +27,12 @@ class Sums(Protocol):
         otherwise they are the rank's own.
         """
 
+    def parts(self, module: nn.Module) -> dict[str, Share]:
+        """Return the input features of each matrix in a module of `linear`, if they are several.
+
+        By their names within it.
+        """
+
     def experts(self, experts: nn.Module) -> nn.Module:
         """Return a module that sums a rank's part of all experts. Raises ConfigError."""
 
@@ -45,6 +51,9 @@ class PlainSums:
     ) -> nn.Module:
         part = columns_of(linear, own, bias=self._group.rank == 0)
         return SummedLinear(part, self._group, own if splits_input else None)
+
+    def parts(self, module: nn.Module) -> dict[str, Share]:
+        return {}
 
     def experts(self, experts: nn.Module) -> nn.Module:
         return SummedExperts(experts, self._group)

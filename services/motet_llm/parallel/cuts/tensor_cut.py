@@ -181,7 +181,10 @@ class TensorCut:
         own = self._evenly_or_divided(linear.in_features, heads)
         self.ranges[full] = (None, [own])
         by_heads = heads is not None
-        return self._sums.linear(linear, own, heads=by_heads, splits_input=splits_input)
+        summed = self._sums.linear(linear, own, heads=by_heads, splits_input=splits_input)
+        for name, share in self._sums.parts(summed).items():
+            self.ranges[f"{full}.{name}"] = (None, [share])
+        return summed
 
     def _gathered(self, full: str, linear: nn.Linear, *, is_for_first: bool) -> GatheredLinear:
         size = linear.out_features

@@ -123,6 +123,19 @@ def test_an_exchange_gives_up_a_rank_that_says_nothing(tmp_path: Path) -> None:
         member.exchange("shapes", "{}")
 
 
+def test_an_exchange_ends_once_a_rank_is_known_to_have_failed(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise GroupFailed("rank 1 is gone")
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    member = Membership(store, 0, Degrees(), MEETING, MEETING, check=fail)
+    member.degrees = Degrees(pipeline=2)
+    began = time.monotonic()
+    with pytest.raises(GroupFailed, match="rank 1 is gone"):
+        member.exchange("shapes", "{}")
+    assert time.monotonic() - began < LATEST
+
+
 class SilentRank:
     """Be a rank that reads nothing and says nothing."""
 

@@ -1,10 +1,13 @@
 """Every family that transformers has a plan for, computed by groups: exact, or refused by name when it is loaded.
 
 As in `test_parallel_engine.py`, requests move between a group and an engine of one rank, with prefix hits and chunks.
+`MOTET_GROUPS=2/6` runs the second of six slices.
 """
 
 from __future__ import annotations
 
+import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +40,19 @@ REFUSED: dict[str, dict[str, str]] = {
     "expert_parallel": {"Gemma4ForCausalLM": "it has no experts"},
 }
 LEAST = 20  # families at each degree
+SLICE, SLICES = map(int, os.environ.get("MOTET_GROUPS", "1/1").split("/"))
+CASES = [*product(EXACT, DEGREES)][SLICE - 1 :: SLICES]
 
 
 def is_planned(name: str, setting: str) -> bool:
     return bool(getattr(families.variant_config(name), PLANS[setting], None))
 
 
-@pytest.mark.parametrize("degrees", DEGREES)
-@pytest.mark.parametrize("name", EXACT)
+def named(value: Any) -> str:
+    return value if isinstance(value, str) else "-".join(f"{k}={n}" for k, n in value.items())
+
+
+@pytest.mark.parametrize(("name", "degrees"), CASES, ids=named)
 def test_a_family_is_exact_in_a_group_or_refused(
     name: str, degrees: dict[str, Any], tmp_path: Path
 ) -> None:

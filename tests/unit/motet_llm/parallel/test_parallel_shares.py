@@ -65,7 +65,7 @@ def test_ranks_of_a_stage_follow_each_other() -> None:
     [
         ({"tensor_parallel": 2, "expert_parallel": 3}, "expert_parallel"),
         ({"tensor_parallel": 2, "device": "cuda"}, "device"),
-        ({"expert_parallel": 2, "deterministic": True}, "expert_parallel"),
+        ({"expert_parallel": 3, "deterministic": True}, "expert_parallel"),
         ({"expert_parallel": 2, "host_cache": 1 << 20}, "host_cache"),
         ({"tensor_parallel": 2, "attention_budget": 64}, "attention_budget"),
         ({"tensor_parallel": 2, "stage": "talker"}, "stage"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.engine.rank_families import SMALL
 from support.engine.rank_threads import RankThread, loading_alone
 from support.families import language_families as families
 
+LONG = 100.0  # seconds that ranks wait for each other, much more than a start takes
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
 
@@ -117,6 +119,22 @@ def test_experts_are_computed_by_the_ranks_that_are_left(
         assert tokens(group) == expected
     finally:
         group.close()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+def test_a_rank_that_is_lost_before_the_ranks_meet_is_noticed_at_once(
+    degrees: dict[str, int], shares: bool, starts: Any, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"collective_timeout": LONG, "rank_memory": shares}
+    config = settings("Qwen2ForCausalLM", tmp_path, **degrees, **given)
+    started = starts({2: 1})
+    began = time.monotonic()
+    engine = Engine(config)
+    assert time.monotonic() - began < LONG / 2
+    assert started.sizes == [2, 2]
+    assert len(tokens(engine)) == 16
+    engine.close()
 
 
 def test_a_leader_is_left_alone(starts: Any, tmp_path: Path) -> None:
