@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from numpy.typing import NDArray
 from PIL import Image
 
 from motet_diffusion.config import EngineConfig
@@ -38,6 +39,7 @@ NAMES = [
 ]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "videos.md"
 SIDE, FRAMES = 64, 17
+QUIET = 1e-4  # of sound, whose samples are within -1 to 1
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +61,10 @@ def request(kind: str) -> PictureRequest:
     )
 
 
-def reference(path: Path, drawing: PictureRequest, class_name: str) -> Pixels:
-    """Return the frames of diffusers' own call."""
+def reference(
+    path: Path, drawing: PictureRequest, class_name: str
+) -> tuple[Pixels, NDArray[np.float32] | None]:
+    """Return the frames of diffusers' own call, and the sound of those that have it."""
     pipeline = DiffusionPipeline.from_pretrained(path)
     if type(pipeline).__name__ != class_name:
         pipeline = pipeline_class(class_name).from_pipe(pipeline)
@@ -73,6 +77,7 @@ def reference(path: Path, drawing: PictureRequest, class_name: str) -> Pixels:
         "width": drawing.width,
         "height": drawing.height,
         "num_frames": drawing.frames,
+        "frame_rate": FAMILIES[class_name].frame_rate,
         "num_inference_steps": drawing.steps,
         "guidance_scale": drawing.guidance_scale,
         "generator": torch.Generator().manual_seed(drawing.seed),
@@ -80,9 +85,9 @@ def reference(path: Path, drawing: PictureRequest, class_name: str) -> Pixels:
         "image": drawing.image,
     }
     arguments = {key: value for key, value in given.items() if key in known and value is not None}
-    frames = pipeline(**arguments, return_dict=False)[0][0]
-    pixels: Pixels = (frames * 255).round().astype(np.int64)
-    return pixels
+    outputs = pipeline(**arguments, return_dict=False)
+    pixels: Pixels = (outputs[0][0] * 255).round().astype(np.int64)
+    return pixels, outputs[1][0].float().numpy() if len(outputs) > 1 else None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,12 +99,18 @@ def test_frames_equal_those_of_diffusers(folder: Callable[[str], Path], name: st
         assert factory.merges
         for kind in factory.rules.kinds:
             drawing = request(kind)
-            wanted = reference(path, drawing, type(factory.pipeline_of(kind)).__name__)
+            wanted, sound = reference(path, drawing, type(factory.pipeline_of(kind)).__name__)
             assert wanted.shape == (FRAMES, SIDE, SIDE, 3)
             assert wanted.std() > 2
             passes = recording.engine.passes
             (alone,) = recording.draw(drawing)
             assert_alike(alone, wanted)
+            heard = recording.sound(0)
+            assert (heard is None) == (sound is None) == (not factory.rules.sound_rate)
+            if heard is not None and sound is not None:
+                assert heard.shape == sound.shape
+                assert sound.std() > QUIET
+                np.testing.assert_allclose(heard, sound, atol=QUIET)
             passes, alone_passes = recording.engine.passes, recording.engine.passes - passes
             one, other, three = recording.draw_together(drawing, replace(drawing, seed=6), drawing)
             assert_alike(one, wanted)
@@ -164,7 +175,7 @@ def test_a_model_of_pictures_has_no_seconds(tmp_path: Path) -> None:
 
 def test_other_pipelines_of_videos_are_refused_by_their_class(tmp_path: Path) -> None:
     found = {name for name in dir(diffusers) if (kind := pipeline_class(name)) and is_video(kind)}
-    assert FAMILIES.keys() == set(video_families.NAMES)
+    assert FAMILIES.keys() == {video_families.class_of(name) for name in video_families.NAMES}
     for name in FAMILIES:
         (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": name}))
         assert makes_videos(tmp_path)
