@@ -200,7 +200,12 @@ def _unpatchify(vae: Any) -> Callable[[Tensor], Tensor]:
 
 
 def decodes_in_parts(vae: Any) -> bool:
-    """Return True if the outputs of a VAE's decoder, one after the other, are its video."""
+    """Return True if the outputs of a VAE's decoder, one after the other, are its video.
+
+    They are not where tiles overlap: HunyuanVideo's, of videos that are longer than the one here.
+    """
+    if any(getattr(vae, name, False) for name in ("use_framewise_decoding", "use_tiling")):
+        return False
     config = vae.config
     channels = getattr(config, "latent_channels", None) or config.z_dim
     noise = torch.randn(1, channels, 3, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -143,8 +143,8 @@ def ltx_2() -> Any:
     """LTX-2: frames and sound."""
     vae = diffusers.AutoencoderKLLTX2Video(
         latent_channels=8,
-        block_out_channels=(4, 8, 16, 16),
-        decoder_block_out_channels=(4, 8, 16),
+        block_out_channels=(16, 16, 32, 32),
+        decoder_block_out_channels=(16, 32, 64),
         layers_per_block=(1, 1, 1, 1, 1),
         decoder_layers_per_block=(1, 1, 1, 1),
         spatial_compression_ratio=32,
