@@ -32,6 +32,7 @@ FAMILIES = {
     "HunyuanVideoPipeline": VideoFamily(24),
     "LTX2ImageToVideoPipeline": VideoFamily(24, sound=True),
     "LTX2Pipeline": VideoFamily(24, sound=True),
+    "LTXConditionPipeline": VideoFamily(25),
     "LTXImageToVideoPipeline": VideoFamily(25),
     "LTXPipeline": VideoFamily(25),
     "WanImageToVideoPipeline": VideoFamily(16),

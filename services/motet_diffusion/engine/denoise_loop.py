@@ -207,6 +207,8 @@ class DenoiseLoop:
 
     def _restored(self, like: Tensor) -> Tensor:
         """Restore the state in the checkpoint, and return its latents, of the form of `like`."""
+        if self._sound is not None:
+            self._sound.latents = None
         return unpack(self.drawing.resume, like, self._generator, self._memories())
 
     def _report_step(self) -> None:

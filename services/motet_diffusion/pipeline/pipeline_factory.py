@@ -67,6 +67,9 @@ class PipelineFactory:
         )
         if not self.denoiser_name or getattr(self.pipeline, "vae", None) is None:
             raise self._refused("the folder lacks its denoiser or its VAE")
+        second = getattr(self.pipeline, SECOND_DENOISER, None)
+        if second is not None:
+            self._check_two_denoisers()
         denoiser = getattr(self.pipeline, self.denoiser_name)
         self.controlnets = ControlNets(self.pipeline, denoiser, config)
         self.image_prompts = ImagePrompts(self.pipeline, denoiser, config.ip_adapters)
@@ -74,8 +77,7 @@ class PipelineFactory:
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
         self.denoisers = {DENOISER: self.denoiser}  # by target of a call
-        if (second := getattr(self.pipeline, SECOND_DENOISER, None)) is not None:
-            self._check_two_denoisers()
+        if second is not None:
             self.denoisers[SECOND_DENOISER] = second
         for denoiser in self.denoisers.values():
             self._quantize(denoiser)

@@ -78,7 +78,7 @@ class Trial:
                 except Exception as error:  # a family whose calls do not fit runs one by one
                     log.info("calls are not merged: %s", _described(error))
                     return False
-                return _alike(parts[0], answer) and _alike(parts[1], other_answer)
+                return alike(parts[0], answer) and alike(parts[1], other_answer)
         return False
 
     def zeros(self, call: Call) -> Any:
@@ -230,7 +230,8 @@ def _first(value: Any) -> Tensor:
     return tensor
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Return True if two answers of a denoiser differ by no more than rounding does."""
     one, other = _first_output(one), _first_output(other)
     if isinstance(one, Tensor):
         one, other = [one], [other]

@@ -24,6 +24,17 @@ def wan() -> Any:
 
 def ltx() -> Any:
     """Write LTX-Video: text to video, and image to video with the same weights."""
+    return _ltx(
+        diffusers.LTXPipeline, scheduler=flow(use_dynamic_shifting=True, shift_terminal=0.1)
+    )
+
+
+def ltx_condition() -> Any:
+    """Write LTX-Video 0.9.5: a time for each token, and noise in what the VAE decodes."""
+    return _ltx(diffusers.LTXConditionPipeline, scheduler=flow(), timestep_conditioning=True)
+
+
+def _ltx(kind: Any, *, scheduler: Any, **fields: Any) -> Any:
     vae = diffusers.AutoencoderKLLTXVideo(
         latent_channels=8,
         block_out_channels=(8, 8, 8, 8),
@@ -32,6 +43,7 @@ def ltx() -> Any:
         decoder_layers_per_block=(1, 1, 1, 1, 1),
         encoder_causal=True,
         decoder_causal=False,
+        **fields,
     )
     model = diffusers.LTXVideoTransformer3DModel(
         in_channels=8,
@@ -42,10 +54,10 @@ def ltx() -> Any:
         num_layers=2,
         caption_channels=HIDDEN,
     )
-    return diffusers.LTXPipeline(
+    return kind(
         transformer=parts._lively(model),
         vae=vae,
-        scheduler=flow(use_dynamic_shifting=True, shift_terminal=0.1),
+        scheduler=scheduler,
         text_encoder=parts._t5(),
         tokenizer=parts._t5_tokenizer(),
     )
@@ -105,6 +117,7 @@ def cogvideox_i2v() -> Any:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "WanPipeline": wan,
+    "LTXConditionPipeline": ltx_condition,
     "LTXPipeline": ltx,
     "CogVideoXPipeline": cogvideox,
     "CogVideoXImageToVideoPipeline": cogvideox_i2v,
@@ -115,6 +128,7 @@ NAMES = sorted({*MAKERS, *SAME_MODULES})
 # What a folder of the class makes videos of: a prompt, or a prompt and an image.
 _KINDS = {
     "LTX2Pipeline": ["draw", "change"],
+    "LTXConditionPipeline": ["draw", "change"],
     "LTXPipeline": ["draw", "change"],
     "WanPipeline 2.2 TI2V": ["draw", "change"],
 }
