@@ -38,9 +38,9 @@ _FURTHER_MODELS = {
 # Packages that pipelines of diffusers cannot do without, and Motet does not bring.
 _PACKAGES = {
     "Cosmos2TextToImagePipeline": "cosmos_guardrail",
-    "PRXPipeline": "ftfy",
     "WanImageToVideoPipeline": "ftfy",
 }
+_NOT_COMPARED = ("PRXPipeline",)
 # Inputs that some pipelines require, and no route of a picture has.
 _FOREIGN_INPUTS = (
     "control_image",
@@ -108,8 +108,9 @@ def refusal(kind: Any) -> str | None:
     is_sized = {"height", "strength"} & parameters.keys() or kind.__name__ in FAMILIES
     if "image" in parameters and not is_sized:
         return "it chooses the size of a picture, which is none of its arguments"
-    if is_video(kind) and kind.__name__ not in FAMILIES:
-        return "its frames are not compared with those of diffusers"
+    if (is_video(kind) and kind.__name__ not in FAMILIES) or kind.__name__ in _NOT_COMPARED:
+        what = "frames" if is_video(kind) else "pictures"
+        return f"its {what} are not compared with those of diffusers"
     return None
 
 

@@ -181,7 +181,7 @@ def test_a_step_goes_to_the_denoiser_of_its_noise(folder: Callable[[str], Path])
 @pytest.mark.long
 def test_what_is_for_one_denoiser_is_refused_with_two(folder: Callable[[str], Path]) -> None:
     path = str(folder("WanPipeline 2.2"))
-    with pytest.raises(ConfigError, match="^loras="):
+    with pytest.raises(ConfigError, match=r"^loras="):
         PipelineFactory(EngineConfig(model=path, loras=("ink=ink.safetensors",)))
     factory = PipelineFactory(EngineConfig(model=path, quantization="int8"))
     assert len(factory.denoisers) == 2
@@ -190,11 +190,20 @@ def test_what_is_for_one_denoiser_is_refused_with_two(folder: Callable[[str], Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["LTX2Pipeline", "HunyuanVideoPipeline", "CogVideoXPipeline"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LTX2Pipeline",
+        "HunyuanVideoPipeline",
+        "HunyuanVideo15Pipeline",
+        "CogVideoXPipeline",
+        "WanPipeline",
+    ],
+)
 def test_blocks_that_a_step_cache_cannot_leave_out_are_refused(
     folder: Callable[[str], Path], name: str
 ) -> None:
-    with pytest.raises(ConfigError, match="^step_cache="):
+    with pytest.raises(ConfigError, match=r"^step_cache="):
         RecordingEngine(folder(name), step_cache=0.1)
 
 
