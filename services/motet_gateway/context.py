@@ -163,7 +163,9 @@ class GatewayContext:
         if client is None:
             return
         config = self.config
-        self.accounts = Accounts(await SharedCounts.open(client), self.metrics.tenants)
+        self.accounts = Accounts(
+            await SharedCounts.open(client), self.metrics.tenants, self.bus.instance
+        )
         self.authenticator.share(self.accounts)
         self.accounts.start()
         self.store = await ImageStore.open(

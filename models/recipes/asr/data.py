@@ -225,19 +225,25 @@ def example(clip: Clip, tokenizer: asr_tokenizer.WhisperTokenizer) -> Example:
     mel = features(clip.wave)
     peak = float(mel.max())
     scaled = (mel - peak) * (4 / DYNAMIC_RANGE) + 1
-    encoded = (
-        tokenizer(" " + clip.text, add_special_tokens=False, return_offsets_mapping=True)
-        if clip.text
-        else {}
-    )
-    offsets = encoded.get("offset_mapping", [])
+    tokens, spans = token_spans(clip, tokenizer)
     return Example(
         features=np.round(scaled.clip(0, 1) * 255).astype(np.uint8),
         peak=peak,
-        tokens=tuple(encoded.get("input_ids", ())),
-        spans=tuple(_span(clip, max(0, end - 2)) for _, end in offsets),
+        tokens=tokens,
+        spans=spans,
         phonemes=_phonemes(clip, mel.shape[1] // 2),
     )
+
+
+def token_spans(
+    clip: Clip, tokenizer: asr_tokenizer.WhisperTokenizer
+) -> tuple[tuple[int, ...], tuple[tuple[float, float], ...]]:
+    """Return the tokens of a clip's text, and the start and end of each one's word in seconds."""
+    if not clip.text:
+        return (), ()
+    encoded = tokenizer(" " + clip.text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = encoded["offset_mapping"]
+    return tuple(encoded["input_ids"]), tuple(_span(clip, max(0, end - 2)) for _, end in offsets)
 
 
 def _span(clip: Clip, character: int) -> tuple[float, float]:

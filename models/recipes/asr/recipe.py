@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recipes.asr.tokenizer import STEP, WINDOW
+from recipes.speech.noise import Conditions
 from recipes.training.errors import RecipeError
 
 
@@ -61,3 +62,30 @@ class Recipe:
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
         """Return (layer, head) of the cross-attention heads that the alignment loss trains."""
         return tuple((layer, 0) for layer in range(self.decoder_layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolRecipe(Recipe):
+    """Define a timed run from a pool of speech, in conditions drawn anew at each visit of a clip."""
+
+    shard: int = 256
+    batch: int = 128
+    matrix_lr: float = 0.012
+    other_lr: float = 2e-3
+    steps: int = 12_000  # of the schedule, which is stretched over the run's time
+    warmup: int = 300
+    decay: float = 0.5  # share of the time in which the rates fall
+    restarts: tuple[tuple[int, float], ...] = ()
+    timestamp_share: float = 0.2
+    full_window_share: float = 0.04
+    pool_samples: int = 6_000_000_000  # two bytes each, on the device
+    pool_clips: int = 160_000
+    first_clips: int = 1_024  # clips before the first step
+    chunk: int = 8  # batches whose clips are drawn together and sorted by length
+    throats: tuple[float, float] = (0.86, 1.16)  # scale of formants and pitch
+    throat_share: float = 0.7  # of clips whose throat is scaled
+    conditions: Conditions = field(
+        default_factory=lambda: Conditions(
+            room=0.5, noise=0.75, telephone=0.1, clipping=0.08, snr=(1.0, 30.0)
+        )
+    )

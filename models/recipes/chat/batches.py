@@ -48,11 +48,13 @@ def pad(rows: Sequence[tuple[list[int], list[float]]], padding: int) -> Batch:
     return Batch(tokens=tokens, weights=weights)
 
 
-def chunked(rows: Iterable[Item], length: Callable[[Item], int]) -> list[list[Item]]:
-    """Split rows, sorted by length, into chunks of about MICRO_BATCH padded tokens."""
+def chunked(
+    rows: Iterable[Item], length: Callable[[Item], int], *, most: int = MICRO_BATCH
+) -> list[list[Item]]:
+    """Split rows, sorted by length, into chunks of at most `most` padded tokens, or one row."""
     chunks: list[list[Item]] = [[]]
     for row in rows:
-        if chunks[-1] and length(row) * (len(chunks[-1]) + 1) > MICRO_BATCH:
+        if chunks[-1] and length(row) * (len(chunks[-1]) + 1) > most:
             chunks.append([])
         chunks[-1].append(row)
     return chunks

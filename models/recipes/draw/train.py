@@ -251,7 +251,7 @@ class Trainer(StageTraining[list[Example], float]):
         """Return the loss of the scene labels predicted from prompts."""
         hidden, mask = self.encode_prompts([one.prompt for one in batch])
         logits = self.model.reader.label_logits(hidden, mask)
-        return label_loss(logits, [scene_labels(one.scene) for one in batch])
+        return label_loss(logits, torch.tensor([scene_labels(one.scene) for one in batch]))
 
     def encode_prompts(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """Encode prompts to `[B, L, D]` and their mask `[B, L]`."""
@@ -276,7 +276,7 @@ class Trainer(StageTraining[list[Example], float]):
         direction, logits = self.model.painter(
             (1 - share) * latents + share * noise, sigma, hidden, mask
         )
-        labels = label_loss(logits, [cell_labels(one.scene) for one in batch])
+        labels = label_loss(logits, torch.tensor([cell_labels(one.scene) for one in batch]))
         return functional.mse_loss(direction, noise - latents) + self.recipe.label_weight * labels
 
     def progress(self, reports: Sequence[float], seconds: float) -> str:

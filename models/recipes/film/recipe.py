@@ -40,8 +40,8 @@ class Recipe:
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
     shift: float = 3.0  # of noise levels towards noise, where the layout is decided
     label_weight: float = 0.25  # of the auxiliary cell label loss
-    pool_start: int = 3072  # encoded films that the denoiser begins with
-    pool_step: int = 3  # further ones before each step
+    pool: int = 30_000  # films that the denoiser learns from
+    wordings: int = 3  # prompts of each
     # Generation defaults, for `generation_config.json`
     guidance: float = 1.0
     denoising_steps: int = 12
@@ -52,5 +52,5 @@ class Recipe:
         steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
     )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=9000, batch=64, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
+    painter: Stage = Stage(steps=9000, batch=48, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
     decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)

@@ -37,6 +37,20 @@ LOCATING = replace(  # more of the slowest tasks to learn: positions and orders
         "instruction": 0.25,
     },
 )
+SCATTERED = replace(  # of both kinds of pictures: many things, and which is left of which
+    VIEWING,
+    scene={
+        "count": 2.2,
+        "colour": 1.0,
+        "shape": 1.0,
+        "size": 0.4,
+        "existence": 1.2,
+        "relation-horizontal": 1.8,
+        "relation-vertical": 1.2,
+        "description": 3.0,
+        "where": 1.0,
+    },
+)
 SEEING = replace(  # of other styles: what a stranger asks first
     VIEWING,
     scene={

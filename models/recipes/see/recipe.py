@@ -9,6 +9,7 @@ from recipes.see.mix import LOCATING, VIEWING
 from recipes.training.loop import Stage
 from recipes.world.pictures import SIZE
 from recipes.world.scenes import GRID
+from recipes.world.styles import Slant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,9 @@ class Recipe:
         return next(mix for start, mix in reversed(self.viewing_mixes) if start <= step)
 
 
+HARDER = Slant(many=0.3, small=0.15)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
     """Define the training that adds other styles of pictures to a complete model."""
@@ -51,6 +55,8 @@ class Adaptation:
     own_share: float = 0.3  # of the tower's pictures, drawn as the micro-world does
     crowded_share: float = 0.5  # of those
     reference_pictures: int = 1500  # that the frozen tower is averaged over
+    whole_pictures: int = 24  # that the tower learns from in each step of `whole`
+    slant: Slant = HARDER  # of the pictures of `whole`
     stages: dict[str, Stage] = field(
         default_factory=lambda: {
             "tower": Stage(
@@ -104,6 +110,15 @@ class Adaptation:
                 decay=0.95,
                 first=4_000_000,
             ),
+            "whole": Stage(
+                steps=3000,
+                batch=36,
+                matrix_lr=6e-3,
+                other_lr=1.5e-3,
+                warmup=60,
+                decay=0.85,
+                first=5_000_000,
+            ),
         }
     )
     lessons: dict[str, dict[str, int]] = field(
@@ -125,6 +140,17 @@ class Adaptation:
                 "own": 4,
                 "choices": 6,
                 "json": 1,
+                "repeating": 1,
+                "abilities": 1,
+            },
+            "whole": {
+                "scattered": 9,
+                "own": 6,
+                "spelled": 6,
+                "choices": 3,
+                "calls": 2,
+                "json": 1,
+                "record": 2,
                 "repeating": 1,
                 "abilities": 1,
             },

@@ -25,7 +25,13 @@ from recipes.see.questions import in_reading_order
 from recipes.training.held_out_seeds import check_training_seed
 from recipes.world.pictures import SIZE, Picture, draw
 from recipes.world.scenes import Scene
-from recipes.world.styles import in_own_cell, sample_pictured_scene, styled_picture
+from recipes.world.styles import (
+    EVEN,
+    Slant,
+    in_own_cell,
+    sample_pictured_scene,
+    styled_picture,
+)
 
 
 class Lesson(NamedTuple):
@@ -59,14 +65,16 @@ class StyledScene(NamedTuple):
     exact: bool
 
 
-def styled_scene(rng: Random, *, anywhere_share: float = 0.6) -> StyledScene:
+def styled_scene(rng: Random, *, anywhere_share: float = 0.6, slant: Slant = EVEN) -> StyledScene:
     """Return a training scene and its picture in a random style.
 
     anywhere_share: of the pictures whose things stand anywhere, not each in its cell.
     """
     while True:
-        things = sample_pictured_scene(rng).things
-        drawing = styled_picture(things, rng, anywhere=rng.random() < anywhere_share)
+        things = sample_pictured_scene(rng, many_share=slant.many).things
+        drawing = styled_picture(
+            things, rng, anywhere=rng.random() < anywhere_share, small_share=slant.small
+        )
         if drawing is None:
             continue
         scene = Scene(things=tuple(figure.thing for figure in drawing.figures))
@@ -75,22 +83,24 @@ def styled_scene(rng: Random, *, anywhere_share: float = 0.6) -> StyledScene:
             return StyledScene(scene, sent_picture(drawing.picture, rng), exact)
 
 
-def lesson(seed: int, index: int) -> Lesson:
+def lesson(seed: int, index: int, *, slant: Slant = EVEN) -> Lesson:
     """Return lesson `index` of `seed` for the tower."""
     check_training_seed(seed)
     rng = Random(f"styles/{seed}/{index}")
-    scene, picture, _ = styled_scene(rng)
+    scene, picture, _ = styled_scene(rng, slant=slant)
     return Lesson(picture, draw(scene, rng), cell_kinds(scene.things))
 
 
-def styled_conversation(rng: Random, mix: Mix) -> PictureConversation | None:
+def styled_conversation(
+    rng: Random, mix: Mix, *, slant: Slant = EVEN
+) -> PictureConversation | None:
     """Write questions about pictures of one to six things; None if one is held out."""
     writer = PictureWriter(rng, mix)
     writer.system()
     for number in range(rng.choice((1, 1, 2))):
         if writer.picture_pending:
             break
-        scene, picture, exact = styled_scene(rng)
+        scene, picture, exact = styled_scene(rng, slant=slant)
         writer.show(in_reading_order(scene), picture)
         writer.scene_edited = not exact  # so that nothing is asked about positions
         if number == 0 and rng.random() < 0.3:

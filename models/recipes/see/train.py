@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,11 +35,13 @@ from transformers import (
 )
 
 from recipes.chat import tokenizer as chat_tokenizer
+from recipes.chat.batches import Batch
 from recipes.chat.train import token_loss
 from recipes.see.batches import CellBatch, PictureBatch, Stream, cell_batch
 from recipes.see.data import CELLS, KINDS
 from recipes.see.recipe import Recipe
 from recipes.training.loop import Stage, Training, exit_on_sigterm, make_readable
+from recipes.training.prefetch import on_device, prefetched
 from recipes.world.pictures import SIZE
 from recipes.world.scenes import GRID
 
@@ -117,6 +119,19 @@ class Model(nn.Module):
             pixels_BCHW, return_dict=True
         ).pooler_output
         return torch.stack(embeddings)
+
+    def reply(self, pixels_BCHW: Tensor | None, *, input_ids: Tensor, **options: Any) -> Any:
+        """Run the model on tokens and pictures.
+
+        As its own `forward`, but nothing is counted: on a GPU that would wait for every batch.
+        """
+        if pixels_BCHW is None:
+            return self.llava(input_ids=input_ids, **options)
+        embeddings_BTX = self.llava.get_input_embeddings()(input_ids)
+        places = (input_ids == self.llava.config.image_token_index)[..., None]
+        found = self.image_embeddings(pixels_BCHW)
+        embeddings_BTX = embeddings_BTX.masked_scatter(places, found.to(embeddings_BTX.dtype))
+        return self.llava(inputs_embeds=embeddings_BTX, **options)
 
     def save(self, out: Path) -> None:
         """Write the checkpoint in float16: weights, tokenizer, template, image processor."""
@@ -237,38 +252,53 @@ class TowerTrainer(Training[CellBatch, TowerReport]):
 class TalkReport(NamedTuple):
     """Hold mean losses per assistant token, with and without pictures, and the tokens of a step."""
 
-    picture_loss: float
-    text_loss: float
+    picture_loss: Tensor
+    text_loss: Tensor
     tokens: int
 
 
 class TalkTrainer(Training[list[PictureBatch], TalkReport]):
     """Train the whole model, the second stage."""
 
-    def __init__(self, stage: Stage, model: Model, stream: Stream, *, steps: int = 0) -> None:
-        self.model, self.stream = model, stream
+    def __init__(
+        self, stage: Stage, model: Model, stream: Stream, *, steps: int = 0, workers: int = 0
+    ) -> None:
+        self.model, self.stream, self.workers = model, stream, workers
         super().__init__(
             model.llava, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr
         )
 
-    def batches(self) -> Iterator[list[PictureBatch]]:
+    def batches(self) -> Iterable[list[PictureBatch]]:
         """Yield the batches that are left."""
-        return self.stream.prefetch(self.step, self.schedule.steps)
+        if not self.workers:
+            return self.stream.prefetch(self.step, self.last_step)
+        steps = range(self.step, self.last_step)
+        return prefetched(self.stream.batches, steps, workers=self.workers)
 
     def train_step(self, batch: list[PictureBatch]) -> TalkReport:
         """Run one update."""
-        losses, counts = [0.0, 0.0], [0.0, 0.0]
+        report = self.backward(batch)
+        self.update()
+        return report
+
+    def backward(self, batch: list[PictureBatch]) -> TalkReport:
+        """Add the gradients of a step's micro-batches."""
+        losses = [torch.zeros((), device=self.device) for _ in range(2)]
+        counts = [0, 0]
         total = sum(float(part.batch.weights[:, 1:].sum()) for part in batch)
         for part in batch:
-            loss, assistant_loss = token_loss(
-                partial(self.model.llava, pixel_values=part.pixels), part.batch
+            text = int(part.pixels is None)
+            counts[text] += int((part.batch.weights[:, 1:] == 1.0).sum())
+            tokens = Batch(
+                tokens=on_device(part.batch.tokens, self.device),
+                weights=on_device(part.batch.weights, self.device),
             )
+            pictures = None if part.pixels is None else on_device(part.pixels, self.device)
+            with self.autocast():
+                loss, assistant_loss = token_loss(partial(self.model.reply, pictures), tokens)
             (loss / total).backward()
-            text_loss = int(part.pixels is None)
-            losses[text_loss] += float(assistant_loss)
-            counts[text_loss] += float((part.batch.weights[:, 1:] == 1.0).sum())
-        self.update()
-        means = [loss / max(count, 1.0) for loss, count in zip(losses, counts, strict=True)]
+            losses[text] += assistant_loss
+        means = [loss / max(count, 1) for loss, count in zip(losses, counts, strict=True)]
         return TalkReport(
             means[0], means[1], sum(int((part.batch.weights > 0).sum()) for part in batch)
         )
@@ -276,7 +306,7 @@ class TalkTrainer(Training[list[PictureBatch], TalkReport]):
     def progress(self, reports: Sequence[TalkReport], seconds: float) -> str:
         """Format the step, losses with and without pictures, and tokens per second."""
         picture_loss, text_loss, tokens = (
-            sum(column) / len(reports) for column in zip(*reports, strict=True)
+            float(sum(column)) / len(reports) for column in zip(*reports, strict=True)
         )
         fields = {
             "stage": "talk",
@@ -309,11 +339,21 @@ def train(
     return model, run_stage(talk, state.with_name("talk.pt"), resume=resume, log=log)
 
 
-def run_stage(trainer: Training[Any, Any], state: Path, *, resume: bool, log: int) -> bool:
-    """Train a stage from `state` if resumed; return True if it reached its last step."""
+def run_stage(
+    trainer: Training[Any, Any],
+    state: Path,
+    *,
+    resume: bool,
+    log: int,
+    seconds: float | None = None,
+) -> bool:
+    """Train a stage from `state` if resumed; return True if it reached its last step.
+
+    seconds: of the stage, in place of its steps.
+    """
     if resume and state.exists():
         trainer.load_state(state)
-    trainer.run(state, every=120.0, log=log)
+    trainer.run(state, every=120.0, log=log, seconds=seconds)
     return trainer.step >= trainer.schedule.steps
 
 

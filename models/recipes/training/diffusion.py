@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -85,18 +86,21 @@ def numbered(rows: Iterable[Sequence[str]], classes: Sequence[Sequence[str]]) ->
     return [[names.index(row[place]) for row in found] for place, names in enumerate(classes)]
 
 
-def label_loss(logits: Sequence[Tensor], labels: Sequence[list[list[int]]]) -> Tensor:
-    """Return the cross-entropy of label logits, averaged over things and summed over properties."""
+def label_loss(logits: Sequence[Tensor], labels_BPN: Tensor) -> Tensor:
+    """Return the cross-entropy of label logits, averaged over things and summed over properties.
+
+    logits: `[B, N, classes]` of each property. labels_BPN: class numbers.
+    """
     losses = [
-        functional.cross_entropy(one.float().flatten(0, 1), torch.tensor(rows).flatten())
-        for one, rows in zip(logits, zip(*labels, strict=True), strict=True)
+        functional.cross_entropy(one.float().flatten(0, 1), labels_BN.flatten())
+        for one, labels_BN in zip(logits, labels_BPN.unbind(1), strict=True)
     ]
     return torch.stack(losses).sum()
 
 
 def noise_levels(count: int, shift: float, generator: torch.Generator) -> Tensor:
     """Return random noise levels `[count]`, 0 to 1, moved towards noise by `shift`."""
-    sigma = torch.sigmoid(torch.randn(count, generator=generator))
+    sigma = torch.sigmoid(torch.randn(count, generator=generator, device=generator.device))
     return shift * sigma / (1 + (shift - 1) * sigma)
 
 
@@ -143,11 +147,15 @@ def train_stages(
     every: float,
     log: int,
     ended: Callable[[str], None],
+    only: Sequence[str] = (),
+    seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> Model:
     """Train all stages, each with its own state beside `state`; complete ones are only loaded.
 
-    trainers: return the trainer of a stage, in order. every: seconds between two saved states. log:
-    steps between two lines. ended: called with each stage that has run, complete or not.
+    trainers: return the trainer of a stage, in order. only: train these alone; the states of the
+    others are loaded if `resume` and if they are there. seconds: of stages that time bounds.
+    every: seconds between two saved states. log: steps between two lines. ended: called with each
+    stage that has run, complete or not.
     """
     for stage, trainer_of in trainers.items():
         model.requires_grad_(True)  # optimizers take no frozen parameters
@@ -157,9 +165,11 @@ def train_stages(
         path = state.with_name(f"{stage}.pt")
         if resume and path.exists():
             trainer.load_state(path)
-        trainer.run(path, every=every, log=log)
+        is_wanted = not only or stage in only
+        if is_wanted:
+            trainer.run(path, every=every, log=log, seconds=seconds.get(stage))
         ended(stage)
-        if trainer.step < trainer.schedule.steps:
+        if is_wanted and trainer.share < 1.0:
             break
     return model
 

@@ -23,6 +23,7 @@ from recipes.training.muon import Muon
 
 Batch = TypeVar("Batch")
 Report = TypeVar("Report")
+_MANY = 10**9  # steps: more than any run takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +43,14 @@ class Schedule:
         if self.steps < 1:
             raise RecipeError(f"steps={self.steps}: pass 1 or more with --steps", param="steps")
 
-    def factor(self, step: int) -> float:
+    def factor(self, step: float) -> float:
         """Return the factor on every learning rate at `step`, counted from 0."""
         start, rate, decay = max(
             ((s, rate, 1.0) for s, rate in self.restarts if s <= step), default=(0, 1.0, self.decay)
         )
         end = min((s for s, _ in self.restarts if step < s < self.steps), default=self.steps)
         left = (end - step) / max(1.0, (end - start) * decay)
-        return rate * min(1.0, (step - start + 1) / self.warmup, left)
+        return max(0.0, rate * min(1.0, (step - start + 1) / self.warmup, left))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,11 @@ class Stage:
     def schedule(self, steps: int = 0) -> Schedule:
         """Return its schedule, over `steps` if given."""
         return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
+
+
+def computes_in_half(device: torch.device) -> bool:
+    """Return True if a device has instructions for bfloat16; without them it is many times slower."""
+    return device.type != "cpu" or torch.cpu._is_avx512_bf16_supported()
 
 
 def optimizers(
@@ -111,6 +117,8 @@ class Training(ABC, Generic[Batch, Report]):
     saved_as = "model"  # key of the module in a saved state
     half = False  # whether passes and optimizers compute in bfloat16
     is_leader = True  # writes the log and the state, if several processes share a run
+    seconds: float | None = None  # that bound a run, in place of the schedule's steps
+    begun = 0.0  # when that run began, by the monotonic clock
 
     def __init__(
         self,
@@ -142,6 +150,23 @@ class Training(ABC, Generic[Batch, Report]):
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format a log line about the last steps, which took `seconds`."""
 
+    @property
+    def share(self) -> float:
+        """Return the share of the run that is done: of its time if that bounds it, or of its steps."""
+        if self.seconds is None:
+            return self.step / self.schedule.steps
+        return min((time.monotonic() - self.begun) / self.seconds, 1.0)
+
+    @property
+    def last_step(self) -> int:
+        """Return the step before which batches end; a run bound by time takes as many as it can."""
+        return self.schedule.steps if self.seconds is None else self.step + _MANY
+
+    @property
+    def steps_left(self) -> range:
+        """Return the numbers of the steps that are left."""
+        return range(self.step, self.last_step)
+
     def autocast(self) -> torch.autocast:
         """Return the context in which passes compute in bfloat16, if `half`."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
@@ -149,7 +174,8 @@ class Training(ABC, Generic[Batch, Report]):
     def update(self, *, rate: float = 1.0) -> None:
         """Apply the gradients at the schedule's rates times `rate`, and count the step."""
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-        factor = self.schedule.factor(self.step) * rate
+        place = self.step if self.seconds is None else self.share * self.schedule.steps
+        factor = self.schedule.factor(place) * rate
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -158,14 +184,25 @@ class Training(ABC, Generic[Batch, Report]):
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
 
-    def run(self, state: Path, *, every: float = 120.0, log: int = 50) -> list[Report]:
+    def run(
+        self,
+        state: Path,
+        *,
+        every: float = 120.0,
+        log: int = 50,
+        seconds: float | None = None,
+    ) -> list[Report]:
         """Train to the end of the schedule; stop after a step if a file `stop` is beside `state`.
 
-        The state is saved every `every` seconds, and however the run ends. Returns the steps'
-        reports.
+        The state is saved every `every` seconds, and however the run ends. seconds: of the run; the
+        schedule's course is then stretched over them, whatever number of steps that allows. Returns
+        the steps' reports. Raises RecipeError for a run without time.
         """
+        if seconds is not None and seconds <= 0:
+            raise RecipeError(f"seconds={seconds:g}: give a run more than 0", param="seconds")
         reports: list[Report] = []
-        since = saved = time.monotonic()
+        since = saved = self.begun = time.monotonic()
+        self.seconds = seconds
         try:
             for batch in self.batches():
                 reports.append(self.train_step(batch))
@@ -176,7 +213,7 @@ class Training(ABC, Generic[Batch, Report]):
                 if self.is_leader and now - saved > every:
                     self.save_state(state)
                     saved = now
-                if self.stopped(state.parent / "stop"):
+                if self.stopped(state.parent / "stop") or self.share >= 1.0:
                     break
         finally:
             if self.is_leader:

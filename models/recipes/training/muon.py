@@ -8,7 +8,7 @@ matrix with one row per output channel.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,26 +43,34 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update the parameters. Raises RecipeError for a parameter without gradient."""
         for group in self.param_groups:
-            shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
+            shapes: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
             for param in group["params"]:
                 rows = len(param)
                 shapes[rows, param.numel() // rows].append(param)
             for (rows, columns), params in shapes.items():
-                update = orthogonalize(
-                    torch.stack([self._momentum(p, group["momentum"]).flatten(1) for p in params])
-                )
+                updates = self._momentum(params, group["momentum"])
+                found = orthogonalize(torch.stack([update.flatten(1) for update in updates]))
                 scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-                for param, direction in zip(params, update, strict=True):
-                    param.mul_(1 - group["lr"] * group["decay"])
-                    param.sub_(direction.view_as(param), alpha=scale)
+                directions = [
+                    one.view_as(param).to(param.dtype)
+                    for param, one in zip(params, found, strict=True)
+                ]
+                if group["decay"]:
+                    torch._foreach_mul_(params, 1 - group["lr"] * group["decay"])
+                torch._foreach_add_(params, directions, alpha=-scale)
 
-    def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:
-        if param.grad is None:
-            raise RecipeError(
-                f"params: a matrix of shape {tuple(param.shape)} has no gradient; every parameter"
-                " must take part in the loss",
-                param="params",
-            )
-        buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
-        buffer.lerp_(param.grad, 1 - momentum)
-        return param.grad.lerp(buffer, momentum)
+    def _momentum(self, params: Sequence[Tensor], momentum: float) -> Sequence[Tensor]:
+        """Update the momentum of parameters, and return their updates before orthogonalization."""
+        grads: list[Tensor] = []
+        buffers: list[Tensor] = []
+        for param in params:
+            if param.grad is None:
+                raise RecipeError(
+                    f"params: a matrix of shape {tuple(param.shape)} has no gradient; every"
+                    " parameter must take part in the loss",
+                    param="params",
+                )
+            grads.append(param.grad)
+            buffers.append(self.state[param].setdefault("momentum", torch.zeros_like(param)))
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        return torch._foreach_lerp(grads, buffers, momentum)

@@ -192,14 +192,30 @@ def _apart(canvas: Floats, colour: Colour) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------------ scenes
-def sample_pictured_scene(rng: Random) -> Scene:
+class Slant(NamedTuple):
+    """Hold the shares of pictures that are of a harder kind.
+
+    many: of four to six things. small: of about 20 to 40 pixels.
+    """
+
+    many: float = 0.0
+    small: float = 0.0
+
+
+EVEN = Slant()
+
+
+def sample_pictured_scene(rng: Random, *, many_share: float = 0.0) -> Scene:
     """Sample a scene of one to six things.
 
-    About a third come from `sample_scene`; the things of the others are mostly large.
+    About a third come from `sample_scene`; the things of the others are mostly large. many_share: of
+    scenes of four to six things.
     """
-    if rng.random() < 0.35:
+    many = bool(many_share) and rng.random() < many_share
+    if not many and rng.random() < 0.35:
         return sample_scene(rng, sized=rng.choice((0.3, 0.9, 1.0)))
-    count = rng.choice((1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 6))
+    few = (1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 6)
+    count = rng.choice((4, 5, 5, 6, 6, 6) if many else few)
     large = rng.choice((0.0, 0.5, 1.0, 1.0, 1.0)) if count < 5 else rng.choice((0.0, 0.3, 0.8))
     kinds: list[Kind] = []
     while len(kinds) < count:
@@ -316,21 +332,20 @@ def in_own_cell(figure: Figure) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------- pictures
-def sample_style(rng: Random) -> Style:
-    """Draw a style; two of five pictures have about as many pixels as the model sees."""
-    draw = rng.random()
-    if draw < 0.4:
-        side = float(SIZE)
-    elif draw < 0.75:
-        side = 24 * (96 / 24) ** rng.random()
-    elif draw < 0.99:
-        side = 96 * (240 / 96) ** rng.random()
+def sample_style(rng: Random, *, small_share: float = 0.0) -> Style:
+    """Draw a style; two of five pictures have about as many pixels as the model sees.
+
+    small_share: of pictures of about 20 to 40 pixels, whose shorter side may have 16.
+    """
+    least = 24
+    if small_share and rng.random() < small_share:
+        side, least = 20 * 2 ** rng.random(), 16
     else:
-        side = 240 * (1024 / 240) ** rng.random()
+        side = _side(rng)
     aspect = 1.0 if rng.random() < 0.5 else 2.0 ** rng.uniform(-0.8, 0.8)
     return Style(
-        width=min(max(round(side * aspect**0.5), 24), 1024),
-        height=min(max(round(side / aspect**0.5), 24), 1024),
+        width=min(max(round(side * aspect**0.5), least), 1024),
+        height=min(max(round(side / aspect**0.5), least), 1024),
         proportional=rng.random() < 0.85,
         softness=rng.choice((0.0, 1.0, 1.0, rng.uniform(1.0, 2.0))),
         outline=rng.uniform(0.08, 0.35) if rng.random() < 0.35 else 0.0,
@@ -338,6 +353,17 @@ def sample_style(rng: Random) -> Style:
         tip=rng.uniform(0.34, 0.52),
         slope=rng.uniform(0.85, 1.2),
     )
+
+
+def _side(rng: Random) -> float:
+    draw = rng.random()
+    if draw < 0.4:
+        return float(SIZE)
+    if draw < 0.75:
+        return 24 * (96 / 24) ** rng.random()
+    if draw < 0.99:
+        return 96 * (240 / 96) ** rng.random()
+    return 240 * (1024 / 240) ** rng.random()
 
 
 class Drawing(NamedTuple):
@@ -348,13 +374,13 @@ class Drawing(NamedTuple):
 
 
 def styled_picture(
-    things: Sequence[Thing], rng: Random, *, anywhere: bool = False
+    things: Sequence[Thing], rng: Random, *, anywhere: bool = False, small_share: float = 0.0
 ) -> Drawing | None:
     """Draw things in a random style; None if they find no room or no ground that suits them.
 
     anywhere: place them regardless of their cells, and give them new ones.
     """
-    style = sample_style(rng)
+    style = sample_style(rng, small_share=small_share)
     figures = arrange(things, rng, style, anywhere=anywhere)
     if figures is None:
         return None

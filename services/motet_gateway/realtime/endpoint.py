@@ -98,7 +98,7 @@ async def _open(
     else:
         model, kind = _admit(service, query, is_admitted=socket.is_adopted)
         session = Session(service, socket, caller, model, kind, kept=socket.keep())
-        service.sessions.add(session, is_admitted=socket.is_adopted)
+        await service.sessions.add(session, is_admitted=socket.is_adopted)
     return session, session.attachment
 
 
@@ -121,7 +121,7 @@ async def _prepared(
         session = Session(
             service, socket, caller, settings.model, settings.kind, prepared, kept=kept
         )
-        service.sessions.add(session, is_admitted=is_admitted)
+        await service.sessions.add(session, is_admitted=is_admitted)
     except BaseException:
         await secrets.close(secret)
         raise

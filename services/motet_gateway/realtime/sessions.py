@@ -62,7 +62,7 @@ class Sessions(Generic[Session]):
         """Return True if sessions without a client are kept."""
         return self._seconds > 0 and self._most > 0
 
-    def add(self, session: Session, *, is_admitted: bool = False) -> None:
+    async def add(self, session: Session, *, is_admitted: bool = False) -> None:
         """Add a new session; if its tenant has too many, its oldest disconnected one ends.
 
         is_admitted: another gateway has admitted it, and this one does not refuse it.
@@ -70,6 +70,8 @@ class Sessions(Generic[Session]):
         Raises Overloaded if there is none to end.
         """
         tenant = session.caller.tenant
+        if not is_admitted:
+            await tenant.sockets.fetch(1)
         if tenant.sockets_full and (oldest := self._oldest(tenant)) is not None:
             self._begin_end(oldest)
         tenant.open_socket(is_admitted=is_admitted)
@@ -138,5 +140,5 @@ class Sessions(Generic[Session]):
         self.reclaim(session)
         if self._all.pop(session.id, None) is None:
             return False
-        session.caller.tenant.close_socket()
+        session.caller.tenant.sockets.close()
         return True

@@ -24,6 +24,7 @@ _TRIES = 24
 _PAUSE = 0.02  # seconds, at most, after another gateway was first
 
 R = TypeVar("R")
+Kept = TypeVar("Kept", bound=Struct)
 
 
 class Count(Struct):
@@ -38,7 +39,13 @@ class Count(Struct):
     used: float = 0.0
 
 
-_decode = msgspec.json.Decoder(Count).decode
+class HeldSlots(Struct):
+    """What gateways have leased of something that is counted at a time.
+
+    by: slots of each gateway, and the Unix time at which it last said so.
+    """
+
+    by: dict[str, tuple[int, float]] = {}
 
 
 class SharedCounts:
@@ -54,14 +61,14 @@ class SharedCounts:
         await key_value(client.jetstream(timeout=TIMEOUT), BUCKET, NEVER)
         return cls(await client.jetstream(timeout=PATIENCE).key_value(BUCKET))
 
-    async def change(self, name: str, change: Callable[[Count], R]) -> R:
-        """Store what `change` makes of a count, and return its result.
+    async def change(self, name: str, of: type[Kept], change: Callable[[Kept], R]) -> R:
+        """Store what `change` makes of a count of this type, and return its result.
 
         It is called again with a newer count where another gateway was first, so that it may change
         nothing but the count. Raises TimeoutError if others are first again and again.
         """
         for _ in range(_TRIES):
-            count, revision = await self._read(name)
+            count, revision = await self._read(name, of)
             result = change(count)
             try:
                 await self._keys.update(name, msgspec.json.encode(count), last=revision)
@@ -71,9 +78,9 @@ class SharedCounts:
             return result
         raise TimeoutError(f"{name} is changed by others without a pause")
 
-    async def _read(self, name: str) -> tuple[Count, int]:
+    async def _read(self, name: str, of: type[Kept]) -> tuple[Kept, int]:
         try:
             entry = await self._keys.get(name)
         except nats.js.errors.KeyNotFoundError:
-            return Count(), 0
-        return _decode(entry.value or b"{}"), entry.revision or 0
+            return of(), 0
+        return msgspec.json.decode(entry.value or b"{}", type=of), entry.revision or 0

@@ -151,9 +151,10 @@ class Authenticator:
 
     def check_integrity(self) -> None:
         for tenant in (self._default.tenant, *self._tenants.values()):
-            if tenant.streams < 0 or tenant.sockets < 0:
+            streams, sockets = tenant.streams.open, tenant.sockets.open
+            if streams < 0 or sockets < 0:
                 raise RuntimeError(
-                    f"{tenant.streams} streams, {tenant.sockets} sockets: a slot was released twice"
+                    f"{streams} streams, {sockets} sockets: a slot was released twice"
                 )
 
 

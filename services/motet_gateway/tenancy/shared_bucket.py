@@ -18,6 +18,7 @@ from motet_gateway.storage.jetstream import ERRORS
 
 from .buckets import NANOSECONDS, Bucket, Clock
 from .counters import TenantCounters
+from .slots import SlotLease, Slots
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ class Account:
 
         try:
             async with asyncio.timeout(2 * PATIENCE):
-                came, left, used = await self._counts.change(self._name, change)
+                came, left, used = await self._counts.change(self._name, Count, change)
         except ERRORS as error:
             log.warning("%s: the use of tenants is not shared: %s", self._name, error or "timeout")
             self._counts.away_until = time.monotonic() + _AWAY
@@ -189,11 +190,12 @@ class Account:
 
 
 class Accounts:
-    """Hold all accounts of a gateway, and report them once a second."""
+    """Hold all accounts of a gateway, and report them once a second. `gateway`: its instance."""
 
-    def __init__(self, counts: SharedCounts, counters: TenantCounters):
-        self._counts, self._counters = counts, counters
+    def __init__(self, counts: SharedCounts, counters: TenantCounters, gateway: str):
+        self._counts, self._counters, self._gateway = counts, counters, gateway
         self._accounts: dict[str, Account] = {}
+        self._leases: dict[str, SlotLease] = {}
         self._task: asyncio.Task[None] | None = None
 
     def of(self, tenant: str, kind: str, scale: int) -> Account:
@@ -205,6 +207,13 @@ class Accounts:
             self._counters.used.labels(tenant, kind).set_function(lambda: account.used)
         return self._accounts[name]
 
+    def lease_of(self, tenant: str, kind: str, slots: Slots) -> SlotLease:
+        """Return the lease of the slots of a tenant."""
+        name = f"{tenant}.{kind}"
+        if name not in self._leases:
+            self._leases[name] = SlotLease(self._counts, name, self._gateway, slots)
+        return self._leases[name]
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._report(), name="usage")
 
@@ -213,11 +222,14 @@ class Accounts:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for account in self._accounts.values():
-            await account.report(is_last=True)
+        for one in self._shared():
+            await one.report(is_last=True)
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(SYNC_EVERY)
-            for account in list(self._accounts.values()):
-                await account.report()
+            for one in self._shared():
+                await one.report()
+
+    def _shared(self) -> list[Account | SlotLease]:
+        return [*self._accounts.values(), *self._leases.values()]

@@ -19,6 +19,7 @@ from .concurrency import ConcurrencyLimits, Slot
 from .counters import TenantCounters
 from .rights import Rights
 from .shared_bucket import Accounts
+from .slots import Slots
 
 SECOND = 1_000_000  # units of audio: microseconds
 _MINUTE, _HOUR = 60, 3600
@@ -48,7 +49,7 @@ class Ticket:
     def release(self) -> None:
         """Release slots and unused amounts. A second call does nothing."""
         self._slot.release()
-        self._tenant.streams -= self._count
+        self._tenant.streams.close(self._count)
         self._count = 0
         self.settle()
 
@@ -80,7 +81,7 @@ class Tenant:
         clock: Clock = time.monotonic_ns,
     ):
         self.rights = Rights(name, limits)
-        self.streams = self.sockets = 0  # open at present
+        self.streams, self.sockets = Slots(), Slots()
         self._concurrency, self._counters, self._clock = concurrency, counters, clock
         self._refusals = Bucket(_UNDELAYED, 1, clock)
         self._label = name or DEFAULT
@@ -94,10 +95,14 @@ class Tenant:
         """Share limits and use with all gateways that have these accounts."""
         for one in (self.requests, self.tokens, self.images, self.audio):
             one.share(accounts.of(self._label, one.kind, one.scale))
+        for kind, slots in (("streams", self.streams), ("sockets", self.sockets)):
+            slots.lease = accounts.lease_of(self._label, kind, slots)
 
     def limit(self, limits: TenantLimits) -> None:
         """Replace the limits."""
         self.rights = Rights(self.rights.name, limits)
+        self.streams.limit = limits.concurrent_streams
+        self.sockets.limit = limits.concurrent_sockets
         self.requests.bound(limits.requests_per_minute, _MINUTE, self._clock)
         self.tokens.bound(limits.tokens_per_minute, _MINUTE, self._clock)
         self.images.bound(limits.images_per_hour, _HOUR, self._clock)
@@ -117,7 +122,7 @@ class Tenant:
         twin = copy(self)
         limits = replace(self.limits, concurrent_streams=None)
         twin.rights = Rights(self.rights.name, limits, background=True)
-        twin.streams, twin._concurrency = 0, concurrency
+        twin.streams, twin._concurrency = Slots(), concurrency
         return twin
 
     # ------------------------------------------------------------------------------------ admission
@@ -169,6 +174,7 @@ class Tenant:
             (self.audio, audio),
         ):
             await allowance.fetch(amount)
+        await self.streams.fetch(count)
         return self.take_now(count, tokens=tokens, images=images, audio=audio)
 
     def take_now(
@@ -198,7 +204,7 @@ class Tenant:
                 if amount:
                     self._check(allowance, amount)
         slot = self._concurrency.take(count, is_admitted=is_admitted)
-        self.streams += count
+        self.streams.open += count
         return Ticket(
             self,
             slot,
@@ -221,19 +227,16 @@ class Tenant:
 
     @property
     def sockets_full(self) -> bool:
-        most = self.limits.concurrent_sockets
-        return most is not None and self.sockets >= most
+        return not self.sockets.has(1)
 
     def open_socket(self, *, is_admitted: bool = False) -> None:
         """Count one more session. Raises Overloaded if there are too many, unless it was admitted."""
         if self.sockets_full and not is_admitted:
+            most = self.limits.concurrent_sockets
             self._refuse(
-                "sockets", f"{self.sockets} sessions are open, the most allowed; close one first", 1
+                "sockets", f"{most} sessions are open, the most allowed; close one first", 1
             )
-        self.sockets += 1
-
-    def close_socket(self) -> None:
-        self.sockets -= 1
+        self.sockets.open += 1
 
     def _check_streams(self, count: int) -> None:
         most = self.limits.concurrent_streams
@@ -244,9 +247,10 @@ class Tenant:
                 f"`n`: {count} replies were requested at a time; this key allows at most {most}"
             )
             raise BadRequest(message, param="n")
-        if self.streams + count > most:
-            what = f"{self.streams} replies are being generated and {count} more would exceed the limit of {most}"
-            self._refuse("streams", f"{what}; try again when one has ended", 1)
+        if not self.streams.has(count):
+            running = most - self.streams.free
+            what = f"{running} replies are being generated and {count} more would exceed the limit"
+            self._refuse("streams", f"{what} of {most}; try again when one has ended", 1)
 
     def _check_images(self, count: int) -> None:
         most = self.limits.images_per_hour

@@ -14,11 +14,13 @@ import httpx
 import pytest
 
 from motet_gateway.service import Gateway
-from motet_gateway.storage.counts import Count, SharedCounts
+from motet_gateway.storage.counts import Count, HeldSlots, SharedCounts
 from motet_gateway.storage.jetstream import connect
+from motet_gateway.tenancy import slots
 from motet_gateway.tenancy.shared_bucket import LEASES
+from motet_gateway.tenancy.slots import SlotLease, Slots
 from motet_shared.testing import NatsServer
-from support.services.fake_services import MODEL, fake_services
+from support.services.fake_services import MODEL, FakeTokenizer, fake_services
 from support.stages.served_gateway import served_gateway
 from support.stages.tenants_stage import bearer, document
 
@@ -33,8 +35,8 @@ CHAT: dict[str, Any] = {
 class Stack:
     """A nats-server with JetStream, on which gateways begin and end."""
 
-    def __init__(self, nats: NatsServer, tenants: Path):
-        self.nats, self._tenants = nats, tenants
+    def __init__(self, nats: NatsServer, tenants: Path, tokenizer: FakeTokenizer):
+        self.nats, self._tenants, self.tokenizer = nats, tenants, tokenizer
 
     @asynccontextmanager
     async def gateway(self) -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
@@ -50,11 +52,14 @@ class Stack:
             await gateway.bus.directory.wait_for(lambda d: d.ready("tokenizer"), 10)
             yield gateway, http
 
-    async def count(self, gateway: Gateway, kind: str) -> Count:
+    async def counts(self, gateway: Gateway) -> SharedCounts:
         client = await connect(gateway.bus)
         assert client is not None
-        counts = await SharedCounts.open(client)
-        return await counts.change(f"acme.{kind}", lambda count: count)
+        return await SharedCounts.open(client)
+
+    async def count(self, gateway: Gateway, kind: str) -> Count:
+        counts = await self.counts(gateway)
+        return await counts.change(f"acme.{kind}", Count, lambda count: count)
 
 
 def used_tokens(gateway: Gateway) -> float:
@@ -74,8 +79,8 @@ async def stack(tmp_path: Path, limits: str) -> AsyncIterator[Stack]:
         buses = await nats.bus("tokenizer"), await nats.bus("decode")
         for bus in buses:
             ends.push_async_callback(bus.close)
-        await ends.enter_async_context(fake_services(*buses))
-        yield Stack(nats, tenants)
+        tokenizer = await ends.enter_async_context(fake_services(*buses))
+        yield Stack(nats, tenants, tokenizer)
 
 
 async def test_a_small_limit_is_exact_over_gateways_and_over_restarts(tmp_path: Path) -> None:
@@ -139,3 +144,76 @@ async def test_while_nats_is_away_what_was_leased_is_served(tmp_path: Path) -> N
         async with asyncio.timeout(20):
             while (await http.get("/models")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
+
+
+# ------------------------------------------------------------------------------------------- at a time
+async def test_replies_at_a_time_are_exact_over_gateways(tmp_path: Path) -> None:
+    async with stack(tmp_path, "concurrent_streams = 3") as here:
+        here.tokenizer.pace = 60
+        async with (
+            here.gateway() as (first, http),
+            here.gateway() as (_, other),
+            AsyncExitStack() as running,
+        ):
+            statuses = []
+            for client in (http, other) * 3:
+                asked = client.stream("POST", "/chat/completions", json=CHAT | {"stream": True})
+                statuses.append((await running.enter_async_context(asked)).status_code)
+            assert statuses == [200] * 3 + [429] * 3
+            counts = await here.counts(first)
+            held = await counts.change("acme.streams", HeldSlots, lambda held: held)
+            assert sorted(number for number, _ in held.by.values()) == [1, 2]
+            await running.aclose()
+            here.tokenizer.pace = 0
+            async with asyncio.timeout(10):  # until the second gateway has given back what it had
+                for client in (http, other):
+                    while (await client.post("/chat/completions", json=CHAT | {"n": 3})).is_error:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+        async with here.gateway() as (again, _):
+            counts = await here.counts(again)
+            held = await counts.change("acme.streams", HeldSlots, lambda held: held)
+            assert held.by == {}, "a gateway that ends gives back what it has leased"
+
+
+async def test_slots_of_a_gateway_that_is_silent_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "EXPIRY", 2.0)
+    monkeypatch.setattr(slots, "RENEW", 0.2)
+    async with stack(tmp_path, "") as here, here.gateway() as (gateway, _):
+        counts = await here.counts(gateway)
+        alive, dead = Slots(4), Slots(4)
+        for name, one in (("alive", alive), ("dead", dead)):
+            one.lease = SlotLease(counts, "acme.sockets", name, one)
+            await one.fetch(2)
+            assert one.has(2)
+            one.open += 2
+        await alive.fetch(1)
+        assert not alive.has(1)
+        async with asyncio.timeout(20):
+            while not alive.has(1):
+                await asyncio.sleep(0.1)
+                assert alive.lease is not None
+                await alive.lease.report()
+                await alive.fetch(1)
+        await dead.fetch(1)  # it was only slow: what is open there counts again
+        assert not dead.has(1)
+        assert not alive.lease.most - alive.open > 2
+
+
+async def test_while_nats_is_away_no_more_is_open_than_was_leased(tmp_path: Path) -> None:
+    async with stack(tmp_path, "") as here, here.gateway() as (gateway, _):
+        mine = Slots(2 * LEASES)
+        mine.lease = SlotLease(await here.counts(gateway), "acme.streams", "mine", mine)
+        await mine.fetch(1)
+        mine.open += 1
+        await here.nats.kill()
+        for more in (2, 1):
+            await mine.fetch(3)
+            assert (mine.has(more), mine.has(more + 1)) == (True, False)
+            mine.open += 1
+        await here.nats.start()
+        async with asyncio.timeout(20):
+            while not mine.has(LEASES):
+                await asyncio.sleep(0.1)
+                await mine.fetch(LEASES)

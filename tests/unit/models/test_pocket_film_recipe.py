@@ -15,10 +15,12 @@ pytest.importorskip("diffusers")
 from motet_diffusion.engine.request import PictureRequest  # noqa: E402
 from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
 from recipes.film.autoencoder import decode, encode  # noqa: E402
+from recipes.film.batches import cell_labels  # noqa: E402
 from recipes.film.check import check  # noqa: E402
 from recipes.film.data import example, held_out, is_held_out, prompted  # noqa: E402
 from recipes.film.drawing import Film, draw  # noqa: E402
 from recipes.film.evaluate import generate, load  # noqa: E402
+from recipes.film.model import Model, tensor  # noqa: E402
 from recipes.film.recipe import Recipe, Stage  # noqa: E402
 from recipes.film.scenes import (  # noqa: E402
     DIRECTIONS,
@@ -29,7 +31,7 @@ from recipes.film.scenes import (  # noqa: E402
     Course,
     place,
 )
-from recipes.film.train import Model, Trainer, cell_labels, tensor, train  # noqa: E402
+from recipes.film.train import train, trainer_of  # noqa: E402
 from recipes.training.errors import RecipeError  # noqa: E402
 from recipes.training.held_out_seeds import HELD_OUT_SEEDS  # noqa: E402
 from recipes.world.pictures import SIZE  # noqa: E402
@@ -46,8 +48,7 @@ TINY = Recipe(
     head_dim=16,
     layers=1,
     ffn_width=32,
-    pool_start=3,
-    pool_step=1,
+    pool=3,
     picture=Stage(steps=3, batch=2, matrix_lr=None, other_lr=3e-3, warmup=2),
     vae=Stage(steps=3, batch=1, matrix_lr=None, other_lr=3e-3, warmup=2),
     reader=Stage(steps=3, batch=4, matrix_lr=0.01, other_lr=2e-3, warmup=2),
@@ -134,7 +135,7 @@ def test_cell_labels_follow_the_things() -> None:
 
 def test_a_whole_film_is_encoded_as_diffusers_encodes_its_parts() -> None:
     vae = Model(TINY).vae
-    films = tensor([example(3, index).film for index in range(2)])
+    films = tensor(torch.from_numpy(np.stack([example(3, index).film for index in range(2)])))
     with torch.no_grad():
         latents = vae.encode(films).latent_dist.mean
         torch.testing.assert_close(encode(vae, films)[0], latents, atol=1e-5, rtol=1e-5)
@@ -148,8 +149,8 @@ def test_a_whole_film_is_encoded_as_diffusers_encodes_its_parts() -> None:
 def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> None:
     state = tmp_path / "state" / "state.pt"
     whole = train(TINY, state, steps={}, resume=False)
-    stopped = Trainer(TINY, Model(TINY), "picture")
-    losses = [stopped.train_step(step) for step in islice(stopped.batches(), 2)]
+    stopped = trainer_of(TINY, Model(TINY), "picture")
+    losses = [stopped.train_step(films) for films in islice(stopped.batches(), 2)]
     assert len(set(losses)) == 2
     again = tmp_path / "again" / "state.pt"
     stopped.save_state(again.parent / "picture.pt")
@@ -169,3 +170,19 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     with RecordingEngine(folder, threads=1) as recording:
         [made] = recording.draw(asked)
     assert_alike(made, due.astype(np.int64))
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_stages_by_themselves_bound_by_time(tmp_path: Path) -> None:
+    """Stages of one another's state: as several processes train them on one GPU."""
+    state = tmp_path / "state.pt"
+    first = ("picture", "vae", "reader")
+    train(TINY, state, steps={}, resume=False, stages=first, seconds=dict.fromkeys(first, 0.5))
+    assert {path.stem for path in tmp_path.glob("*.pt")} == set(first)
+    decoder = train(TINY, state, steps={}, resume=True, stages=["decoder"], workers=1)
+    whole = train(TINY, state, steps={}, resume=True, stages=["painter"], seconds={"painter": 1.0})
+    states = {path.stem: torch.load(path) for path in tmp_path.glob("*.pt")}
+    assert states["decoder"]["step"] == TINY.decoder.steps
+    assert states["painter"]["step"] >= 1
+    for name, one in decoder.vae.decoder.state_dict().items():
+        assert torch.equal(one, whole.vae.decoder.state_dict()[name]), name

@@ -19,9 +19,20 @@ from recipes.chat.choices import alike_skills, choosing_conversation  # noqa: E4
 from recipes.chat.data import Conversation  # noqa: E402
 from recipes.chat.mix import FINISHING, Mix  # noqa: E402
 from recipes.chat.objects import object_conversation, repeating_conversation  # noqa: E402
+from recipes.chat.records import COMMA_WEIGHT, record_conversation, shares  # noqa: E402
+from recipes.chat.spelling import pieces, respelled  # noqa: E402
 from recipes.chat.talk import ABILITY  # noqa: E402
 from recipes.see import styled  # noqa: E402
-from recipes.see.adapt import LessonStream, TowerAdapter, average, lesson_batch, load  # noqa: E402
+from recipes.see.adapt import (  # noqa: E402
+    LessonStream,
+    TowerAdapter,
+    WholeTrainer,
+    average,
+    lesson_batch,
+    load,
+    save,
+)
+from recipes.see.batches import packed, pixels, unpacked  # noqa: E402
 from recipes.see.data import KINDS, is_held_out_scene  # noqa: E402
 from recipes.see.mix import SEEING  # noqa: E402
 from recipes.see.recipe import Adaptation  # noqa: E402
@@ -36,6 +47,7 @@ from recipes.world.styles import (  # noqa: E402
     LEAST_PIXELS,
     REACH,
     Figure,
+    Slant,
     Style,
     arrange,
     distance,
@@ -143,7 +155,7 @@ def test_nothing_is_asked_about_positions_where_two_things_share_a_cell(
 ) -> None:
     only = replace(SEEING, scene={"where": 1.0, "count": 1.0})
     drawn = iter(each for number in range(400) if not (each := styled_scene(Random(number))).exact)
-    monkeypatch.setattr(styled, "styled_scene", lambda _: next(drawn))
+    monkeypatch.setattr(styled, "styled_scene", lambda *_, **options: next(drawn))
     for number in range(12):
         found = styled_conversation(Random(number), only)
         for message in found.conversation.messages if found else ():
@@ -294,16 +306,16 @@ def model() -> Model:
     return load(Adaptation(), Path("models/pocket-chat"))
 
 
-@pytest.mark.parametrize("name", ["words", "talk", "settle", "tools", "recall"])
+@pytest.mark.parametrize("name", ["words", "talk", "settle", "tools", "recall", "whole"])
 def test_each_step_has_its_share_of_every_kind_of_lesson(model: Model, name: str) -> None:
     recipe = Adaptation()
     stage, lessons = recipe.stages[name], recipe.lessons[name]
     placeholder = model.llava.config.image_token_index
     stream = LessonStream(recipe, stage, model.tokenizer, placeholder, lessons)
     rows = [stream.row(index) for index in range(stage.batch)]
-    pictured = lessons["styled"] + lessons["own"]
+    pictured = sum(lessons.get(kind, 0) for kind in ("styled", "scattered", "own"))
     assert [bool(row.pictures) for row in rows] == [n < pictured for n in range(stage.batch)]
-    reply = rows[pictured + sum(lessons.get(kind, 0) for kind in ("choices", "calls"))]
+    reply = rows[pictured + sum(lessons.get(kind, 0) for kind in ("spelled", "choices", "calls"))]
     opening = len(model.tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
     first = reply.weights.index(1.0)
     assert reply.weights[first - 1] == 0.0
@@ -335,3 +347,96 @@ def test_weights_are_averaged_with_those_of_other_checkpoints(tmp_path: Path) ->
     average(recipe, other, [folder])
     for name, one in other.llava.named_parameters():
         assert torch.allclose(one, before[name] + 0.125, atol=1e-6)
+
+
+def test_a_slant_gives_more_crowded_and_smaller_pictures() -> None:
+    slant = Slant(many=1.0, small=1.0)
+    crowded = [len(sample_pictured_scene(Random(n), many_share=1.0).things) for n in range(60)]
+    assert set(crowded) == {4, 5, 6}
+    sides = [sample_style(Random(number), small_share=1.0) for number in range(60)]
+    assert all(16 <= min(one.width, one.height) <= max(one.width, one.height) < 56 for one in sides)
+    assert min(min(one.width, one.height) for one in sides) < 20
+    assert sample_style(Random(3), small_share=0.0) == sample_style(Random(3))
+    one = lesson(41, 3, slant=slant)
+    assert one.picture.shape == one.plain.shape == (64, 64, 3)
+
+
+def test_a_records_keys_are_no_targets_and_its_commas_light_ones() -> None:
+    reply = '{"a, b": "c, d", "e": [1, 2], "f": {"g": "h\\": i"}}'
+    assert json.loads(reply)["f"]["g"] == 'h": i'
+    found = shares(reply)
+    light = [place for place, one in enumerate(found) if one == COMMA_WEIGHT]
+    assert [reply[place - 1] for place in light] == ['"', "1", "]"]
+    keys = "".join(letter for letter, one in zip(reply, found, strict=True) if one == 0.0)
+    assert keys == "a, befg"
+
+
+def test_records_are_json_of_every_kind_and_short() -> None:
+    kinds, lengths = set(), []
+    for number in range(300):
+        conversation = record_conversation(Random(number), FINISHING)
+        assert conversation.messages[-1]["role"] == "assistant"
+        reply = conversation.messages[-1]["content"]
+        found = json.loads(reply)
+        assert len(shares(reply)) == len(reply)
+        kinds |= {type(each) for each in found.values()}
+        lengths.append(len(found))
+    assert kinds == {str, int, float, bool, type(None), list, dict}
+    assert max(lengths) <= 5
+
+
+def test_words_that_calls_copy_are_spelled_anew_everywhere(model: Model) -> None:
+    known = pieces(model.tokenizer)
+    assert len(known) > 300
+    changed = 0
+    for number in range(60):
+        before = choosing_conversation(Random(number), FINISHING)
+        found = respelled(before, Random(number), known)
+        asked = " ".join(one["content"] for one in found.messages if one["role"] == "user")
+        fields = {
+            one["function"]["name"]: one["function"]["parameters"]["properties"]
+            for one in found.tools
+        }
+        for message in found.messages:
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                assert set(function["arguments"]) == set(fields[function["name"]])
+                if function["name"] != "draw":
+                    assert all(str(each) in asked for each in function["arguments"].values())
+        changed += found.messages != before.messages
+    assert changed > 50
+
+
+def test_eyes_and_words_are_trained_in_one_step(model: Model, tmp_path: Path) -> None:
+    recipe = Adaptation(reference_pictures=150, whole_pictures=4)
+    stage = Stage(steps=3, batch=3, matrix_lr=4e-3, other_lr=6e-4, warmup=1)
+    own = load(recipe, Path("models/pocket-chat"))
+    stream = LessonStream(
+        recipe, stage, own.tokenizer, own.llava.config.image_token_index, {"own": 1, "record": 1}
+    )
+    trainer = WholeTrainer(recipe, own, stage, teacher=model, stream=stream)
+    before = {name: one.clone() for name, one in own.llava.named_parameters()}
+    reports = trainer.run(tmp_path / "state.pt")
+    assert len(reports) == stage.steps
+    after = dict(own.llava.named_parameters())
+    same = [name for name, one in after.items() if torch.equal(before[name], one)]
+    assert len(same) < 0.1 * len(after)  # such as biases of keys, which no loss depends on
+    saved = trainer.saved()
+    assert set(saved) == {"kept", "mean"}
+    assert set(saved["mean"]) == set(saved["kept"]) == set(own.llava.state_dict())
+    last = {name: one.clone() for name, one in own.llava.state_dict().items()}
+    save(recipe, own, saved["kept"], tmp_path / "kept")
+    assert all(torch.equal(last[name], one) for name, one in own.llava.state_dict().items())
+    again = load(recipe, tmp_path / "kept").llava.state_dict()
+    assert all(torch.allclose(again[name], one, atol=2e-3) for name, one in saved["kept"].items())
+
+
+def test_pictures_are_the_same_packed(model: Model) -> None:
+    shown = pixels([lesson(41, number).picture for number in range(2)])
+    assert packed(shown).dtype == torch.uint8
+    assert torch.allclose(unpacked(packed(shown)), shown, atol=1e-6)
+    ids = torch.tensor([[3, *[model.llava.config.image_token_index] * 16, 5]] * 2)
+    with torch.no_grad():
+        told = model.reply(shown, input_ids=ids, use_cache=False).logits
+        wanted = model.llava(input_ids=ids, pixel_values=shown, use_cache=False).logits
+    assert torch.allclose(told, wanted, atol=1e-5)

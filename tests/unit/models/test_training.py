@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +12,11 @@ pytest.importorskip("torch")
 
 import torch
 
+from recipes.training.averages import Average
+from recipes.training.errors import RecipeError
 from recipes.training.loop import Schedule, Training, make_readable
 from recipes.training.muon import orthogonalize
+from recipes.training.prefetch import prefetched
 
 STEPS = 6
 
@@ -167,3 +171,70 @@ def test_muon_updates_are_nearly_semi_orthogonal(shape: tuple[int, int, int]) ->
     values = torch.linalg.svdvals(orthogonalize(torch.randn(*shape)))
     assert float(values.min()) > 0.5
     assert float(values.max()) < 1.4
+
+
+def test_a_run_needs_time(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        Lines().run(tmp_path / "state.pt", seconds=0.0)
+    assert refused.value.param == "seconds"
+
+
+class Timed(Lines):
+    """Train until its time is over, and note the rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = Schedule(steps=100, warmup=10, decay=0.5)
+        self.rates: list[float] = []
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        for step in range(self.step, self.last_step):
+            yield torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+
+    def train_step(self, batch: torch.Tensor) -> float:
+        time.sleep(0.01)
+        loss = super().train_step(batch)
+        self.rates.append(self.optimizers[0].param_groups[0]["lr"] / 0.02)
+        return loss
+
+
+def test_a_run_bound_by_time_stretches_its_schedule_over_it(state: Path) -> None:
+    trainer = Timed()
+    begun = time.monotonic()
+    reports = trainer.run(state, seconds=1.0)
+    assert 0.9 < time.monotonic() - begun < 10
+    assert trainer.share == 1.0
+    assert trainer.step == len(reports) == len(trainer.rates) < 101
+    assert max(trainer.rates) <= 1.0
+    assert trainer.rates[-1] < max(trainer.rates)
+    assert torch.load(state, weights_only=True)["step"] == trainer.step
+
+
+def test_a_factor_never_falls_below_zero() -> None:
+    schedule = Schedule(steps=10, warmup=2, decay=0.5)
+    assert schedule.factor(10.0) == schedule.factor(12.5) == 0.0
+    assert schedule.factor(4.5) == 1.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_come_in_order_from_any_number_of_processes(workers: int) -> None:
+    made = list(prefetched(square, range(3, 9), workers=workers))
+    assert [int(one) for one in made] == [9, 16, 25, 36, 49, 64]
+
+
+def square(step: int) -> torch.Tensor:
+    return torch.tensor(step * step)
+
+
+def test_an_average_is_the_mean_of_the_states_that_it_followed() -> None:
+    layer = torch.nn.Linear(2, 2, bias=False)
+    tied = torch.nn.ModuleDict({"first": layer, "second": torch.nn.Linear(2, 2, bias=False)})
+    tied["second"].weight = layer.weight
+    average = Average(tied)
+    for value in (1.0, 2.0, 6.0):
+        torch.nn.init.constant_(layer.weight, value)
+        average.follow()
+    assert set(average.state()) == {"first.weight", "second.weight"} == set(tied.state_dict())
+    for one in average.state().values():
+        assert torch.allclose(one, torch.full((2, 2), 3.0))
+    assert torch.equal(layer.weight, torch.full((2, 2), 6.0))

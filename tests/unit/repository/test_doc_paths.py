@@ -24,6 +24,7 @@ DOTTED = re.compile(r"motet_\w+(?:\.(?!py\b)\w+)+")
 # `Class.member`, alone or at the end of a dotted name.
 MEMBER = re.compile(r"(?:`|`[\w.]+\.)([A-Z]\w+)\.([a-z_]\w*)(?:\(\))?`")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+CONFLICT = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -89,6 +90,17 @@ def exists(module: str) -> bool:
             source = found[0].read_text()
             return all(re.search(rf"\b{name}\b", source) for name in parts[end:])
     return False
+
+
+def test_no_merge_has_left_its_marks() -> None:
+    """Neither pages nor sources hold the two sides of a conflict."""
+    suffixes = (*tuple(f".{name}" for name in SUFFIXES.split("|")), ".toml", ".yaml", ".txt")
+    marked = [
+        name
+        for name in tracked()
+        if name.endswith(suffixes) and CONFLICT.search((ROOT / name).read_text(errors="replace"))
+    ]
+    assert marked == []
 
 
 @pytest.mark.parametrize("page", PAGES)

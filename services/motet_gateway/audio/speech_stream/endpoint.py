@@ -31,7 +31,7 @@ async def speech_stream(service: GatewayContext, socket: Socket) -> None:
         service.check_room()
         service.check_open()
     session = SpeechSession(service, socket, socket.caller, socket.keep())
-    service.sessions.add(session, is_admitted=socket.is_adopted)
+    await service.sessions.add(session, is_admitted=socket.is_adopted)
     socket.served = True
     try:
         await session.run(socket.receive)

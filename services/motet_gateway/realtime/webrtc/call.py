@@ -65,7 +65,7 @@ class Call:
         Raises MotetError if there is none; the call is then over.
         """
         try:
-            self._service.sessions.add(self.session)
+            await self._service.sessions.add(self.session)
             answer = await self._peer.answer(sdp)
         except BaseException:
             await self.end()

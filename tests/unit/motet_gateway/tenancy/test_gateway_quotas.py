@@ -65,7 +65,9 @@ async def studio(tmp_path: Path, images: int = 100) -> AsyncIterator[Studio]:
         await settle()
         yield made
         await settle(200)
-        assert made.tenant().streams == made.tenant().sockets == 0, "nothing is left behind"
+        assert made.tenant().streams.open == made.tenant().sockets.open == 0, (
+            "nothing is left behind"
+        )
         await here.made.service.close()
 
 

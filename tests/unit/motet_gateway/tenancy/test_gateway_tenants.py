@@ -214,7 +214,7 @@ async def test_what_fails_before_its_first_token_costs_none(tmp_path: Path, stre
         here.made.tokenizer.fail_after = 2
         await here.done(stream=stream)
         assert here.tokens() == 1000 - 6 - 2
-        assert here.tenant().streams == 0
+        assert here.tenant().streams.open == 0
 
 
 # -------------------------------------------------------------------------------------------------------------- streams
@@ -228,11 +228,11 @@ async def test_concurrent_streams_come_back_whoever_leaves(tmp_path: Path, strea
         assert "2 replies are being generated" in error["message"]
         both[0].leave()
         await both[0].done()
-        assert here.tenant().streams == 1
+        assert here.tenant().streams.open == 1
         await refused(here.ask(n=2))
         both[1].leave()
         await both[1].done()
-        assert here.tenant().streams == here.made.service.limits.active == 0
+        assert here.tenant().streams.open == here.made.service.limits.active == 0
         here.made.service.authenticator.check_integrity()
 
 
@@ -270,7 +270,7 @@ async def test_clients_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> 
                 http.leave()
             await asyncio.gather(*(http.done() for http in asked))
         await settle(50)
-        assert here.tenant().streams == here.made.service.limits.active == 0
+        assert here.tenant().streams.open == here.made.service.limits.active == 0
         assert here.tokens() >= 1_000_000 - 12 * 6 * (6 + 3), "no hold is left"
 
 
@@ -345,10 +345,10 @@ async def test_too_many_sessions_and_too_many_attempts_are_closed(tmp_path: Path
                 assert message in error["message"]
                 await asyncio.wait_for(late.task, 5)
                 assert late.closed == 1013
-        assert here.tenant().sockets == 0
+        assert here.tenant().sockets.open == 0
         here.now.wait(60)
         async with socket(here):
-            assert here.tenant().sockets == 1
+            assert here.tenant().sockets.open == 1
 
 
 async def test_who_leaves_a_session_in_the_middle_frees_its_stream(tmp_path: Path) -> None:
@@ -358,10 +358,10 @@ async def test_who_leaves_a_session_in_the_middle_frees_its_stream(tmp_path: Pat
             talk.say("hello")
             talk.send("response.create")
             await talk.until("response.output_text.delta")
-            assert here.tenant().streams == 1
+            assert here.tenant().streams.open == 1
             await refused(here.ask())
         await settle(50)
-        assert here.tenant().streams == here.tenant().sockets == 0
+        assert here.tenant().streams.open == here.tenant().sockets.open == 0
         assert here.tokens() > 980
 
 
