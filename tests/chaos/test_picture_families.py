@@ -52,7 +52,12 @@ ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
 STEPS, SIDE = 60, 128  # enough for a picture to be struck while it is drawn
 # Steps that a kind can have at most, or that take seconds with long texts; and pixels per side.
-_FEWER = {"LatentConsistency": (50, 256), "LTX2": (24, 64), "HunyuanVideo": (24, 64)}
+_FEWER = {
+    "LatentConsistency": (50, 256),
+    "LTX2": (24, 64),
+    "HunyuanVideo": (24, 64),
+    "WanImage": (40, 64),
+}
 Strike = Callable[["World", str], Awaitable[None]]
 
 

@@ -35,7 +35,7 @@ class Companion:
 
     def _copied(self, memo: dict[int, Any]) -> Any:
         """Return a copy of the scheduler, whose steps are followed."""
-        kind = type(self._original)
+        kind: Any = type(self._original)
         own = {
             name: value
             for name, value in vars(self._original).items()

@@ -333,7 +333,7 @@ class PipelineFactory:
         """Fuse kernels of the denoiser and the decoder on a GPU."""
         first_call = functools.cache(self._first_call)
         for denoiser in self.denoisers.values():
-            fuse(denoiser, lambda denoiser=denoiser: denoiser(**first_call())[0])
+            fuse(denoiser, functools.partial(_first_answer, denoiser, first_call))
         fuse(self.vae, self._decoded)
 
     def _first_call(self) -> Call:
@@ -362,6 +362,11 @@ class PipelineFactory:
             0
         ]
         return pixels
+
+
+def _first_answer(denoiser: torch.nn.Module, first_call: Callable[[], Call]) -> Tensor:
+    answer: Tensor = denoiser(**first_call())[0]
+    return answer
 
 
 class _CallCaptured(BaseException):
