@@ -40,12 +40,11 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 EXACT = exact_rows(PAGE.read_text())
-# Tensors with rows; lists of rows; videos; those of an image, with two denoisers; those with sound.
+# Tensors with rows; lists of rows; videos; those with sound.
 COVERING = (
     "StableDiffusionPipeline",
     "ZImagePipeline",
     "WanPipeline",
-    "WanImageToVideoPipeline 2.2",
     "LTX2Pipeline",
 )
 ROLE, TWO = "diffusion", 2
