@@ -8,7 +8,13 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from motet_diffusion.engine.request import Event, FramesDecoded, PictureRequest, StepDone
+from motet_diffusion.engine.request import (
+    Event,
+    FramesDecoded,
+    PictureRequest,
+    SoundDecoded,
+    StepDone,
+)
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_media.pictures import to_file
 from motet_media.video_file import VideoWriter
@@ -25,7 +31,8 @@ _STORE_WAIT = 5.0  # seconds that a finished picture waits for space in the blob
 class PictureStream:
     """Send the items of one call: progress per step, then the picture or video.
 
-    frame_rate: of a video, whose frames are encoded as they come; 0 for a picture.
+    frame_rate: of a video, whose frames are encoded as they come; 0 for a picture. sound_rate:
+    samples per second of its sound; 0: none.
     """
 
     def __init__(
@@ -36,13 +43,14 @@ class PictureStream:
         rgb_preview: RGBPreview,
         store: BlobStore,
         frame_rate: float = 0.0,
+        sound_rate: int = 0,
     ):
         self._call, self._request, self._drawing = call, request, drawing
         self._rgb_preview, self._store = rgb_preview, store
         self._frame_rate = frame_rate
         self._video = None
         if frame_rate and request.format in VIDEO_FORMS:
-            self._video = VideoWriter(frame_rate, request.format)
+            self._video = VideoWriter(frame_rate, request.format, sound_rate)
 
     async def send_event(self, event: Event) -> bool:
         """Send an event. Return True if it was the last; raise the error of a failed picture."""
@@ -52,6 +60,10 @@ class PictureStream:
         if isinstance(event, FramesDecoded):
             if self._video is not None:
                 await asyncio.to_thread(self._video.add, event.frames)
+            return False
+        if isinstance(event, SoundDecoded):
+            if self._video is not None:
+                await asyncio.to_thread(self._video.add_sound, event.samples)
             return False
         if event.error is not None:
             raise event.error

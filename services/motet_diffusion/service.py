@@ -99,8 +99,16 @@ class Diffusion(Actor):
         drawing = await self._drawing(request)
         queue = self.events[call.id] = asyncio.Queue()
         engine = self.thread.engine
-        rate = engine.factory.rules.frame_rate
-        stream = PictureStream(call, request, drawing, engine.rgb_preview, self._store, rate)
+        rules = engine.factory.rules
+        stream = PictureStream(
+            call,
+            request,
+            drawing,
+            engine.rgb_preview,
+            self._store,
+            rules.frame_rate,
+            rules.sound_rate,
+        )
         self.thread.submit(call.id, drawing)
         done = False
         try:

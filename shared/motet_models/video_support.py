@@ -14,19 +14,28 @@ class VideoFamily(NamedTuple):
     """Hold what a family's classes do not declare.
 
     frame_rate: frames per second that it is trained on. odd: its VAE keeps the length of an odd
-    number of latent frames only.
+    number of latent frames only. sound: its pipeline returns sound beside the frames, whose latents
+    a copy of its scheduler denoises.
     """
 
     frame_rate: float
     odd: bool = False
+    sound: bool = False
 
 
 # By class: those whose frames are compared with diffusers' own.
 FAMILIES = {
     "CogVideoXImageToVideoPipeline": VideoFamily(8, odd=True),
     "CogVideoXPipeline": VideoFamily(8, odd=True),
+    "HunyuanVideo15ImageToVideoPipeline": VideoFamily(24),
+    "HunyuanVideo15Pipeline": VideoFamily(24),
+    "HunyuanVideoPipeline": VideoFamily(24),
+    "LTX2ImageToVideoPipeline": VideoFamily(24, sound=True),
+    "LTX2Pipeline": VideoFamily(24, sound=True),
+    "LTXConditionPipeline": VideoFamily(25),
     "LTXImageToVideoPipeline": VideoFamily(25),
     "LTXPipeline": VideoFamily(25),
+    "WanImageToVideoPipeline": VideoFamily(16),
     "WanPipeline": VideoFamily(16),
 }
 

@@ -40,12 +40,23 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 EXACT = exact_rows(PAGE.read_text())
-# Tensors with rows; lists of rows; videos.
-COVERING = ("StableDiffusionPipeline", "ZImagePipeline", "WanPipeline")
+# Tensors with rows; lists of rows; videos; those with sound.
+COVERING = (
+    "StableDiffusionPipeline",
+    "ZImagePipeline",
+    "WanPipeline",
+    "LTX2Pipeline",
+)
 ROLE, TWO = "diffusion", 2
 START_SECONDS = 120.0
 STEPS, SIDE = 60, 128  # enough for a picture to be struck while it is drawn
-_FEWER = {"LatentConsistency": (50, 256)}  # steps that a kind can have at most, and pixels per side
+# Steps that a kind can have at most, or that take seconds with long texts; and pixels per side.
+_FEWER = {
+    "LatentConsistency": (50, 256),
+    "LTX2": (24, 64),
+    "HunyuanVideo": (24, 64),
+    "WanImage": (40, 64),
+}
 Strike = Callable[["World", str], Awaitable[None]]
 
 
@@ -60,11 +71,12 @@ class World:
 
     async def begin(self, family: str, folder: Path, count: int) -> None:
         """Start processes, and wait until two of the family are ready."""
-        flags = ("--model", str(folder), "--name", family, "--threads", "1", "--max-steps", "2000")
+        name = model_name(family)
+        flags = ("--model", str(folder), "--name", name, "--threads", "1", "--max-steps", "2000")
         for _ in range(count):
             await self.forks.start(self.nats, "motet_diffusion", *flags)
         await self.bus.directory.wait_for(
-            lambda found: len(found.ready(ROLE, model=family)) == TWO, START_SECONDS
+            lambda found: len(found.ready(ROLE, model=name)) == TWO, START_SECONDS
         )
 
     def beat(self, instance: str) -> Heartbeat:
@@ -130,7 +142,7 @@ async def drawn(
         (few for name, few in _FEWER.items() if family.startswith(name)), (STEPS, SIDE)
     )
     request = Draw(
-        model=family,
+        model=model_name(family),
         prompt="a red circle",
         seed=5,
         width=side,
@@ -152,6 +164,10 @@ async def drawn(
                 strike = None
     instances.add(outcome.instance)
     return outcome, instances
+
+
+def model_name(family: str) -> str:
+    return family.replace(" ", "-")
 
 
 def _file(mode: str) -> bytes:

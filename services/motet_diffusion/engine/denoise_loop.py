@@ -22,13 +22,22 @@ from motet_diffusion.pipeline.conditions import steps_from
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.image_to_image import SDEdit
 from motet_diffusion.pipeline.pipeline_factory import GUIDERS, PipelineFactory
-from motet_diffusion.pipeline.trial import picture_of
-from motet_diffusion.pipeline.video import as_frames
+from motet_diffusion.pipeline.trial import outputs_of
+from motet_diffusion.pipeline.video import as_frames, as_sound
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
 from .checkpoint import memory_tensors, pack, unpack
+from .companion import Companion
 from .model_call import ModelCall
-from .request import Event, FramesDecoded, Key, PictureDone, PictureRequest, StepDone
+from .request import (
+    Event,
+    FramesDecoded,
+    Key,
+    PictureDone,
+    PictureRequest,
+    SoundDecoded,
+    StepDone,
+)
 from .step_batcher import LoopCancelled, StepBatcher
 
 log = logging.getLogger(__name__)
@@ -61,6 +70,9 @@ class DenoiseLoop:
         self._initial_tensors: dict[str, Any] = {}
         self._sdedit: SDEdit | None = None
         self._guiders: dict[str, Any] = {}
+        self._scheduler: Any = None
+        self._sound: Companion | None = None
+        self._unreported: tuple[Tensor, Tensor | None] | None = None  # frames' latents, preview
         self._thread = threading.Thread(target=self._run, name=f"motet-denoise-{key}", daemon=True)
 
     def start(self) -> None:
@@ -100,11 +112,13 @@ class DenoiseLoop:
         if self._factory.rules.uses_sdedit(self.drawing):
             self._sdedit = SDEdit(pipeline, pipeline.vae, self.drawing, self._generator)
             arguments |= self._sdedit.arguments()
-        drawn = picture_of(pipeline, arguments)
+        drawn = outputs_of(pipeline, arguments)
         if not self._factory.rules.is_video:
-            return _picture(drawn)
+            return _picture(drawn[0])
         if on_part is None:
-            self._emit_frames(drawn)
+            self._emit_frames(drawn[0])
+        if self._sound is not None:
+            self._report(SoundDecoded(self.key, as_sound(drawn[1])))
         return None
 
     def _emit_frames(self, video: Tensor) -> None:
@@ -135,7 +149,9 @@ class DenoiseLoop:
 
     def _wrap_scheduler(self, scheduler: Any) -> None:
         """Wrap the scheduler's `step`, so that every step is counted and reported."""
-        step = scheduler.step
+        self._scheduler, step = scheduler, scheduler.step
+        if self._factory.rules.sound_rate:
+            self._sound = Companion(scheduler, self._finish_sound_step)
         is_fused = self._factory.fuses_steps(self.drawing.scheduler)
         advance = functools.partial(fused_step, step) if is_fused else step
 
@@ -146,57 +162,84 @@ class DenoiseLoop:
             if not self._steps:
                 if self._sdedit is not None:
                     self._sdedit.begin(scheduler)
-                self._begin(scheduler, time)
-            preview = self._preview(scheduler, output, time, sample)
+                self._begin(time)
+            preview = self._preview(output, time, sample)
             result = advance(output, time, sample, *args, **kwargs)
             self._step += 1
             if self._step == self._steps:
                 self._batcher.release(self.key)
             if self._sdedit is not None:
                 result = _with_latents(result, self._sdedit.after(self._step, result[0]))
-            return self._finish_step(scheduler, result, preview)
+            return self._finish_step(result, preview)
 
         scheduler.step = reporting_step
 
-    def _begin(self, scheduler: Any, time: Any) -> None:
+    def _begin(self, time: Any) -> None:
         """Initialize at the first step, when the number of steps is known."""
-        self._steps = steps_from(scheduler, time)
-        self._initial_tensors = memory_tensors({_SCHEDULER: scheduler})
+        self._steps = steps_from(self._scheduler, time)
+        self._initial_tensors = memory_tensors(self._schedulers())
         self._preview_steps = preview_steps(self.drawing.previews, self._steps)
         if self.drawing.resume_step > self._steps:
             message = f"resume: step {self.drawing.resume_step} of {self._steps}; leave resume out"
             raise BadRequest(message, param="resume")
 
-    def _finish_step(self, scheduler: Any, result: Any, preview: Tensor | None) -> Any:
-        latents = result[0]
+    def _finish_step(self, result: Any, preview: Tensor | None) -> Any:
         if self._step < self.drawing.resume_step:
             return result
+        self._unreported = (result[0], preview)
         if self._step == self.drawing.resume_step:
-            latents = unpack(
-                self.drawing.resume, latents, self._generator, self._memories(scheduler)
-            )
-            return _with_latents(result, latents)
+            return _with_latents(result, self._restored(result[0]))
+        if self._sound is None:
+            self._report_step()
+        return result
+
+    def _finish_sound_step(self, latents: Tensor) -> Tensor:
+        """Report a step once the sound has had it too; return the sound's latents to go on with."""
+        if self._step > self.drawing.resume_step:
+            self._report_step()
+        if self._step != self.drawing.resume_step or self._sound is None or not self._unreported:
+            return latents
+        self._restored(self._unreported[0])  # what the copy's step has replaced
+        restored = self._sound.latents
+        if restored is None or restored.shape != latents.shape:
+            raise BadRequest("resume: has no sound of this video; make it anew", param="resume")
+        return restored.to(latents)
+
+    def _restored(self, like: Tensor) -> Tensor:
+        """Restore the state in the checkpoint, and return its latents, of the form of `like`."""
+        if self._sound is not None:
+            self._sound.latents = None
+        return unpack(self.drawing.resume, like, self._generator, self._memories())
+
+    def _report_step(self) -> None:
+        """Report the step, with a checkpoint where one is due."""
+        if self._unreported is None:
+            return
+        latents, preview = self._unreported
         interval = self.drawing.checkpoint_every
         is_due = interval and self._step % interval == 0 and self._step < self._steps
         checkpoint = (
-            pack(latents, self._generator, self._memories(scheduler), self._initial_tensors)
+            pack(latents, self._generator, self._memories(), self._initial_tensors)
             if is_due
             else b""
         )
         self._report(StepDone(self.key, self._step, self._steps, preview, checkpoint))
-        return result
+        self._unreported = None
 
-    def _memories(self, scheduler: Any) -> dict[str, Any]:
-        """Return what the loop remembers of earlier steps: its scheduler, and guiders' momentum."""
+    def _schedulers(self) -> dict[str, Any]:
+        """Return the scheduler and what is stepped beside it, by their names in checkpoints."""
+        beside = {} if self._sound is None else self._sound.memories()
+        return {_SCHEDULER: self._scheduler, **beside}
+
+    def _memories(self) -> dict[str, Any]:
+        """Return what the loop remembers of earlier steps: its schedulers, and guiders' momentum."""
         momenta = {
             name: getattr(guider, "momentum_buffer", None) for name, guider in self._guiders.items()
         }
-        return {
-            _SCHEDULER: scheduler,
-            **{name: momentum for name, momentum in momenta.items() if momentum is not None},
-        }
+        known = {name: momentum for name, momentum in momenta.items() if momentum is not None}
+        return self._schedulers() | known
 
-    def _preview(self, scheduler: Any, output: Tensor, time: Any, sample: Tensor) -> Tensor | None:
+    def _preview(self, output: Tensor, time: Any, sample: Tensor) -> Tensor | None:
         """Return the estimate of the finished latents in the layout of the VAE, or None.
 
         A family that packs its latents in a way of its own has no previews.
@@ -204,7 +247,8 @@ class DenoiseLoop:
         if self._step + 1 not in self._preview_steps:
             return None
         try:
-            return self._factory.spatial(estimate(scheduler, output, time, sample), self.drawing)
+            estimated = estimate(self._scheduler, output, time, sample)
+            return self._factory.spatial(estimated, self.drawing)
         except Exception as error:  # a failed preview must not fail the picture
             log.warning("no preview: %s: %s", type(error).__name__, error)
             self._preview_steps = frozenset()

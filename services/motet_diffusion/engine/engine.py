@@ -23,12 +23,13 @@ import torch
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
-from motet_shared.errors import Overloaded
+from motet_diffusion.pipeline.trial import alike
+from motet_shared.errors import ConfigError, Overloaded
 from motet_shared.process.batch_isolation import computed
 
 from .denoise_loop import DenoiseLoop
-from .merge import merge_calls, split_output
-from .model_call import DENOISER
+from .merge import Call, merge_calls, rows_of, split_output
+from .model_call import DENOISER, ModelCall
 from .request import Event, Key, PictureDone, PictureRequest
 from .step_batcher import PendingCall, StepBatcher
 from .step_cache import StepCache
@@ -55,6 +56,8 @@ class Engine:
             if config.step_cache
             else None
         )
+        if self.cache is not None:
+            self._check_cache(self.cache)
         self.batcher = StepBatcher()
         self._emit = emit
         self._waiting: OrderedDict[Key, PictureRequest] = OrderedDict()
@@ -63,6 +66,27 @@ class Engine:
         self._cancelled: dict[Key, DenoiseLoop] = {}  # cancelled, but the thread still runs
         self.passes = self.rows = self.pictures = 0
         self.seconds = 0.0
+
+    def _check_cache(self, cache: StepCache) -> None:
+        """Raise ConfigError if a pass that leaves blocks out does not repeat what they added."""
+        call = self.factory.trial.calls[0][0]
+        rows, key = rows_of(call), object()
+        try:
+            with torch.no_grad():
+                first, second = (self._cached(cache, call, rows, key) for _ in range(2))
+            is_known = cache.skipped == rows and alike(first, second)
+        except Exception:  # whatever blocks raise that get another's result
+            is_known = False
+        cache.forget(key)
+        cache.computed = cache.skipped = 0
+        if not is_known:
+            kind = type(self.factory.denoiser).__name__
+            message = f"step_cache={self.config.step_cache}: what the blocks of a {kind} add cannot"
+            raise ConfigError(f"{message} be told apart; give 0")
+
+    def _cached(self, cache: StepCache, call: Call, rows: int, key: Key) -> Any:
+        cache.begin([(key, row) for row in range(rows)])
+        return self.factory.compute(call, [ModelCall(call)], [rows])
 
     @property
     def has_work(self) -> bool:

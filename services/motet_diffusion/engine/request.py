@@ -105,6 +105,14 @@ class FramesDecoded:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundDecoded:
+    """Report the sound of a video, after its frames: `[channels, samples]` in -1 to 1."""
+
+    key: Key
+    samples: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class PictureDone:
     """Report the finished picture, the end of a video whose frames came before, or the error."""
 
@@ -114,4 +122,4 @@ class PictureDone:
     error: MotetError | None = None
 
 
-Event = StepDone | FramesDecoded | PictureDone
+Event = StepDone | FramesDecoded | SoundDecoded | PictureDone

@@ -147,7 +147,12 @@ def fused_step(
 
     The scheduler's state advances as usual.
     """
-    if not gpu.takes(sample) or output.shape != sample.shape or output.dtype != sample.dtype:
+    if (
+        not gpu.takes(sample)
+        or output.shape != sample.shape
+        or output.dtype != sample.dtype
+        or kwargs.get("per_token_timesteps") is not None  # then it has as many factors as tokens
+    ):
         return step(output, time, sample, *args, **kwargs)
     result = step(
         _coefficient_probe(sample, 0.0, 1.0),

@@ -57,9 +57,10 @@ class RGBPreview:
         first = next(vae.parameters())
         pictures = _probes(scale).to(first)
         is_video = any(isinstance(module, torch.nn.Conv3d) for module in vae.modules())
+        # HunyuanVideo 1.5's VAE reads one video at a time.
+        batches = pictures[:, :, None].split(1) if is_video else [pictures]
         with torch.no_grad():
-            encoded = vae.encode(pictures[:, :, None] if is_video else pictures)
-        latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded[0]
+            latents = torch.cat([_mode(vae.encode(batch)) for batch in batches])
         latents = latents[:, :, 0] if is_video else latents
         rgb_preview = avg_pool2d(pictures.float(), pictures.shape[-1] // latents.shape[-1])
         known = _flat(latents.float().cpu())
@@ -79,6 +80,12 @@ class RGBPreview:
         pixels = ((rgb_preview.clamp(-1, 1) + 1) * 127.5).nan_to_num().round().to(torch.uint8)
         small = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
         return small.resize(size, Image.Resampling.BICUBIC)
+
+
+def _mode(encoded: Any) -> Tensor:
+    """Return the latents of what a VAE has encoded."""
+    mode: Tensor = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded[0]
+    return mode
 
 
 def _probes(scale: int) -> Tensor:

@@ -18,7 +18,7 @@ from motet_models.processors import without_videos
 from motet_shared.errors import ConfigError
 
 from .quantized import load_gguf
-from .support import DENOISERS, pipeline_class, refusal
+from .support import DENOISERS, is_video, pipeline_class, refusal
 
 _TOKENIZER = "tokenizer_config.json"
 
@@ -141,6 +141,8 @@ def lone_tokenizers(folder: Path) -> dict[str, Any]:
 
 def refused(config: EngineConfig, kind: str, cause: str) -> ConfigError:
     """Return the error for a pipeline that is not served."""
+    found = pipeline_class(kind)
+    page = "videos" if found is not None and is_video(found) else "pictures"
     return ConfigError(
-        f"model={config.model!r}: {kind} is not supported: {cause}; docs/pictures.md lists others"
+        f"model={config.model!r}: {kind} is not supported: {cause}; docs/{page}.md lists others"
     )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.merge import Call, rows_of
-from motet_diffusion.engine.model_call import Denoise, ModelCall
+from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
 from motet_diffusion.engine.request import Control, ImagePrompt, PictureRequest
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import is_linear
@@ -43,12 +43,14 @@ from .quantized import pack_gguf, quantize
 from .rules import Rules, folder_defaults, kind_of, vae_scale_of
 from .schedulers import make_scheduler
 from .shared_modules import LockedModule, SharedDenoiser, locked
-from .support import DENOISERS, DRAW, kinds_of, relatives
+from .support import DENOISERS, DRAW, SECOND_DENOISER, kinds_of, relatives
 from .trial import Trial, attempt, scheduler_cause, trial_request
-from .video import cause_of, decode_in_parts, decodes_in_parts, unpacked
+from .video import cause_of, decode_in_parts, decodes_in_parts, unpacked, with_size
 
 log = logging.getLogger(__name__)
 GUIDERS = ("guider", "ocr_guider")  # HunyuanImage's, which remember what they guided
+# Methods that read texts or images, one picture at a time.
+_READERS = ("encode_prompt", "encode_image")
 
 
 class PipelineFactory:
@@ -65,17 +67,25 @@ class PipelineFactory:
         )
         if not self.denoiser_name or getattr(self.pipeline, "vae", None) is None:
             raise self._refused("the folder lacks its denoiser or its VAE")
+        second = getattr(self.pipeline, SECOND_DENOISER, None)
+        if second is not None:
+            self._check_two_denoisers()
         denoiser = getattr(self.pipeline, self.denoiser_name)
         self.controlnets = ControlNets(self.pipeline, denoiser, config)
         self.image_prompts = ImagePrompts(self.pipeline, denoiser, config.ip_adapters)
         self.adapters = Adapters(self.pipeline, config.loras)
-        self._quantize(getattr(self.pipeline, self.denoiser_name))
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
+        self.denoisers = {DENOISER: self.denoiser}  # by target of a call
+        if second is not None:
+            self.denoisers[SECOND_DENOISER] = second
+        for denoiser in self.denoisers.values():
+            self._quantize(denoiser)
         self.vae = self.pipeline.vae
         if cause := cause_of(self.pipeline):
             raise self._refused(cause)
-        self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
+        # One method that reads may call another.
+        self._text_lock, self._vae_lock = threading.RLock(), threading.Lock()
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
         self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
@@ -83,7 +93,8 @@ class PipelineFactory:
         self._condition_causes: dict[tuple[str, str, str], str] = {}
         self._try_conditions()
         if config.packed:
-            pack(self.denoiser)
+            for denoiser in self.denoisers.values():
+                pack(denoiser)
         self._linear: dict[str, bool] = {}
         self._scheduler_causes: dict[tuple[str, str], str] = {}
         self._fuse()
@@ -113,6 +124,14 @@ class PipelineFactory:
             raise self._refused(trial.causes[next(iter(own))])
         self._pipelines = kept
         return Rules(self.config, self.pipeline, kept, self.denoiser.config, defaults), trial
+
+    def _check_two_denoisers(self) -> None:
+        """Raise ConfigError for what is made for one denoiser and given to a model with two."""
+        for field in ("denoiser", "loras"):
+            if given := getattr(self.config, field):
+                kind = type(self.pipeline).__name__
+                message = f"{field}={given!r}: this {kind} has two denoisers, and that is for one"
+                raise ConfigError(f"{message}; leave it out")
 
     def _quantize(self, denoiser: torch.nn.Module) -> None:
         if self.config.denoiser:
@@ -190,12 +209,12 @@ class PipelineFactory:
 
     def compute(self, merged: Call, calls: Sequence[ModelCall], rows: Sequence[int]) -> Any:
         """Return the output of `merged`, which is made of `calls` of one model with these rows."""
-        if target := calls[0].target:
+        if (target := calls[0].target) not in self.denoisers:
             return self.controlnets.call(target, merged)
         counted = list(zip(calls, rows, strict=True))
         self.adapters.denoiser.set([(call.loras, count) for call, count in counted])
         self.image_prompts.current.set([(call.prompts, count) for call, count in counted])
-        return self.denoiser(**merged)
+        return self.denoisers[target](**merged)
 
     @contextmanager
     def of_rows(self, rows: Sequence[int]) -> Iterator[None]:
@@ -239,6 +258,12 @@ class PipelineFactory:
             self.denoiser_signature,
             Conditions(drawing, scheduler, controls, prompts, denoise, calls_per_step),
         )
+        if (second := self.denoisers.get(SECOND_DENOISER)) is not None:
+            attributes[SECOND_DENOISER] = SharedDenoiser(
+                second,
+                self.denoiser_signature,
+                lambda call: denoise(ModelCall(call, target=SECOND_DENOISER)),
+            )
         attributes["scheduler"] = scheduler
         if "default_sample_size" in attributes:
             # HiDream draws every size with the area of this; rounding must not make it smaller.
@@ -251,9 +276,10 @@ class PipelineFactory:
                 attributes[name] = copy.deepcopy(attributes[name])
         if attributes.get("guider") is not None:
             attributes["guider"].guidance_scale = drawing.guidance_scale
-        attributes["encode_prompt"] = locked(
-            self._text_lock, self._with_adapters(pipeline.encode_prompt, drawing)
-        )
+        for name in _READERS:
+            if (read := getattr(pipeline, name, None)) is not None:
+                attributes[name] = locked(self._text_lock, self._with_adapters(read, drawing))
+        with_size(pipeline, drawing)
         return pipeline
 
     def _with_adapters(
@@ -306,7 +332,8 @@ class PipelineFactory:
     def _fuse(self) -> None:
         """Fuse kernels of the denoiser and the decoder on a GPU."""
         first_call = functools.cache(self._first_call)
-        fuse(self.denoiser, lambda: self.denoiser(**first_call())[0])
+        for denoiser in self.denoisers.values():
+            fuse(denoiser, functools.partial(_first_answer, denoiser, first_call))
         fuse(self.vae, self._decoded)
 
     def _first_call(self) -> Call:
@@ -335,6 +362,11 @@ class PipelineFactory:
             0
         ]
         return pixels
+
+
+def _first_answer(denoiser: torch.nn.Module, first_call: Callable[[], Call]) -> Tensor:
+    answer: Tensor = denoiser(**first_call())[0]
+    return answer
 
 
 class _CallCaptured(BaseException):

@@ -18,7 +18,14 @@ from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, Unsupp
 
 from .image_to_image import STRENGTH, supports_sdedit
 from .schedulers import names_for
-from .video import default_length, default_size, family_of, length_multiple
+from .video import (
+    default_length,
+    default_size,
+    family_of,
+    length_multiple,
+    size_for_image,
+    sound_rate,
+)
 
 DEFAULTS_FILE = "generation_config.json"  # beside model_index.json; diffusers has no such file
 # Known names with their minimum values.
@@ -140,6 +147,11 @@ class Rules:
             return 0.0
         return float(self._defaults.get("frame_rate") or self._family.frame_rate)
 
+    @property
+    def sound_rate(self) -> int:
+        """Return the samples per second of the sound of the model's videos; 0: they have none."""
+        return sound_rate(self.pipeline)
+
     def uses_sdedit(self, drawing: PictureRequest) -> bool:
         """Return True if the picture is changed by entering the drawing pipeline midway."""
         return kind_of(drawing) in self._sdedit_kinds
@@ -152,7 +164,7 @@ class Rules:
         patch = patch if isinstance(patch, int) else 1
         packed = 2 if hasattr(self.pipeline, "_unpack_latents") and not self.is_video else 1
         processor = getattr(self.pipeline, "image_processor", None)
-        own = int(processor.config.vae_scale_factor) if processor is not None else 1
+        own = int(getattr(getattr(processor, "config", None), "vae_scale_factor", 1))
         return max(self.vae_scale * max(patch, packed), own)
 
     @property
@@ -298,8 +310,10 @@ class Rules:
             raise UnsupportedParameter(message, param="image")
 
     def _size(self, drawing: PictureRequest) -> tuple[int, int]:
-        default = drawing.image.size if drawing.image is not None else self.default_size
+        default = self.default_size if drawing.image is None else drawing.image.size
         if drawing.image is not None:
+            if self.is_video:
+                default = size_for_image(self.pipeline, drawing.image.size, self.default_size)
             default = (
                 max(default[0] // self.size_multiple, 1) * self.size_multiple,
                 max(default[1] // self.size_multiple, 1) * self.size_multiple,

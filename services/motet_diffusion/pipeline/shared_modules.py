@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from motet_diffusion.engine.merge import Call
+
+Lock = AbstractContextManager[Any]
 
 
 class SharedDenoiser:
@@ -37,7 +38,7 @@ class SharedDenoiser:
 class LockedModule:
     """Serialize some methods of a module, so that one picture at a time uses them."""
 
-    def __init__(self, module: nn.Module, lock: threading.Lock, names: tuple[str, ...]):
+    def __init__(self, module: nn.Module, lock: Lock, names: tuple[str, ...]):
         self._module = module
         for name in names:
             setattr(self, name, locked(lock, getattr(module, name)))
@@ -46,7 +47,7 @@ class LockedModule:
         return getattr(self._module, name)
 
 
-def locked(lock: threading.Lock, work: Callable[..., Any]) -> Callable[..., Any]:
+def locked(lock: Lock, work: Callable[..., Any]) -> Callable[..., Any]:
     def locked_call(*args: Any, **kwargs: Any) -> Any:
         with lock:
             return work(*args, **kwargs)

@@ -14,6 +14,7 @@ from typing import Any
 from motet_models.video_support import FAMILIES
 
 DENOISERS = ("transformer", "unet")
+SECOND_DENOISER = "transformer_2"  # of Wan 2.2, for the steps with little noise
 DRAW, CHANGE, FILL = "draw", "change", "fill"
 # What the class names of a family end with, by kind, where diffusers' auto classes have no entry.
 _ENDINGS = {
@@ -37,9 +38,9 @@ _FURTHER_MODELS = {
 # Packages that pipelines of diffusers cannot do without, and Motet does not bring.
 _PACKAGES = {
     "Cosmos2TextToImagePipeline": "cosmos_guardrail",
-    "PRXPipeline": "ftfy",
     "WanImageToVideoPipeline": "ftfy",
 }
+_NOT_COMPARED = ("PRXPipeline",)
 # Inputs that some pipelines require, and no route of a picture has.
 _FOREIGN_INPUTS = (
     "control_image",
@@ -91,7 +92,7 @@ def refusal(kind: Any) -> str | None:
         if name in components:
             return f"it needs a further picture with every request (its component `{name}`)"
     for name in _FOREIGN_INPUTS:
-        if name in parameters:
+        if name in parameters and kind.__name__ not in FAMILIES:
             return f"it needs `{name}` with every request"
     if "layers" in parameters:
         return "it gives several pictures, one for each layer"
@@ -104,10 +105,12 @@ def refusal(kind: Any) -> str | None:
             return cause
     if not hasattr(kind, "encode_prompt") or hasattr(kind, "encode_prompt_multiple_images"):
         return "it reads its text outside of `encode_prompt`, where pictures take turns"
-    if "image" in parameters and not {"height", "strength"} & parameters.keys():
+    is_sized = {"height", "strength"} & parameters.keys() or kind.__name__ in FAMILIES
+    if "image" in parameters and not is_sized:
         return "it chooses the size of a picture, which is none of its arguments"
-    if is_video(kind) and kind.__name__ not in FAMILIES:
-        return "its frames are not compared with those of diffusers"
+    if (is_video(kind) and kind.__name__ not in FAMILIES) or kind.__name__ in _NOT_COMPARED:
+        what = "frames" if is_video(kind) else "pictures"
+        return f"its {what} are not compared with those of diffusers"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 CELLS = 8  # latents, or patches of them, per side of the trial picture
 _SMALLEST_IMAGE = 64  # pixels per side; Flux.2 reads no smaller ones
 _STEPS = 2
+SOUND = "audio_hidden_states"  # latents that LTX-2's denoiser gets beside those of the frames
 # Largest difference, relative to the largest value, that a pass of two calls may make.
 _TOLERANCES = {torch.float32: 1e-3}
 _TOLERANCE = 0.1
@@ -77,7 +78,7 @@ class Trial:
                 except Exception as error:  # a family whose calls do not fit runs one by one
                     log.info("calls are not merged: %s", _described(error))
                     return False
-                return _alike(parts[0], answer) and _alike(parts[1], other_answer)
+                return alike(parts[0], answer) and alike(parts[1], other_answer)
         return False
 
     def zeros(self, call: Call) -> Any:
@@ -86,7 +87,7 @@ class Trial:
         sample, now = _first(next(iter(known.values()))), _first(next(iter(call.values())))
         rows = rows_of(call)
 
-        def zero(value: Any) -> Any:
+        def zero(value: Any, sample: Tensor = sample, now: Tensor = now) -> Any:
             if not isinstance(value, Tensor):
                 return [zero(value[0])] * rows if isinstance(value, (list, tuple)) else value
             shape = list(now.shape)
@@ -97,6 +98,8 @@ class Trial:
 
         if isinstance(answer, Mapping):
             return type(answer)(**{name: zero(value) for name, value in answer.items()})
+        if isinstance(answer, tuple) and SOUND in known:  # two answers: the frames' and the sound's
+            return (zero(answer[0]), zero(answer[1], known[SOUND], call[SOUND]))
         return (zero(_first_output(answer)),)
 
 
@@ -130,7 +133,7 @@ def attempt(
             drawing = rules.completed(drawing or trial_request(rules, kind))
             generator = Generator().manual_seed(0)
             pipeline = open_pipeline(drawing, denoise, generator)
-            images = picture_of(pipeline, rules.arguments(drawing, generator))
+            images = outputs_of(pipeline, rules.arguments(drawing, generator))[0]
         return _result_cause(images, drawing, calls), calls
     except Exception as error:  # whatever a pipeline raises is the cause of its refusal
         return _described(error), calls
@@ -152,15 +155,16 @@ def scheduler_cause(
             generator = Generator().manual_seed(0)
             pipeline = open_pipeline(small, lambda call: answer(call.call), generator)
             arguments = rules.arguments(small, generator)
-            latents = picture_of(pipeline, arguments | {"output_type": "latent"})
+            latents = outputs_of(pipeline, arguments | {"output_type": "latent"})[0]
         return "" if bool(latents.isfinite().all()) else "its steps are not finite"
     except Exception as error:  # whatever a pipeline raises is the cause of the refusal
         return _described(error)
 
 
-def picture_of(pipeline: Any, arguments: dict[str, Any]) -> Any:
-    """Return the pictures of a call, which outputs of families have under different names."""
-    return pipeline(**arguments, return_dict=False)[0]
+def outputs_of(pipeline: Any, arguments: dict[str, Any]) -> Sequence[Any]:
+    """Return what a call gives: the pictures, which families name differently; behind them, sound."""
+    outputs: Sequence[Any] = pipeline(**arguments, return_dict=False)
+    return outputs
 
 
 def trial_request(rules: Rules, kind: str) -> PictureRequest:
@@ -226,7 +230,8 @@ def _first(value: Any) -> Tensor:
     return tensor
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Return True if two answers of a denoiser differ by no more than rounding does."""
     one, other = _first_output(one), _first_output(other)
     if isinstance(one, Tensor):
         one, other = [one], [other]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +21,12 @@ from motet_shared.errors import InternalError
 
 log = logging.getLogger(__name__)
 Frames = NDArray[np.uint8]  # `[frames, height, width, 3]`
+Sound = NDArray[np.float32]  # `[channels, samples]`
 
 
 _COGVIDEOX_1_5_RATE = 16.0
+_WAN_TI2V_RATE = 24.0  # of Wan 2.2's 5B model
+_ASPECT = (16, 9)  # width and height
 
 
 def family_of(pipeline: Any) -> VideoFamily | None:
@@ -28,7 +34,17 @@ def family_of(pipeline: Any) -> VideoFamily | None:
     family = FAMILIES.get(type(pipeline).__name__)
     if family is not None and family.odd and pipeline.transformer.config.patch_size_t:
         return family._replace(frame_rate=_COGVIDEOX_1_5_RATE)
+    if family is not None and pipeline.config.get("expand_timesteps"):
+        return family._replace(frame_rate=_WAN_TI2V_RATE)
     return family
+
+
+def sound_rate(pipeline: Any) -> int:
+    """Return the samples per second of the sound that a pipeline makes with its videos; 0: none."""
+    family = family_of(pipeline)
+    if family is None or not family.sound:
+        return 0
+    return int(pipeline.vocoder.config.output_sampling_rate)
 
 
 def length_multiple(pipeline: Any) -> int:
@@ -47,12 +63,45 @@ def default_length(pipeline: Any) -> int:
 
 def default_size(pipeline: Any, scale: int) -> tuple[int, int]:
     """Return the (width, height) in pixels that a pipeline makes unasked; scale: pixels per latent."""
+    if hasattr(pipeline, "target_size"):
+        return _nearest_trained(pipeline, _ASPECT)
     parameters = inspect.signature(pipeline.__call__).parameters
     height, width = (parameters[name].default for name in ("height", "width"))
     if height and width:
         return int(width), int(height)
     config = pipeline.transformer.config
     return int(config.sample_width) * scale, int(config.sample_height) * scale
+
+
+def size_for_image(
+    pipeline: Any, image: tuple[int, int], default: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the (width, height) in pixels of a video that begins with an image of this size.
+
+    That is the size that the model is trained on of the nearest shape, where its pipeline knows
+    these; else the image's own, or its shape in the area of `default` if that is less.
+    """
+    if hasattr(pipeline, "target_size"):
+        return _nearest_trained(pipeline, image)
+    scale = min(math.sqrt(default[0] * default[1] / (image[0] * image[1])), 1.0)
+    return int(image[0] * scale), int(image[1] * scale)
+
+
+def _nearest_trained(pipeline: Any, shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the (width, height) of HunyuanVideo 1.5 that is nearest to a shape."""
+    height, width = pipeline.video_processor.calculate_default_height_width(
+        shape[1], shape[0], pipeline.target_size
+    )
+    return int(width), int(height)
+
+
+def with_size(pipeline: Any, drawing: PictureRequest) -> None:
+    """Have the pipeline of one video make the requested size, where it would choose one itself."""
+    if hasattr(pipeline, "target_size"):
+        processor = copy.copy(pipeline.video_processor)
+        size = (drawing.height, drawing.width)
+        processor.calculate_default_height_width = lambda *_args, **_kwargs: size
+        vars(pipeline)["video_processor"] = processor
 
 
 def unpacked(pipeline: Any, latents: Tensor, drawing: PictureRequest) -> Tensor:
@@ -73,14 +122,37 @@ def cause_of(pipeline: Any) -> str:
     """Return why a loaded pipeline of a known family is not served; "" if it has to be tried."""
     if family_of(pipeline) is None:
         return ""
-    if getattr(pipeline, "transformer_2", None) is not None:
-        return "it has two denoisers (its component `transformer_2`)"
+    if pipeline.config.get("boundary_ratio") and getattr(pipeline, "transformer_2", None) is None:
+        return "its `boundary_ratio` needs a second denoiser (its component `transformer_2`)"
+    if getattr(pipeline.transformer.config, "pos_embed_seq_len", None):
+        return "it needs a last frame beside the first with every request (`pos_embed_seq_len`)"
+    guider = getattr(pipeline, "guider", None)
+    if guider is not None and _hooks(guider):
+        kind = type(guider).__name__
+        return f"its guider ({kind}) changes the denoiser during a video, which videos share"
     if list(inspect.signature(pipeline.scheduler.step).parameters)[1] != "timestep":
         kind = type(pipeline.scheduler).__name__
         return (
             f"its loop remembers steps for its scheduler ({kind}), where checkpoints do not reach"
         )
     return ""
+
+
+def _hooks(guider: Any) -> bool:
+    """Return True if a guider puts hooks into the denoiser for some of its calls."""
+    from diffusers.guiders import BaseGuidance
+
+    return type(guider).cleanup_models is not BaseGuidance.cleanup_models
+
+
+def as_sound(samples: Tensor) -> Sound:
+    """Return `[1, channels, samples]` as 32-bit floats. Raises InternalError if not finite."""
+    sound: Sound = samples[0].float().cpu().contiguous().numpy()
+    if not np.isfinite(sound).all():
+        raise InternalError(
+            "the sound has values that are not finite; use another dtype or guidance scale"
+        )
+    return sound
 
 
 def as_frames(video: Tensor) -> Frames:
@@ -102,9 +174,10 @@ def decode_in_parts(vae: Any, on_part: Callable[[Tensor], None]) -> Callable[...
 
     on_part: gets `[1, 3, frames, height, width]` in -1 to 1, on the thread that decodes.
     """
+    whole = _unpatchify(vae)
 
     def hook(_module: Any, _inputs: Any, output: Any) -> None:
-        on_part(output[0] if isinstance(output, tuple) else output)
+        on_part(whole(output[0] if isinstance(output, tuple) else output))
 
     def decode(*args: Any, **kwargs: Any) -> Any:
         handle = vae.decoder.register_forward_hook(hook)
@@ -116,8 +189,23 @@ def decode_in_parts(vae: Any, on_part: Callable[[Tensor], None]) -> Callable[...
     return decode
 
 
+def _unpatchify(vae: Any) -> Callable[[Tensor], Tensor]:
+    """Return what a VAE does with its decoder's output: Wan 2.2's puts pixels out of channels."""
+    patch = getattr(vae.config, "patch_size", None)
+    if type(vae).__name__ != "AutoencoderKLWan" or not patch:
+        return lambda output: output
+    from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
+
+    return functools.partial(unpatchify, patch_size=patch)
+
+
 def decodes_in_parts(vae: Any) -> bool:
-    """Return True if the outputs of a VAE's decoder, one after the other, are its video."""
+    """Return True if the outputs of a VAE's decoder, one after the other, are its video.
+
+    They are not where tiles overlap: HunyuanVideo's, of videos that are longer than the one here.
+    """
+    if any(getattr(vae, name, False) for name in ("use_framewise_decoding", "use_tiling")):
+        return False
     config = vae.config
     channels = getattr(config, "latent_channels", None) or config.z_dim
     noise = torch.randn(1, channels, 3, 4, 4, generator=torch.Generator().manual_seed(0))

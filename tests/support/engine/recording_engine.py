@@ -19,6 +19,7 @@ from motet_diffusion.engine.request import (
     Key,
     PictureDone,
     PictureRequest,
+    SoundDecoded,
     StepDone,
 )
 
@@ -104,6 +105,16 @@ class RecordingEngine:
             for event in self.events
             if isinstance(event, FramesDecoded) and event.key == key
         ]
+
+    def sound(self, key: Key) -> Any:
+        """Return the sound of a video; None if it has none."""
+        found = [
+            event.samples
+            for event in self.events
+            if isinstance(event, SoundDecoded) and event.key == key
+        ]
+        assert len(found) < 2
+        return found[0] if found else None
 
     def steps(self, key: Key) -> list[StepDone]:
         return [event for event in self.events if isinstance(event, StepDone) and event.key == key]

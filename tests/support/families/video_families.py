@@ -9,9 +9,9 @@ from typing import Any
 
 import diffusers
 import torch
-from transformers import UMT5Config, UMT5EncoderModel
 
 from support.checkpoints import diffusion_checkpoints as parts
+from support.families import newer_video_families as newer
 from support.families.tiny_parts import flow
 
 HIDDEN = parts.HIDDEN
@@ -19,43 +19,22 @@ HIDDEN = parts.HIDDEN
 
 def wan() -> Any:
     """Write Wan 2.1: text to video."""
-    vae = diffusers.AutoencoderKLWan(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.1, -0.2, 0.3, 0.0],
-        latents_std=[1.0, 1.5, 0.8, 1.2],
-    )
-    model = diffusers.WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=HIDDEN,
-        freq_dim=16,
-        ffn_dim=32,
-        num_layers=2,
-        rope_max_seq_len=32,
-    )
-    encoder = UMT5EncoderModel(
-        UMT5Config(vocab_size=64, d_model=HIDDEN, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
-    )
-    return diffusers.WanPipeline(
-        transformer=parts._lively(model),
-        vae=vae,
-        scheduler=diffusers.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
-        text_encoder=encoder,
-        tokenizer=parts._t5_tokenizer(),
-    )
+    return diffusers.WanPipeline(**newer.wan_parts(transformer=newer.wan_transformer()))
 
 
 def ltx() -> Any:
     """Write LTX-Video: text to video, and image to video with the same weights."""
+    return _ltx(
+        diffusers.LTXPipeline, scheduler=flow(use_dynamic_shifting=True, shift_terminal=0.1)
+    )
+
+
+def ltx_condition() -> Any:
+    """Write LTX-Video 0.9.5: a time for each token, and noise in what the VAE decodes."""
+    return _ltx(diffusers.LTXConditionPipeline, scheduler=flow(), timestep_conditioning=True)
+
+
+def _ltx(kind: Any, *, scheduler: Any, **fields: Any) -> Any:
     vae = diffusers.AutoencoderKLLTXVideo(
         latent_channels=8,
         block_out_channels=(8, 8, 8, 8),
@@ -64,6 +43,7 @@ def ltx() -> Any:
         decoder_layers_per_block=(1, 1, 1, 1, 1),
         encoder_causal=True,
         decoder_causal=False,
+        **fields,
     )
     model = diffusers.LTXVideoTransformer3DModel(
         in_channels=8,
@@ -74,10 +54,10 @@ def ltx() -> Any:
         num_layers=2,
         caption_channels=HIDDEN,
     )
-    return diffusers.LTXPipeline(
+    return kind(
         transformer=parts._lively(model),
         vae=vae,
-        scheduler=flow(use_dynamic_shifting=True, shift_terminal=0.1),
+        scheduler=scheduler,
         text_encoder=parts._t5(),
         tokenizer=parts._t5_tokenizer(),
     )
@@ -137,29 +117,37 @@ def cogvideox_i2v() -> Any:
 
 MAKERS: dict[str, Callable[[], Any]] = {
     "WanPipeline": wan,
+    "LTXConditionPipeline": ltx_condition,
     "LTXPipeline": ltx,
     "CogVideoXPipeline": cogvideox,
     "CogVideoXImageToVideoPipeline": cogvideox_i2v,
+    **newer.MAKERS,
 }
-SAME_MODULES = {"LTXImageToVideoPipeline": "LTXPipeline"}
+SAME_MODULES = {"LTXImageToVideoPipeline": "LTXPipeline", **newer.SAME_MODULES}
 NAMES = sorted({*MAKERS, *SAME_MODULES})
 # What a folder of the class makes videos of: a prompt, or a prompt and an image.
 _KINDS = {
+    "LTX2Pipeline": ["draw", "change"],
+    "LTXConditionPipeline": ["draw", "change"],
     "LTXPipeline": ["draw", "change"],
-    "LTXImageToVideoPipeline": ["change"],
-    "CogVideoXImageToVideoPipeline": ["change"],
+    "WanPipeline 2.2 TI2V": ["draw", "change"],
 }
 
 
 def kinds_of(name: str) -> list[str]:
-    """Return the kinds of requests that a tiny checkpoint of a class takes."""
-    return _KINDS.get(name, ["draw"])
+    """Return the kinds of requests that a tiny checkpoint takes."""
+    return _KINDS.get(name, ["change"] if "ImageToVideo" in name else ["draw"])
+
+
+def class_of(name: str) -> str:
+    """Return the class of a tiny checkpoint; what follows in its name tells it from others."""
+    return name.split()[0]
 
 
 def write(name: str, path: Path) -> Path:
-    """Write a tiny checkpoint of a pipeline class with random weights."""
+    """Write a tiny checkpoint with random weights."""
     torch.manual_seed(0)
     MAKERS[SAME_MODULES.get(name, name)]().save_pretrained(path)
     index = path / "model_index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": name}))
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": class_of(name)}))
     return path
