@@ -228,9 +228,8 @@ class Calls:
         key = (request.caller, request.stream)
         if (call := self.active.get(key)) is not None:
             call.accept()  # the first Accepted was lost
-        elif (
-            key in self._finished
-        ):  # all that it sent may have been lost, with its caller's connection
+        elif key in self._finished:
+            # All that it sent may have been lost, with its caller's connection.
             ended = Call(self, request, self.clock.now())
             ended.error(StreamBroken(f"{self.instance} has ended {ended.id} already"))
         else:

@@ -66,9 +66,8 @@ from .uplink import InputSender, split
 RESEND_AFTER = 0.25  # seconds without Accepted; doubles with each attempt
 OPEN_ATTEMPTS = 5
 KEEPALIVE_TIMEOUT = 0.65  # seconds of silence: three keepalives at 200 ms and some slack
-UNHEARD = (
-    4  # probes that an instance answers without a frame, until a stream's open is repeated there
-)
+# Probes that an instance answers without a frame, until a stream's open is repeated there.
+UNHEARD = 4
 
 
 class Stream:
