@@ -126,13 +126,25 @@ class Membership:
         self.stage.limit(seconds)
 
     def exchange(self, name: str, content: str) -> list[bytes]:
-        """Return what all ranks give under a name that is used once, by rank."""
-        self._store.set(f"{name}-{self.rank}", content)
+        """Return what all ranks give under a name that is used once, by rank.
+
+        The leader returns once all have read it: it may then remove the store.
+        """
+        ranks = range(self.degrees.ranks)
+        keys = [f"{name}-{rank}" for rank in ranks]
+        self._store.set(keys[self.rank], content)
+        self._wait(keys, name)
+        found = [bytes(self._store.get(key)) for key in keys]
+        self._store.set(f"{name}-read-{self.rank}", "")
+        if self.rank == 0:
+            self._wait([f"{name}-read-{rank}" for rank in ranks], name)
+        return found
+
+    def _wait(self, keys: list[str], name: str) -> None:
+        """Wait until the store has these keys. Raises GroupFailed."""
         given_up = time.monotonic() + self._seconds
-        keys = [f"{name}-{rank}" for rank in range(self.degrees.ranks)]
         while not self._store.check(keys):
             self.check()
             if time.monotonic() > given_up:
                 raise GroupFailed(f"rank {self.rank} waited in vain for {name} of others")
             time.sleep(_STEP)
-        return [bytes(self._store.get(key)) for key in keys]

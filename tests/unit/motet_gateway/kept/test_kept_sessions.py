@@ -459,7 +459,7 @@ async def test_memory_of_a_session_is_closed_with_it(here: World) -> None:
         here.service.sessions._seconds = 0.2
         client.socket.transport.abort()
         await asyncio.sleep(0.05)
-    await until(lambda: memories() == before)
+    await until(lambda: memories() <= before)  # less, if one of another test has ended
 
 
 def memories() -> int:

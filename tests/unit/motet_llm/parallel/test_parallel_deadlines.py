@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -173,3 +174,27 @@ def test_the_leader_gives_up_a_rank_that_does_not_answer(group: Group) -> None:
 def test_the_leader_gives_up_a_rank_that_reads_no_commands(group: Group) -> None:
     with given_up():
         group.send(commands.PutRows(1, 0, [bytes(LARGE)], "float32", [], exact=True))
+
+
+def test_the_leader_returns_once_all_have_read(tmp_path: Path) -> None:
+    """It removes the store then, in which a slow rank would look for what it has not read."""
+    path = tmp_path / "store"
+    memory = create(2, 1)
+    degrees = Degrees(tensor=2)
+    found: list[list[bytes]] = []
+
+    def late() -> None:
+        store = dist.FileStore(str(path), 2)
+        member = Membership(store, 1, degrees, MEETING, MEETING, memory, lambda: time.sleep(0.3))
+        found.append(member.exchange("shapes", "second"))
+
+    thread = threading.Thread(target=late)
+    thread.start()
+    store = dist.FileStore(str(path), 2)
+    member = Membership(store, 0, degrees, MEETING, MEETING, memory)
+    time.sleep(0.1)  # the other one waits, and will look again in a while
+    assert member.exchange("shapes", "first") == [b"first", b"second"]
+    path.unlink()
+    thread.join(MEETING)
+    assert found == [[b"first", b"second"]]
+    os.close(memory)
