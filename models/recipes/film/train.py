@@ -12,6 +12,7 @@ instructions for it, parameters are float32.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -83,9 +84,9 @@ class Trainer(StageTraining[Batch, float]):
         on_cpu = self.device.type == "cpu"
         return [SDPBackend.MATH] if on_cpu else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
+    @abstractmethod
     def loss(self, batch: Batch, generator: torch.Generator) -> Tensor:
         """Return the loss of a batch."""
-        raise NotImplementedError
 
     def progress(self, reports: Sequence[float], seconds: float) -> str:
         """Format the stage, step, mean loss and films per second."""

@@ -199,7 +199,7 @@ class TowerAdapter(Training[LessonBatch, TowerReport]):
     def batches(self) -> Iterable[LessonBatch]:
         """Yield the batches that are left."""
         make = partial(lesson_batch, self.recipe, self.stage)
-        return prefetched(make, range(self.step, self.last_step), workers=self.workers)
+        return prefetched(make, self.steps_left, workers=self.workers)
 
     def train_step(self, batch: LessonBatch) -> TowerReport:
         """Run one update."""
@@ -277,7 +277,7 @@ class WholeTrainer(Training[WholeBatch, WholeReport]):
     def batches(self) -> Iterable[WholeBatch]:
         """Yield the batches that are left."""
         held_out_digests()  # once, not in each worker
-        return prefetched(self.make, range(self.step, self.last_step), workers=self.workers)
+        return prefetched(self.make, self.steps_left, workers=self.workers)
 
     def train_step(self, batch: WholeBatch) -> WholeReport:
         """Run one update."""

@@ -272,7 +272,7 @@ class TalkTrainer(Training[list[PictureBatch], TalkReport]):
         """Yield the batches that are left."""
         if not self.workers:
             return self.stream.prefetch(self.step, self.last_step)
-        steps = range(self.step, self.last_step)
+        steps = self.steps_left
         return prefetched(self.stream.batches, steps, workers=self.workers)
 
     def train_step(self, batch: list[PictureBatch]) -> TalkReport:

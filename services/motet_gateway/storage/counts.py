@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,15 +14,20 @@ import nats.js.errors
 from msgspec import Struct
 
 from .documents import NEVER
-from .jetstream import TIMEOUT, key_value
+from .jetstream import ERRORS, TIMEOUT, key_value
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.js.kv import KeyValue
 
+log = logging.getLogger(__name__)
+
 BUCKET = "motet_usage"
-PATIENCE = 0.5  # seconds for an answer of NATS, while a request waits for it
+LEASES = 64  # leases into which a limit is divided; of a limit below, each takes what it needs
+IDLE = 3.0  # seconds without use after which a lease is given back
+_PATIENCE = 0.5  # seconds for an answer of NATS, while a request waits for it
 _TRIES = 24
+_AWAY = 2.0  # seconds without another try after NATS did not answer
 _PAUSE = 0.02  # seconds, at most, after another gateway was first
 
 R = TypeVar("R")
@@ -52,14 +59,26 @@ class SharedCounts:
     """Read and change counts by their names. Raises one of `jetstream.ERRORS` while NATS is away."""
 
     def __init__(self, keys: KeyValue):
-        self.away_until = 0.0  # monotonic time until which callers do not ask again
+        self._away_until = 0.0  # monotonic time until which NATS is not asked again
         self._keys = keys
 
     @classmethod
     async def open(cls, client: Client) -> SharedCounts:
         """Create or reuse the bucket."""
         await key_value(client.jetstream(timeout=TIMEOUT), BUCKET, NEVER)
-        return cls(await client.jetstream(timeout=PATIENCE).key_value(BUCKET))
+        return cls(await client.jetstream(timeout=_PATIENCE).key_value(BUCKET))
+
+    async def exchange(self, name: str, of: type[Kept], change: Callable[[Kept], R]) -> R | None:
+        """Change as `change` does, for a request that waits; return None while NATS is away."""
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            async with asyncio.timeout(2 * _PATIENCE):
+                return await self.change(name, of, change)
+        except ERRORS as error:
+            log.warning("%s: the use of tenants is not shared: %s", name, error or "timeout")
+            self._away_until = time.monotonic() + _AWAY
+            return None
 
     async def change(self, name: str, of: type[Kept], change: Callable[[Kept], R]) -> R:
         """Store what `change` makes of a count of this type, and return its result.

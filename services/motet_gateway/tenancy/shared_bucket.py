@@ -10,23 +10,16 @@ together let a tenant have at most `1 + gateways / LEASES` times its limit, and 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
-from motet_gateway.storage.counts import PATIENCE, Count, SharedCounts
-from motet_gateway.storage.jetstream import ERRORS
+from motet_gateway.storage.counts import IDLE, LEASES, Count, SharedCounts
 
 from .buckets import NANOSECONDS, Bucket, Clock
 from .counters import TenantCounters
 from .slots import SlotLease, Slots
 
-log = logging.getLogger(__name__)
-
-LEASES = 64  # leases into which a limit is divided; of a limit below, each takes what it needs
 SYNC_EVERY = 1.0  # seconds between two reports of what was used
-IDLE = 3.0  # seconds without use after which a lease is given back
 _SHORTEST_WAIT = NANOSECONDS // 10
-_AWAY = 2.0  # seconds without another try after NATS did not answer
 
 
 class SharedBucket(Bucket):
@@ -162,10 +155,6 @@ class Account:
 
     async def _exchange(self, amount: int, *, is_idle: bool = False) -> None:
         bucket, reported = self.bucket, self._unreported
-        if time.monotonic() < self._counts.away_until:
-            if bucket is not None:
-                bucket.learn(None)
-            return
 
         def change(count: Count) -> tuple[float, float, float]:
             count.used += reported / self._scale
@@ -173,15 +162,12 @@ class Account:
                 return 0.0, 0.0, count.used
             return *bucket.lease(count, time.time(), amount, is_idle=is_idle), count.used
 
-        try:
-            async with asyncio.timeout(2 * PATIENCE):
-                came, left, used = await self._counts.change(self._name, Count, change)
-        except ERRORS as error:
-            log.warning("%s: the use of tenants is not shared: %s", self._name, error or "timeout")
-            self._counts.away_until = time.monotonic() + _AWAY
+        found = await self._counts.exchange(self._name, Count, change)
+        if found is None:
             if bucket is not None:
                 bucket.learn(None)
             return
+        came, left, used = found
         self._unreported -= reported
         self.used = used + self._unreported / self._scale
         if bucket is not None:

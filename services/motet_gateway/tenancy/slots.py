@@ -10,19 +10,12 @@ gateway last asked.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
-from motet_gateway.storage.counts import PATIENCE, HeldSlots, SharedCounts
-from motet_gateway.storage.jetstream import ERRORS
+from motet_gateway.storage.counts import IDLE, LEASES, HeldSlots, SharedCounts
 
-log = logging.getLogger(__name__)
-
-LEASES = 64  # leases into which a limit is divided; of a limit below, each takes what it needs
 RENEW = 3.0  # seconds after which a gateway says again what it has
 EXPIRY = 10.0  # seconds after which the lease of a gateway that says nothing is free
-IDLE = 3.0  # seconds without a request after which what is not open is given back
-_AWAY = 2.0  # seconds without another try after NATS did not answer
 
 
 class Slots:
@@ -95,10 +88,6 @@ class SlotLease:
                 await self._exchange(0, is_idle=is_idle)
 
     async def _exchange(self, count: int, *, is_idle: bool = False) -> None:
-        if time.monotonic() < self._counts.away_until:
-            self._free = None
-            return
-
         def change(held: HeldSlots) -> tuple[int, int]:
             slots, now = self._slots, time.time()
             held.by = {
@@ -116,12 +105,9 @@ class SlotLease:
                 held.by[self._gateway] = (leased, now)
             return leased, max(left - leased, 0)
 
-        try:
-            async with asyncio.timeout(2 * PATIENCE):
-                self.leased, self._free = await self._counts.change(self._name, HeldSlots, change)
-        except ERRORS as error:
-            log.warning("%s: slots of tenants are not shared: %s", self._name, error or "timeout")
-            self._counts.away_until = time.monotonic() + _AWAY
+        found = await self._counts.exchange(self._name, HeldSlots, change)
+        if found is None:
             self._free = None
             return
+        self.leased, self._free = found
         self._said_at = time.monotonic()

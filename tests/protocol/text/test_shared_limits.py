@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from motet_gateway.service import Gateway
-from motet_gateway.storage.counts import Count, HeldSlots, SharedCounts
+from motet_gateway.storage.counts import LEASES, Count, HeldSlots, SharedCounts
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.tenancy import slots
-from motet_gateway.tenancy.shared_bucket import LEASES
 from motet_gateway.tenancy.slots import SlotLease, Slots
 from motet_shared.testing import NatsServer
 from support.services.fake_services import MODEL, FakeTokenizer, fake_services
