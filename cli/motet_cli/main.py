@@ -930,24 +930,41 @@ def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParse
     about = "Create the passwords and certificates with which processes of a stack authenticate."
     credentials = _command(commands, "credentials", "commands.credentials", about)
     actions = credentials.add_subparsers(
-        dest="action", required=True, metavar="passwords|ca|certificate|environment"
+        dest="action", required=True, metavar="passwords|hub|ca|certificate|environment"
     )
     passwords = actions.add_parser(
         "passwords",
         help="create a password per NATS user, and the server's configuration",
         allow_abbrev=False,
     )
-    passwords.add_argument("--rotate", action="store_true", help="replace existing passwords")
+    hub = actions.add_parser(
+        "hub",
+        help="create what NATS servers log in to each other with: a cluster's and leaf nodes'",
+        allow_abbrev=False,
+    )
+    for action in (passwords, hub):
+        action.add_argument("--rotate", action="store_true", help="replace existing passwords")
     authority = actions.add_parser("ca", help="create a certificate authority", allow_abbrev=False)
     certificate = actions.add_parser(
         "certificate",
         help="create a host's certificate, signed by the authority",
         allow_abbrev=False,
     )
-    for action in (passwords, authority, certificate):
+    for action in (passwords, hub, authority, certificate):
         action.add_argument(
             "folder", metavar="FOLDER", help="folder of the files, readable only by its owner"
         )
+    hub.add_argument(
+        "addresses",
+        metavar="ADDRESS",
+        nargs="+",
+        help="address of each server, one or three, for the others of the cluster (port 6222)",
+    )
+    hub.add_argument(
+        "--leafnodes",
+        metavar="ADDRESS,…",
+        help="addresses that leaf nodes connect to (default: the same, port 7422)",
+    )
     certificate.add_argument(
         "names", metavar="NAME", nargs="+", help="host names and addresses of the host"
     )

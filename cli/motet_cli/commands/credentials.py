@@ -1,4 +1,4 @@
-"""Create passwords of NATS users and certificates of hosts: `motet credentials`.
+"""Create passwords of NATS users and servers, and certificates of hosts: `motet credentials`.
 
 The authority's key stays in its folder: a host needs only its own key and certificate, and `ca.crt`.
 `environment` prints where a running `motet up` has NATS and its passwords.
@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from motet_cli.joining import certificates
+from motet_cli.joining import certificates, server_links
 from motet_cli.supervision import connection, nats
 from motet_shared.credentials import USERS, make_passwords
 from motet_shared.errors import ConfigError
@@ -32,6 +32,7 @@ def run(args: Namespace) -> int:
         ) from None
     actions: dict[str, Callable[[Path, Namespace], None]] = {
         "passwords": _passwords,
+        "hub": _hub,
         "ca": _authority,
         "certificate": _certificate,
     }
@@ -59,6 +60,16 @@ def _passwords(folder: Path, args: Namespace) -> None:
     users = make_passwords(folder, rotate=args.rotate)
     nats.stage(folder)
     print(f"{folder}: the passwords of {len(users)} users, and nats.conf for the server")
+
+
+def _hub(folder: Path, args: Namespace) -> None:
+    leafnodes = args.leafnodes.split(",") if args.leafnodes else ()
+    made = server_links.write_links(folder, args.addresses, leafnodes, rotate=args.rotate)
+    nats.stage(folder)
+    *own, leaf = (str(path) for path in made)
+    print(
+        f"{', '.join(own)}: for the hub; {leaf}: for server/hub.conf beside each leaf's nats-leaf.conf"
+    )
 
 
 def _authority(folder: Path, args: Namespace) -> None:

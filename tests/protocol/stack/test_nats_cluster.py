@@ -4,55 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from motet_cli.joining.certificates import make_authority, make_certificate
 from motet_gateway.storage.documents import SMALL, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.storage.work_queue import WorkQueue
 from motet_shared.errors import ConfigError, StreamBroken
 from motet_shared.messages import Echo, Text
-from motet_shared.peer_tls import peer_tls
 from motet_shared.process.config import ProcessConfig
-from motet_shared.testing import NATS_CONF, NatsServer, free_port
+from motet_shared.testing import NatsServer, free_port
 from motet_shared.wire.bus import Bus
+from support.peers.nats_servers import HOST, Credentials
 from support.services.echo_worker import EchoWorker
 
-CLUSTER_CONF = NATS_CONF.with_name("nats-cluster.conf")
-HOST = "127.0.0.1"
 TOKENS = 400
 
 
 class Cluster:
     """The servers, and the settings with which processes connect to all of them."""
 
-    def __init__(self, servers: list[NatsServer], files: dict[str, Path]):
-        self.servers, self._files = servers, files
+    def __init__(self, servers: list[NatsServer], credentials: Credentials):
+        self.servers, self.credentials = servers, credentials
 
     def config(self, role: str) -> ProcessConfig:
-        given: dict[str, Any] = self._files
-        return ProcessConfig(
-            nats_url=",".join(f"tls://{HOST}:{server.port}" for server in self.servers),
-            nats_credentials=self.servers[0].credentials,
-            metrics_port=-1,
-            **given,
-        )
+        return self.credentials.config(role, *self.servers)
 
     @asynccontextmanager
     async def bus(self, role: str) -> AsyncIterator[Bus]:
-        config = self.config(role)
-        bus = await Bus.connect(config.instance_id(role), config)
-        try:
+        async with self.credentials.bus(role, *self.servers) as bus:
             yield bus
-        finally:
-            await bus.close()
 
     def server_of(self, bus: Bus) -> NatsServer:
         """Return the server that a bus's frames go through."""
@@ -62,32 +47,19 @@ class Cluster:
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    make_authority(tmp_path)
-    cert, key = make_certificate(tmp_path, [HOST], "host")
-    files = {"peer_ca": tmp_path / "ca.crt", "peer_cert": cert, "peer_key": key}
-    tls = peer_tls(**files)
-    assert tls is not None
-    password, ports = "p" + secrets.token_hex(16), [free_port() for _ in range(3)]
-    servers = []
-    for number, port in enumerate(ports):
-        routes = [f"nats://cluster:{password}@{HOST}:{one}" for one in ports if one != port]
-        env = {
-            **{f"MOTET_{name.upper()}": str(path) for name, path in files.items()},
-            "MOTET_NATS_NAME": f"server-{number}",
-            "MOTET_NATS_CLUSTER": f"{HOST}:{port}",
-            "MOTET_NATS_CLUSTER_PASSWORD": password,
-            "MOTET_NATS_ROUTES": f"[{', '.join(routes)}]",
-            "MOTET_STORE_SIZE": "200MB",
-        }
-        store = tmp_path / f"store-{number}"
-        servers.append(NatsServer(CLUSTER_CONF, store, env=env, tls=tls.client))
+    ports = [free_port() for _ in range(3)]
+    credentials = Credentials(tmp_path, ports, [])
+    servers = [
+        credentials.member(f"server-{number}", tmp_path / f"store-{number}", port)
+        for number, port in enumerate(ports)
+    ]
     for server in servers[1:]:  # one set of passwords
         shutil.copytree(
             servers[0]._folder / "server", server._folder / "server", dirs_exist_ok=True
         )
     async with AsyncExitStack() as exits:
         await asyncio.gather(*(exits.enter_async_context(server) for server in servers))
-        yield Cluster(servers, files)
+        yield Cluster(servers, credentials)
 
 
 @asynccontextmanager
@@ -180,16 +152,9 @@ async def test_a_stream_goes_on_over_the_death_of_a_server(cluster: Cluster, who
 
 async def test_a_route_needs_the_password_besides_a_certificate(cluster: Cluster) -> None:
     """Every host of the stack has a certificate; a server without the password becomes no member."""
-    first = cluster.servers[0]
-    env = {
-        **first._env,
-        "MOTET_NATS_NAME": "stranger",
-        "MOTET_NATS_CLUSTER": f"{HOST}:{free_port()}",
-    }
-    routes = first._env["MOTET_NATS_ROUTES"].replace("cluster:p", "cluster:q")
-    stranger = NatsServer(
-        CLUSTER_CONF, None, env=env | {"MOTET_NATS_ROUTES": routes}, tls=first._tls
-    )
+    stranger = cluster.credentials.member("stranger", None, free_port())
+    file = stranger._folder / "server" / "cluster.conf"
+    file.write_text(file.read_text().replace("cluster:p", "cluster:q"))
     async with stranger, cluster.bus("gateway") as bus:
         urls = {url.port for url in bus.frames.client.servers}  # type: ignore[attr-defined]
         await asyncio.sleep(2)
