@@ -1003,6 +1003,21 @@ def _add_deploy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     swarm = platforms.add_parser("swarm", help="write a stack file", allow_abbrev=False)
     for platform in (kubernetes, swarm):
         platform.add_argument("folder", metavar="FOLDER", help="folder of the files")
+        platform.add_argument(
+            "--nats-servers",
+            type=int,
+            choices=(1, 3),
+            default=1,
+            help="NATS servers; of three, any one may die (default: %(default)s)",
+        )
+        platform.add_argument(
+            "--leafnodes", action="store_true", help="let NATS accept leaf nodes, on port 7422"
+        )
+        platform.add_argument(
+            "--leaf",
+            metavar="NAME",
+            help="make NATS a leaf node of this name, of a stack elsewhere; it stores nothing",
+        )
     kubernetes.add_argument(
         "--set",
         metavar="NAME=VALUE",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from motet_cli.deploy.compose import variables
 from motet_cli.deploy.kubernetes import kubernetes_files
+from motet_cli.deploy.nats_topology import NatsTopology
 from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_shared.errors import ConfigError
 
@@ -14,11 +15,14 @@ from motet_shared.errors import ConfigError
 def run(args: Namespace) -> int:
     """Write the files, and print how they are applied."""
     folder = Path(args.folder).expanduser()
+    topology = NatsTopology(
+        servers=args.nats_servers, leafnodes=args.leafnodes, leaf=args.leaf or ""
+    )
     if args.platform == "kubernetes":
-        write(folder, kubernetes_files(_given(args.set)))
+        write(folder, kubernetes_files(_given(args.set), topology))
         print(f"{folder}: kubectl apply -k {folder}; docs/scale.md says which secrets it needs")
     else:
-        write(folder, swarm_files())
+        write(folder, swarm_files(topology))
         print(f"{folder / STACK_FILE}: its head has the commands")
     return 0
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from motet_cli.deploy.compose import dump, load_compose
+from motet_cli.deploy.nats_topology import NatsTopology
+from motet_cli.deploy.swarm_nats import place_servers
 from motet_cli.supervision import nats
 from motet_shared import __version__
 from motet_shared.credentials import USERS
@@ -64,15 +66,18 @@ _EXCLUDED_PROFILES = {
 Service = dict[str, Any]
 
 
-def swarm_files() -> dict[str, str]:
-    """Return the text of each file by name: the stack file, and the files of its configs."""
-    stack, configs = load_compose(), {}
-    files = {path.name: path.read_text() for path in nats.find_configs()}
-    rendered = render(stack)
-    for config in rendered["configs"].values():
-        name = Path(config["file"]).name
-        configs[name] = files[name]
-    return {STACK_FILE: HEAD + dump(rendered)} | configs
+def swarm_files(topology: NatsTopology | None = None) -> dict[str, str]:
+    """Return the text of each file by name: the stack file, and the files of its configs.
+
+    topology: NATS servers, by default one.
+    """
+    topology = topology or NatsTopology()
+    rendered = render(load_compose())
+    if not topology.is_single:
+        place_servers(rendered, topology)
+    files = {path.name: path.read_text() for path in nats.find_configs()} | topology.configs()
+    names = (Path(config["file"]).name for config in rendered["configs"].values())
+    return {STACK_FILE: HEAD + dump(rendered)} | {name: files[name] for name in names}
 
 
 def render(compose: dict[str, Any]) -> dict[str, Any]:
