@@ -1,7 +1,7 @@
 """Define which NATS servers a deployment has: one, a cluster of three, a hub of leaf nodes, or a leaf.
 
 Other than for the single server of compose.yaml, `nats-deployed.conf` is written, which includes configurations of
-`services/`. Within a deployment NATS speaks without TLS, as in compose.yaml: the network between its nodes is to encrypt.
+`services/`. Within a deployment NATS speaks without TLS, as in compose.yaml: the network between nodes is to encrypt.
 Leaf nodes come from elsewhere, over TLS with certificates of the stack's authority.
 """
 
