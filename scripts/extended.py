@@ -4,6 +4,7 @@ scripts/extended.py PART [arguments for pytest]
 
 MOTET_EXTENDED_FRESH=1   repeat steps that passed at this commit
 MOTET_EYES_MINUTES=60    length of the session of PART=eyes
+MOTET_OLD_RELEASE=TAG    what PART=upgrade upgrades from: a tag or commit
 
 A part is a list of steps. Each step that passes is recorded at once, so that an interrupted run
 continues after it. A result has the date, the processor, the commit, and each step's seconds and
@@ -141,6 +142,7 @@ PARTS: dict[str, list[Step]] = {
         pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
         eyes(),
     ],
+    "upgrade": [marked("upgrade", 1600)],
     "gpu": gpu_steps(),
 }
 

@@ -131,6 +131,15 @@ class TwoHosts:
             raise RuntimeError("motet join has ended")
         return len(self.decoders()) == 2
 
+    def round_trip(self) -> float:
+        """Return the seconds that a connection from the second host to the first's NATS takes."""
+        code = (
+            "import socket, sys, time; start = time.monotonic();"
+            " socket.create_connection((sys.argv[1], 4222), 10); print(time.monotonic() - start)"
+        )
+        argv = [*self.second.host.enter, sys.executable, "-c", code, self.cable.addresses[0]]
+        return float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+
     def decoders(self) -> list[dict[str, Any]]:
         """Return the decode workers that the gateway knows as ready."""
         found = fetch(f"{self.stack.url}/metrics/stack").json()["instances"]
@@ -204,6 +213,18 @@ async def test_the_second_host_serves_streams_over_a_slow_cable_too(
                 check(await streams.finish(), undisturbed, rate or "a free cable")
         finally:
             joined.cable.free()
+
+
+async def test_hosts_that_are_50_ms_apart_serve_the_same_replies(
+    joined: TwoHosts, undisturbed: list[Outcome]
+) -> None:
+    """The line is there under connections that exist, and new ones are made over it."""
+    with joined.cable.delayed(0.05):
+        assert joined.round_trip() >= 0.1
+        async with joined.streams() as streams:
+            await streams.reached(20)
+            assert await joined.at_second() >= 2
+            check(await streams.finish(), undisturbed, "50 ms each way")
 
 
 async def test_a_cut_cable_moves_streams_and_the_host_comes_back(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -624,7 +625,7 @@ class Up:
             await self._loader.renew()
 
     def _rolling(self) -> Rolling:
-        # Imported here: it imports the bus, which nothing else in this process needs.
+        # Imported here: it imports the bus, which the start does not need.
         from motet_cli.supervision.rolling import Rolling
 
         stack = self._options.stack
@@ -666,6 +667,7 @@ class Up:
             self._report_ready(later),
             self._load_on_demand(on_demand, later),
             self._import_for_returns(later, services),
+            self._import_for_orders(later),
             self._complete(adopted, started),
         )
 
@@ -725,6 +727,11 @@ class Up:
         """Import what clients would wait for, once chat is ready, which it must not delay."""
         await later.wait()
         await self._import(sorted({spec.argv[2] for spec in services if spec.returns}))
+
+    async def _import_for_orders(self, later: asyncio.Event) -> None:
+        """Import what orders need before a new release is put in place, whose files do not fit this process."""
+        await later.wait()
+        await asyncio.to_thread(importlib.import_module, "motet_cli.supervision.rolling")
 
     async def _import(self, modules: list[str]) -> None:
         """Import what later starts will need, so that no request waits for it."""

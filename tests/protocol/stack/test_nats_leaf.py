@@ -50,7 +50,7 @@ async def leafed(tmp_path: Path) -> AsyncIterator[Leafed]:
     port = free_port()
     made = Credentials(tmp_path, [free_port()], [port])
     hub = made.hub(tmp_path / "store", port)
-    async with hub, TcpProxy(port) as line, made.leaf("leaf", line.port) as leaf:
+    async with hub, TcpProxy(port, delay=0.01) as line, made.leaf("leaf", line.port) as leaf:
         yield Leafed(made, hub, leaf, line)
 
 

@@ -3,6 +3,8 @@
     with two_hosts() as (first, second, cable):
         subprocess.run([*first.enter, "ip", "address"])
         cable.slow(rate="1mbit")
+        with cable.delayed(0.05):
+            ...
         with cable.cut():
             ...
 
@@ -14,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from support.peers.ip_command import ip
+from support.peers.long_line import TUN, long_line
 
 _OWN_SHM = 'mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec "$0" "$@"'
 
@@ -41,6 +45,7 @@ class Cable:
     """The connection between two hosts, by the end of each."""
 
     ends: tuple[tuple[str, str], ...]  # namespace, device
+    addresses: tuple[str, str]
     _slowed: bool = field(default=False)
 
     def slow(self, rate: str) -> None:
@@ -59,6 +64,13 @@ class Cable:
         self._slowed = False
 
     @contextmanager
+    def delayed(self, seconds: float) -> Iterator[None]:
+        """Let every packet take so many seconds in the block, in either direction."""
+        (one, _), (other, _) = self.ends
+        with long_line((one, self.addresses[0]), (other, self.addresses[1]), seconds):
+            yield
+
+    @contextmanager
     def cut(self) -> Iterator[None]:
         """Let nothing through in the block; no connection is told."""
         for namespace, device in self.ends:
@@ -70,13 +82,6 @@ class Cable:
                 ip("-n", namespace, "link", "set", device, "up")
 
 
-def ip(*words: str) -> None:
-    """Run `ip` of iproute2. Raises OSError if it fails."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
 def missing() -> str:
     """Return why this machine can have no hosts of its own; "" if it can."""
     name = f"motet-{os.getpid()}-try"
@@ -85,7 +90,7 @@ def missing() -> str:
         ip("netns", "del", name)
     except OSError as error:
         return f"network namespaces are not permitted: {error}"
-    return ""
+    return "" if os.access(TUN, os.R_OK | os.W_OK) else f"{TUN} cannot be opened"
 
 
 @contextmanager
@@ -124,4 +129,5 @@ def two_hosts() -> Iterator[tuple[Host, Host, Cable]]:
         ip("link", "set", link, "up")
         ip("-n", names[0], "address", "add", f"{first.outside}/24", "dev", "outside")
         ip("-n", names[0], "link", "set", "outside", "up")
-        yield first, second, Cable(tuple((name, "peer") for name in names))
+        ends = tuple((name, "peer") for name in names)
+        yield first, second, Cable(ends, (first.address, second.address))

@@ -1,50 +1,37 @@
-"""A TCP proxy that delays bytes, limits their rate, and can be cut: a long line in user space.
+"""A TCP proxy on loopback that delays bytes and can be cut, for servers on one machine.
 
-    async with TcpProxy(target_port, delay=0.05, rate=125_000) as proxy:
+    async with TcpProxy(target_port, delay=0.05) as proxy:
         connect(proxy.port)
         with proxy.cut():
             ...
 
-    python -m support.peers.tcp_proxy LISTEN_HOST:PORT TARGET_HOST:PORT --delay-ms 50 --rate 125000
-
 Bytes leave `delay` seconds after they came, each way, in order; the round trip grows by twice that. TCP ends at the
-proxy, so that no handshake or window of a connection is slower: a lower bound of what a line of that length costs.
+proxy, so that no handshake or window of a connection is slower: `long_line` delays packets instead.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+HOST = "127.0.0.1"
 CHUNK = 16 << 10
 QUEUED = 64  # chunks of one direction that are on their way; a sender waits for more
 
 
 class TcpProxy:
-    """Accept connections at `port` and pass them on. delay: seconds each way; rate: bytes per second of each direction
-    of each connection, 0: unlimited."""
+    """Accept connections at `port` and pass them on to port `target`. delay: seconds each way."""
 
-    def __init__(
-        self,
-        target: int | tuple[str, int],
-        *,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        delay: float = 0.0,
-        rate: float = 0.0,
-    ):
-        self._target = ("127.0.0.1", target) if isinstance(target, int) else target
-        self._listen, self.delay, self.rate = listen, delay, rate
+    def __init__(self, target: int, *, delay: float = 0.0):
+        self._target, self._delay = target, delay
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
         self.port = 0
 
     async def __aenter__(self) -> TcpProxy:
-        self._server = await asyncio.start_server(self._accept, *self._listen)
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -63,20 +50,14 @@ class TcpProxy:
         finally:
             self._open.set()
 
-    def disconnect(self) -> None:
-        """End all connections."""
-        for writer in self._writers:
-            writer.transport.abort()
-
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._writers.add(writer)
         far: asyncio.StreamWriter | None = None
         try:
             await self._open.wait()
-            back, far = await asyncio.open_connection(*self._target)
+            back, far = await asyncio.open_connection(HOST, self._target)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass(reader, far))
                 group.create_task(self._pass(back, writer))
@@ -86,7 +67,6 @@ class TcpProxy:
             for end in (writer, far):
                 if end is not None:
                     end.transport.abort()
-            self._writers.discard(writer)
             self._tasks.discard(task)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -99,11 +79,10 @@ class TcpProxy:
     async def _read(
         self, reader: asyncio.StreamReader, queue: asyncio.Queue[tuple[float, bytes]]
     ) -> None:
-        loop, free = asyncio.get_running_loop(), 0.0
+        loop = asyncio.get_running_loop()
         while data := await reader.read(CHUNK):
-            free = max(free, loop.time()) + (len(data) / self.rate if self.rate else 0.0)
-            await queue.put((free + self.delay, data))
-        await queue.put((loop.time() + self.delay, b""))
+            await queue.put((loop.time() + self._delay, data))
+        await queue.put((loop.time() + self._delay, b""))
 
     async def _write(
         self, queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
@@ -117,28 +96,3 @@ class TcpProxy:
                 raise ConnectionResetError("the other end is done")
             writer.write(data)
             await writer.drain()
-
-
-async def _run(args: argparse.Namespace) -> None:
-    (listen, port), (target, target_port) = (
-        (host, int(number))
-        for host, _, number in (text.rpartition(":") for text in (args.listen, args.target))
-    )
-    proxy = TcpProxy(
-        (target, target_port),
-        listen=(listen, port),
-        delay=args.delay_ms / 1000,
-        rate=args.rate,
-    )
-    async with proxy:
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("listen", metavar="HOST:PORT")
-    parser.add_argument("target", metavar="HOST:PORT")
-    parser.add_argument("--delay-ms", type=float, default=0.0)
-    parser.add_argument("--rate", type=float, default=0.0, help="bytes per second each way")
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_run(parser.parse_args()))

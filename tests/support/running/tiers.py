@@ -23,7 +23,7 @@ import pytest
 T = TypeVar("T")
 
 TEST, LONG, EXTENDED = "test", "test-long", "extended"
-PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu", "eyes")
+PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu", "eyes", "upgrade")
 NAMES = (TEST, LONG, *(f"{EXTENDED}-{part}" for part in PARTS))
 CI = "ci"  # everything but the extended tests
 ALL = "all"
