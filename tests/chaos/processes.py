@@ -8,8 +8,8 @@ import json
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +58,9 @@ class Line:
         self._nats = server
         self._ends: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
-        self._delivers = asyncio.Event()
+        self._delivers, self._passes = asyncio.Event(), asyncio.Event()
         self._delivers.set()
+        self._passes.set()
 
     @property
     def url(self) -> str:
@@ -85,7 +86,17 @@ class Line:
             end.transport.abort()
         self._delivers.set()
 
+    @contextmanager
+    def severed(self) -> Iterator[None]:
+        """Let nothing through in the block, either way; no connection is told, and new ones are not answered."""
+        self._passes.clear()
+        try:
+            yield
+        finally:
+            self._passes.set()
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._passes.wait()
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._nats.port)
         except OSError:
@@ -93,8 +104,8 @@ class Line:
             return
         self._ends |= {writer, back}
         ways = [
-            asyncio.create_task(_pump(reader, back)),
-            asyncio.create_task(_pump(there, writer, self._delivers)),
+            asyncio.create_task(_pump(reader, back, self._passes)),
+            asyncio.create_task(_pump(there, writer, self._passes, self._delivers)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -107,14 +118,12 @@ class Line:
 
 
 async def _pump(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    delivers: asyncio.Event | None = None,
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *gates: asyncio.Event
 ) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
-            if delivers is not None:
-                await delivers.wait()
+            for gate in gates:
+                await gate.wait()
             writer.write(data)
             await writer.drain()
 

@@ -1,4 +1,4 @@
-"""Two processes of each service of a spoken turn, with tiny models whose results are exact; and their deaths."""
+"""Two processes of each service of a spoken turn, with tiny models whose results are exact; deaths, and lost sites."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from chaos.processes import Line
 from e2e import markov
 from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
@@ -30,6 +31,7 @@ from support.running.fork_server import ForkServer, alive
 MODEL = "markov"
 START_SECONDS = 240.0
 TWO = 2  # of each
+SITES = ("a", "b")  # one of each is at each
 
 
 @dataclass
@@ -95,8 +97,13 @@ class SpokenStack:
     folders: Folders
     gateway: Gateway
     tokenizer: Tokenizer
-    pids: list[int] = field(default_factory=list)
-    killed: list[str] = field(default_factory=list)  # roles
+    lines: dict[str, Line]  # to NATS, by site
+    sites: dict[int, str] = field(default_factory=dict)  # of processes, by pid
+    killed: list[tuple[str, str]] = field(default_factory=list)  # role and site
+    severed: list[str] = field(
+        default_factory=list
+    )  # sites that are cut off until the next `restore`
+    _cuts: ExitStack = field(default_factory=ExitStack)
 
     def caller(self, role: str) -> Bus:
         """Who opens streams at a role."""
@@ -122,7 +129,7 @@ class SpokenStack:
                 await asyncio.sleep(0.05)
                 if not stream.done:
                     os.kill(pid, signal.SIGKILL)
-                    self.killed.append(role)
+                    self.killed.append((role, self.sites[pid]))
                     return str(stream.instance)
                 os.kill(pid, signal.SIGCONT)
 
@@ -140,8 +147,17 @@ class SpokenStack:
             os.kill(pid, signal.SIGTERM)
             await caller.directory.wait_for(lambda d: _state(d, role, instance) != "ready", 60)
             os.kill(pid, signal.SIGTERM)
-            self.killed.append(role)
+            self.killed.append((role, self.sites[pid]))
             return instance
+
+    async def cut_off(self, role: str, when: Callable[[Stream], bool]) -> str:
+        """Cut the network of the site that serves a stream of this role, until `restore`; the site's name."""
+        async with asyncio.timeout(60):
+            stream = await self._when(role, when)
+        site = self.sites[self._pid(str(stream.instance))]
+        self._cuts.enter_context(self.lines[site].severed())
+        self.severed.append(site)
+        return site
 
     async def _when(self, role: str, when: Callable[[Stream], bool]) -> Stream:
         while (stream := self.stream(role)) is None or not when(stream):  # noqa: ASYNC110  # nothing tells of items
@@ -154,15 +170,19 @@ class SpokenStack:
             b.pid for b in self.caller(role).directory.instances(role) if b.instance == instance
         )
 
-    async def begin(self, *roles: str) -> None:
-        """Start a process for each. `all_ready` waits for them."""
+    async def begin(self, site: str, *roles: str) -> None:
+        """Start a process for each at a site. `all_ready` waits for them."""
         for role in roles:
             module, *argv = self.folders.argv(role)
-            self.pids.append(await self.forks.start(self.nats, module, *argv))
+            pid = await self.forks.start(self.lines[site], module, *argv, f"--site={site}")
+            self.sites[pid] = site
 
     async def restore(self) -> None:
-        """Two of each again, instead of those that were killed."""
-        await self.begin(*self.killed)
+        """Two of each again, instead of those that were killed, and both sites reachable."""
+        self._cuts.close()
+        self.severed.clear()
+        for role, site in self.killed:
+            await self.begin(site, role)
         self.killed.clear()
         await self.all_ready()
 
@@ -173,9 +193,9 @@ class SpokenStack:
                     partial(_both_ready, role), START_SECONDS
                 )
             except TimeoutError:
-                living = sum(map(alive, self.pids))
+                living = sum(map(alive, self.sites))
                 raise TimeoutError(
-                    f"two of {role} are not ready; of {len(self.pids)} processes {living} live"
+                    f"two of {role} are not ready; of {len(self.sites)} processes {living} live"
                 ) from None
 
     def talk(self, **session: Any) -> AbstractAsyncContextManager[Client]:
@@ -214,6 +234,12 @@ async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
         )
         for actor in (tokenizer, gateway):
             await stack.enter_async_context(running(actor))
-        made = SpokenStack(nats, forks, folders, gateway, tokenizer)
-        await made.begin(*ROLES * TWO)
+        lines = {site: Line(nats) for site in SITES}
+        for line in lines.values():
+            await line.open()
+            stack.push_async_callback(line.close)
+        made = SpokenStack(nats, forks, folders, gateway, tokenizer, lines)
+        stack.callback(made._cuts.close)
+        for site in SITES:
+            await made.begin(site, *ROLES)
         yield made

@@ -1,4 +1,4 @@
-"""A site that goes dark as a whole, and a tenant whose work may be done at one site alone."""
+"""A site that is lost as a whole, dark or cut off, and a tenant whose work may be done at one site alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from motet_shared.testing import free_port
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(180)]
 
 MODEL, STREAMS, TOKENS = "markov", 12, 200
-PAUSE = 3.0  # seconds that a stream may pause when its site goes dark
+PAUSE = 3.0  # seconds that a stream may pause when its site is lost
 ANYWHERE, AT_B = "sk-motet-anywhere", "sk-motet-at-b"
 REQUESTS = [request(number, MODEL, TOKENS) for number in range(STREAMS)]
 SITES = {"a": 2, "b": 1}  # tokenizers, and decode workers, of each
@@ -49,6 +49,15 @@ class Sites:
         await asyncio.sleep(0.7)
         beats = self._running.bus.directory.everyone()
         return sum(beat.load.get(name, 0.0) for beat in beats if beat.site == site)
+
+    @contextmanager
+    def severed(self, site: str) -> Iterator[None]:
+        """Cut the network of a site in the block: its processes run, and reach NATS no more."""
+        with ExitStack() as cuts:
+            for one in self._running.members:
+                if f"--site={site}" in one.argv:
+                    cuts.enter_context(one.line.severed())
+            yield
 
     @contextmanager
     def dark(self, site: str) -> Iterator[None]:
@@ -88,24 +97,25 @@ async def two_sites(folder: Path) -> AsyncIterator[Sites]:
         yield sites
 
 
-async def test_a_dark_site_moves_its_streams_and_never_those_that_may_not_leave(
+async def test_a_lost_site_moves_its_streams_and_never_those_that_may_not_leave(
     tmp_path: Path,
 ) -> None:
     async with two_sites(tmp_path) as sites:
         undisturbed = await sites.answered()
         assert all(one.finish == "length" for one in undisturbed)
 
-        async with sites.streams() as streams:
-            await streams.reached(20)
-            at_a = await sites.load("a", "active")
-            with sites.dark("a"):
-                moved = await streams.finish()
-                pause = max(one.longest_pause for one in moved)
-                print(f"site a dark, {at_a:g} calls there: longest pause {pause:.2f} s")
-                assert at_a >= 2
-                assert all(map(Outcome.same_as, moved, undisturbed))
-                assert pause <= PAUSE
-        await sites.heard()
+        for how, lost in (("dark", sites.dark), ("cut off", sites.severed)):
+            async with sites.streams() as streams:
+                await streams.reached(20)
+                at_a = await sites.load("a", "active")
+                with lost("a"):
+                    moved = await streams.finish()
+                    pause = max(one.longest_pause for one in moved)
+                    print(f"site a {how}, {at_a:g} calls there: longest pause {pause:.2f} s")
+                    assert at_a >= 2
+                    assert all(map(Outcome.same_as, moved, undisturbed))
+                    assert pause <= PAUSE
+            await sites.heard()
 
         before = await sites.load("a", "requests")
         kept = await sites.answered(AT_B)

@@ -26,9 +26,10 @@ from support.running.releases import OLD_RELEASE, Checkout, described, old_relea
 
 pytestmark = [pytest.mark.extended("upgrade"), pytest.mark.timeout(1500)]
 
-MODEL, STREAMS, TOKENS = "markov", 12, 1500
+MODEL, STREAMS, TOKENS = "markov", 6, 1200
 REQUESTS = [request(number, MODEL, TOKENS) for number in range(STREAMS)]
-WORKERS = {"decode": 2, "tokenizer": 2}
+WORKERS = {"decode": 2, "tokenizer": 1}
+FINISH = 300.0  # seconds for streams on a machine that imports another release meanwhile
 NOT_NEEDED = ("--asr", "none", "--tts", "none", "--vad", "0")
 
 
@@ -51,7 +52,7 @@ class Upgraded:
 
     async def answered(self) -> list[Outcome]:
         async with self.streams() as streams:
-            return await streams.finish()
+            return await finished(streams)
 
     def restart(self, *roles: str) -> str:
         argv = [sys.executable, "-m", "motet_cli", "restart", *roles, "--url", self.stack.url]
@@ -114,6 +115,15 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upgraded]:
         yield Upgraded(stack, checkout)
 
 
+async def finished(streams: Streams) -> list[Outcome]:
+    """Wait for the end of all streams. A TimeoutError says how far each came."""
+    try:
+        return await streams.finish(FINISH)
+    except TimeoutError as error:
+        error.add_note(f"characters of each: {[len(one.text) for one in streams.outcomes]}")
+        raise
+
+
 def check(found: list[Outcome], undisturbed: list[Outcome], what: str) -> None:
     pause = max(one.longest_pause for one in found)
     print(f"{what}: longest pause {pause:.2f} s")
@@ -160,36 +170,34 @@ async def test_a_rolling_upgrade_loses_no_stream_and_nothing_stored(upgraded: Up
     assert all(one.finish == "length" for one in undisturbed)
     async with upgraded.http() as http:
         kept = await stored(http)
-    assert await upgraded.releases() == {"decode old": 2, "tokenizer old": 2, "gateway old": 1}
+    assert await upgraded.releases() == {"decode old": 2, "tokenizer old": 1, "gateway old": 1}
 
     if not upgraded.old_is_ready_for_orders:
         await asyncio.to_thread(upgraded.restart, "tokenizer")
     upgraded.checkout.use("new")
-    for roles, after in (
-        (("decode",), {"decode new": 2, "tokenizer old": 2, "gateway old": 1}),
-        (("tokenizer",), {"decode new": 2, "tokenizer new": 2, "gateway old": 1}),
-        ((), {"decode new": 2, "tokenizer new": 2, "gateway new": 1}),
+    for role, after in (
+        ("decode", {"decode new": 2, "tokenizer old": 1, "gateway old": 1}),
+        ("tokenizer", {"decode new": 2, "tokenizer new": 1, "gateway old": 1}),
+        ("gateway", {"decode new": 2, "tokenizer new": 1, "gateway new": 1}),
     ):
-        what = " ".join(roles) or "everything"
         async with upgraded.streams() as streams:
             await streams.reached(20)
-            rolling = asyncio.create_task(asyncio.to_thread(upgraded.restart, *roles))
+            rolling = asyncio.create_task(asyncio.to_thread(upgraded.restart, role))
             mixed: set[str] = set()
             while not rolling.done():
                 mixed |= (await upgraded.releases()).keys()
             print(rolling.result(), end="")
-            check(await streams.finish(), undisturbed, f"{what}, while it is replaced")
-        if roles:
-            assert {f"{roles[0]} old", f"{roles[0]} new"} <= mixed, "both were there at a time"
+            check(await finished(streams), undisturbed, f"{role}, while it is replaced")
+        assert {f"{role} old", f"{role} new"} <= mixed, "both were there at a time"
         assert await upgraded.releases() == after
-        check(await upgraded.answered(), undisturbed, f"{what}, replaced")
+        check(await upgraded.answered(), undisturbed, f"{role}, replaced")
     async with upgraded.http() as http:
         await check_stored(http, kept)
         kept = await stored(http)
 
     # And back: what the newer release stored is read by the older one.
     upgraded.checkout.use("old")
-    await asyncio.to_thread(upgraded.restart)
+    await asyncio.to_thread(upgraded.restart, "gateway")
     async with upgraded.http() as http:
         await check_stored(http, kept)
-    check(await upgraded.answered(), undisturbed, "back at the older release")
+    check(await upgraded.answered(), undisturbed, "back at the older gateway")
