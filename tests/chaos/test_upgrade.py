@@ -21,7 +21,7 @@ import pytest
 
 from chaos.streams import Outcome, Streams, request
 from e2e import markov
-from e2e.stack import MotetStack
+from e2e.stack import START_SECONDS, MotetStack
 from support.running.releases import OLD_RELEASE, Checkout, described, old_release
 
 pytestmark = [pytest.mark.extended("upgrade"), pytest.mark.timeout(1500)]
@@ -110,7 +110,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upgraded]:
     }
     counts = [word for role, count in WORKERS.items() for word in (f"--{role}", str(count))]
     flags = ("--llm", str(model), *counts, *NOT_NEEDED, "--store", str(folder / "store"))
-    with MotetStack(folder, *flags, env=env) as stack:
+    with MotetStack(folder, *flags, env=env, start_seconds=2 * START_SECONDS) as stack:
         stack.wait_until_all_ready()
         yield Upgraded(stack, checkout)
 
