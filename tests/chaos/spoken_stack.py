@@ -6,13 +6,12 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chaos.processes import Line
 from e2e import markov
 from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
@@ -97,13 +96,9 @@ class SpokenStack:
     folders: Folders
     gateway: Gateway
     tokenizer: Tokenizer
-    lines: dict[str, Line]  # to NATS, by site
     sites: dict[int, str] = field(default_factory=dict)  # of processes, by pid
     killed: list[tuple[str, str]] = field(default_factory=list)  # role and site
-    severed: list[str] = field(
-        default_factory=list
-    )  # sites that are cut off until the next `restore`
-    _cuts: ExitStack = field(default_factory=ExitStack)
+    dark: list[str] = field(default_factory=list)  # sites, until the next `restore`
 
     def caller(self, role: str) -> Bus:
         """Who opens streams at a role."""
@@ -150,14 +145,19 @@ class SpokenStack:
             self.killed.append((role, self.sites[pid]))
             return instance
 
-    async def cut_off(self, role: str, when: Callable[[Stream], bool]) -> str:
-        """Cut the network of the site that serves a stream of this role, until `restore`; the site's name."""
+    async def darken(self, role: str, when: Callable[[Stream], bool]) -> str:
+        """Stop all processes of the site that serves a stream of this role, until `restore`; the site's name."""
         async with asyncio.timeout(60):
             stream = await self._when(role, when)
         site = self.sites[self._pid(str(stream.instance))]
-        self._cuts.enter_context(self.lines[site].severed())
-        self.severed.append(site)
+        self.dark.append(site)
+        self._signal(site, signal.SIGSTOP)
         return site
+
+    def _signal(self, site: str, number: signal.Signals) -> None:
+        for pid, at in self.sites.items():
+            if at == site and alive(pid):
+                os.kill(pid, number)
 
     async def _when(self, role: str, when: Callable[[Stream], bool]) -> Stream:
         while (stream := self.stream(role)) is None or not when(stream):  # noqa: ASYNC110  # nothing tells of items
@@ -174,17 +174,22 @@ class SpokenStack:
         """Start a process for each at a site. `all_ready` waits for them."""
         for role in roles:
             module, *argv = self.folders.argv(role)
-            pid = await self.forks.start(self.lines[site], module, *argv, f"--site={site}")
+            pid = await self.forks.start(self.nats, module, *argv, f"--site={site}")
             self.sites[pid] = site
 
     async def restore(self) -> None:
-        """Two of each again, instead of those that were killed, and both sites reachable."""
-        self._cuts.close()
-        self.severed.clear()
+        """Two of each again, instead of those that were killed, and both sites awake."""
+        self.wake()
         for role, site in self.killed:
             await self.begin(site, role)
         self.killed.clear()
         await self.all_ready()
+
+    def wake(self) -> None:
+        """Let the processes of dark sites go on."""
+        for site in self.dark:
+            self._signal(site, signal.SIGCONT)
+        self.dark.clear()
 
     async def all_ready(self) -> None:
         for role in ROLES:
@@ -234,12 +239,8 @@ async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
         )
         for actor in (tokenizer, gateway):
             await stack.enter_async_context(running(actor))
-        lines = {site: Line(nats) for site in SITES}
-        for line in lines.values():
-            await line.open()
-            stack.push_async_callback(line.close)
-        made = SpokenStack(nats, forks, folders, gateway, tokenizer, lines)
-        stack.callback(made._cuts.close)
+        made = SpokenStack(nats, forks, folders, gateway, tokenizer)
+        stack.callback(made.wake)
         for site in SITES:
             await made.begin(site, *ROLES)
         yield made

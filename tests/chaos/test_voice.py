@@ -84,7 +84,7 @@ async def turn(stack: SpokenStack, *strikes: Strike) -> Turn:
         await client.audio(spoken[half:])
         await all_of_it(client)
         await asyncio.gather(*blows)
-    assert len(stack.killed) + len(stack.severed) == len(strikes)
+    assert len(stack.killed) + len(stack.dark) == len(strikes)
     await stack.idle()
     return Turn.of(client.events)
 
@@ -136,11 +136,11 @@ def sent_away(role: str, items: int) -> Strike:
     return strike
 
 
-def cut_off(role: str, items: int) -> Strike:
-    """The network of the whole site at which a role serves: all other services there are lost with it."""
+def darkened(role: str, items: int) -> Strike:
+    """The whole site at which a role serves: all other services there are lost with it."""
 
     async def strike(stack: SpokenStack) -> object:
-        return await stack.cut_off(role, in_the_middle(items))
+        return await stack.darken(role, in_the_middle(items))
 
     return strike
 
@@ -224,11 +224,11 @@ async def test_all_of_them_in_one_turn(stack: SpokenStack, undisturbed: Turn) ->
 
 
 @pytest.mark.parametrize(("role", "items"), [("asr", 2), ("tts", 3)])
-async def test_a_turn_whose_site_is_cut_off_goes_on_at_another(
+async def test_a_turn_whose_site_goes_dark_goes_on_at_another(
     role: str, items: int, stack: SpokenStack, undisturbed: Turn
 ) -> None:
     """What hears, thinks and speaks there is lost at once."""
-    survived = await turn(stack, cut_off(role, items))
+    survived = await turn(stack, darkened(role, items))
     assert (survived.order, survived.text, survived.pcm) == (
         undisturbed.order,
         undisturbed.text,
