@@ -36,7 +36,7 @@ QUICK = ("WanPipeline", "LTXPipeline", "WanPipeline 2.2", "LTX2Pipeline")
 NAMES = [
     *QUICK,
     *(
-        pytest.param(name, marks=pytest.mark.long)
+        pytest.param(name, marks=pytest.mark.extended("families"))
         for name in video_families.NAMES
         if name not in QUICK
     ),
