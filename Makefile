@@ -53,7 +53,7 @@ check:
 	@scripts/setup dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	@$(BIN)/python scripts/check_structure.py >/dev/null
 
 bench:

@@ -374,6 +374,7 @@ async def test_first_audio_factor_and_seconds_are_metrics(booth: Booth) -> None:
     )
 
 
+@pytest.mark.extended("families", after=1)
 # --------------------------------------------------------------------------------------- deaths
 @pytest.mark.long
 @pytest.mark.slow

@@ -40,7 +40,7 @@ NAMES = [
     *QUICK,
     *(pytest.param(name, marks=pytest.mark.extended("families")) for name in BESIDE),
     *(
-        pytest.param(name, marks=pytest.mark.long)
+        pytest.param(name, marks=pytest.mark.extended("families"))
         for name in video_families.NAMES
         if name not in QUICK + BESIDE
     ),

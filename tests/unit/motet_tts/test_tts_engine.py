@@ -632,12 +632,12 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
     "family",
     [
         "csm",
-        pytest.param("dia", marks=pytest.mark.long),
-        pytest.param("higgs_audio_v2", marks=pytest.mark.long),
-        pytest.param("llama", marks=pytest.mark.long),
+        pytest.param("dia", marks=pytest.mark.extended("families")),
+        pytest.param("higgs_audio_v2", marks=pytest.mark.extended("families")),
+        pytest.param("llama", marks=pytest.mark.extended("families")),
         "pocket_tts",
         "speecht5",
-        pytest.param("vibevoice", marks=pytest.mark.long),
+        pytest.param("vibevoice", marks=pytest.mark.extended("families")),
     ],
 )
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])

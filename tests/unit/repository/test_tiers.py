@@ -14,6 +14,7 @@ import pytest
 import extended
 import gpu_parts
 from support.running import tiers
+from support.running.interpreted import SLOW
 
 ROOT = Path(__file__).parents[3]
 SUITE = """
@@ -194,3 +195,11 @@ def test_tracked_files_fit_on_a_machine_without_a_network() -> None:
     listed = extended.git("ls-files", "-z").split("\0")
     sizes = [(ROOT / name).stat().st_size for name in listed if (ROOT / name).is_file()]
     assert sum(sizes) < 55e6
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_the_interpreter_leaves_out_exists(name: str) -> None:
+    [file] = (ROOT / "tests" / "kernels" / "gpu").rglob(name)
+    text = file.read_text()
+    for test in SLOW[name]:
+        assert f"def {test.partition('[')[0]}(" in text
