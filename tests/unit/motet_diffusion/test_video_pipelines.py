@@ -32,19 +32,11 @@ from support.checkpoints import diffusion_checkpoints
 from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike
 from support.families import newer_video_families, video_families
 from support.running.refusals import refuses
+from support.running.tiers import mostly_extended
 
-# One of each mechanism: two denoisers; packed latents, and sound. What they have less is beside them.
+# One of each mechanism: two denoisers; packed latents, and sound.
 QUICK = ("WanPipeline 2.2", "LTX2Pipeline")
-BESIDE = ("WanPipeline", "LTXPipeline")
-NAMES = [
-    *QUICK,
-    *(pytest.param(name, marks=pytest.mark.extended("families")) for name in BESIDE),
-    *(
-        pytest.param(name, marks=pytest.mark.extended("families"))
-        for name in video_families.NAMES
-        if name not in QUICK + BESIDE
-    ),
-]
+NAMES = mostly_extended(video_families.NAMES, QUICK, "families")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "videos.md"
 SIDE, FRAMES = 64, 17
 QUIET = 1e-4  # of sound, whose samples are within -1 to 1
