@@ -72,6 +72,9 @@ async def test_what_is_stored_lies_at_the_hub(leafed: Leafed) -> None:
         leafed.made.bus("gateway", leafed.leaf) as far,
         leafed.made.bus("gateway", leafed.hub) as near,
     ):
+        async with asyncio.timeout(20):
+            while await connect(far) is None:  # noqa: ASYNC110  (the leaf connects to the hub)
+                await asyncio.sleep(0.1)
         clients = [await connect(far), await connect(near)]
         assert all(clients), "JetStream answers at both"
         documents = [
