@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from .draws import Draws
-from .journal import Journal
+from .journal import Checkpoint, Journal
 from .memory import READ, BadMemory, ConnectionMemory
-from .moves import Place, messages, upgrade_end
+from .moves import Place, messages, upgrade_end, without_messages
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +226,26 @@ class KeptTransport(asyncio.Transport):
         connection.is_retained = True
         self._connection.leave()
         self._connection.release()
+
+    @property
+    def recorded(self) -> int:
+        """Return the bytes that the next gateway would handle again, a checkpoint included."""
+        return self._memory.size
+
+    @property
+    def checkpoint_size(self) -> int:
+        """Return the bytes of the last checkpoint, with what came with it."""
+        return self._memory.state.checkpoint
+
+    def begin_again(self, checkpoint: Checkpoint, handled: int) -> None:
+        """Have the next gateway begin with a checkpoint.
+
+        handled: messages of the client since the last one, or since the upgrade. Raises BadMemory,
+        and changes nothing, if it does not fit.
+        """
+        self._memory.state.writes = self.events
+        rest = without_messages(self._memory.received(), handled)
+        self._journal.begin_again(checkpoint, rest)
 
     def write(self, data: Any) -> None:
         """Write a whole response, or messages of a WebSocket."""

@@ -117,7 +117,7 @@ async def _prepared(
     try:
         kept = socket.keep()
         if kept is not None and not is_admitted:
-            kept.note(SECRET, stored)
+            kept.note(SECRET, stored, lasts=True)
         session = Session(
             service, socket, caller, settings.model, settings.kind, prepared, kept=kept
         )

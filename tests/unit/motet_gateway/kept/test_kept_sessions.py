@@ -7,7 +7,7 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import websockets
 from websockets.frames import Frame, Opcode
 
+from motet_gateway.kept import session as kept_session
 from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
@@ -488,22 +489,23 @@ async def look(client: Client) -> None:
         await client.until("response.done")
 
 
+def files_of(request: Chat) -> list[str]:
+    return ["+".join(file.digest for file in (*one.merged, one.file)) for one in request.images]
+
+
+def describe(request: Chat | Complete) -> list[Text]:
+    assert isinstance(request, Chat)
+    files = files_of(request)
+    return words(f"{len(files)} {' '.join(files)} {STORY}") if files else reply(request)
+
+
 async def test_a_session_with_frames_goes_on_at_every_gateway(here: World) -> None:
     """Each gateway has the same frames: what the others asked the services is asked again in no request."""
-    prompts: list[list[str]] = []
-
-    def describe(request: Chat | Complete) -> list[Text]:
-        assert isinstance(request, Chat)
-        files = [
-            "+".join(file.digest for file in (*one.merged, one.file)) for one in request.images
-        ]
-        prompts.append(files)
-        return words(f"{len(files)} {' '.join(files)} {STORY}")
-
     here.tokenizer.reply = describe
     async with session(here) as client:
         await look(client)
         undisturbed = client.events
+    prompts = [files_of(request) for request in here.tokenizer.requests]
     assert [len(files) for files in prompts] == [3, 4, 4, 4]
     for step in (5, 23):
         deaths = range(1, len(undisturbed), step)
@@ -511,3 +513,68 @@ async def test_a_session_with_frames_goes_on_at_every_gateway(here: World) -> No
             await look(client)
             assert client.connection.lives == 1 + len(deaths)
             assert said(client.events) == said(undisturbed)
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have a checkpoint made at every quiet time; returns how many bytes it has left to handle again."""
+    made: list[int] = []
+    begin_again = kept_session.KeptSession.begin_again
+
+    def noted(kept: kept_session.KeptSession, state: bytes, numbered: int) -> None:
+        begin_again(kept, state, numbered)
+        transport = kept._transport
+        made.append(transport.recorded - transport.checkpoint_size)
+
+    monkeypatch.setattr(kept_session, "_CHECKPOINT", 1)
+    monkeypatch.setattr(kept_session, "_SHARE", 0)
+    monkeypatch.setattr(kept_session.KeptSession, "begin_again", noted)
+    return made
+
+
+@pytest.mark.parametrize("talk", [converse, speak, look])
+async def test_a_session_goes_on_from_its_checkpoints(
+    here: World, checkpoints: list[int], talk: Callable[[Client], Awaitable[None]]
+) -> None:
+    here.tokenizer.reply = describe
+    async with session(here) as client:
+        await talk(client)
+        undisturbed = client.events
+    assert len(checkpoints) >= 5
+    assert checkpoints[-1] < 1000, "no more than the upgrade"
+    deaths = range(1, len(undisturbed), 11)
+    async with session(here, *deaths) as client:
+        await talk(client)
+        assert client.connection.lives > len(deaths) // 2
+        assert said(client.events) == said(undisturbed)
+
+
+async def test_a_session_goes_on_from_a_checkpoint_that_has_moved(
+    here: World, checkpoints: list[int]
+) -> None:
+    """The client comes back over two more connections; one has checkpoints of its own."""
+
+    async def turns(client: Client, sockets: AsyncExitStack, dies: bool) -> list[str]:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        for name in ("first", "second", "third"):
+            await client.say(name)
+            await client.send("response.create")
+            await client.until("response.done")
+            await client.until("rate_limits.updated")
+            await move(here, client, sockets)
+            if dies:
+                await client.connection.die_and_live()
+            await client.until("session.resumed")
+            if dies:
+                await client.connection.die_and_live()
+        return said(client.events)
+
+    told = []
+    for dies in (False, True):
+        async with AsyncExitStack() as sockets, session(here) as client:
+            told.append(await turns(client, sockets, dies))
+    assert told[0] == told[1]
+    assert len(checkpoints) > 6
