@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import secrets
 import socket
+import stat
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from motet_fdstore.client import StoreClient
 from motet_fdstore.frames import BadFrame, Frame, close_all
 
 from . import kernel_counts
+from .absent import AbsentTransport, Arrivals
 from .memory import BadMemory, ConnectionMemory
 from .transport import KeptConnection
 
@@ -24,13 +29,36 @@ _RETRY = 0.1  # seconds between two attempts to reach the store
 _MOST = 64  # connections taken before the loop does something else
 
 
-class Intake:
-    """Serve the connections of the store at `path`, each with a protocol of `make`."""
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What the store keeps under an id: memory and its connection; None: the client is away."""
 
-    def __init__(self, path: Path, make: Callable[[], asyncio.Protocol]):
+    id: int
+    memory: ConnectionMemory
+    peer: socket.socket | None
+    is_arriving: bool = False  # its session is not known here yet
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self.memory.fd if self.peer is None else self.peer.fileno(), self.memory.fd
+
+
+class Intake:
+    """Serve the connections of the store at `path`, each with a protocol of `make`.
+
+    arrivals: of sessions whose clients are away.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        make: Callable[[], asyncio.Protocol],
+        arrivals: Arrivals | None = None,
+    ):
         self._path, self._make = path, make
+        self._arrivals = arrivals or Arrivals()
         self._store: StoreClient | None = None
-        self._held: dict[int, tuple[KeptConnection, socket.socket]] = {}
+        self._held: dict[int, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
         self.adopted = 0  # connections that another gateway has served before
@@ -64,8 +92,8 @@ class Intake:
             store = self._store = StoreClient(self._path)
         except OSError:
             return False
-        for id_, (connection, peer) in list(self._held.items()):
-            store.put(id_, peer.fileno(), connection.memory.fd)
+        for held in self._held.values():
+            store.put(held.id, *held.fds)
         if self._leaving:
             store.leave()
         else:
@@ -120,6 +148,9 @@ class Intake:
 
     # ---------------------------------------------------------------------------------------------------- connections
     def _take(self, frame: Frame) -> None:
+        if not stat.S_ISSOCK(os.fstat(frame.fds[0]).st_mode):
+            self._adopt_session(frame)
+            return
         peer = socket.socket(fileno=frame.fds[0])
         peer.setblocking(False)
         if len(frame.fds) > 1:
@@ -131,7 +162,7 @@ class Intake:
             )
         except OSError as error:  # no memory, or no file may grow
             log.warning("a connection is served, and not kept: %s", error)
-            self._end(frame.id)
+            self._drop(frame.id)
             self._spawn(self._open(self._make, peer))
             return
         if self._store is not None:
@@ -153,17 +184,52 @@ class Intake:
                 memory.close()
             else:
                 close_all(frame.fds[1:])
-            self._end(frame.id)
+            self._drop(frame.id)
             return
         self.adopted += 1
+
+    def _adopt_session(self, frame: Frame) -> None:
+        """Go on with a session whose client is away."""
+        close_all(frame.fds[:1])
+        memory = None
+        try:
+            memory = ConnectionMemory.adopt(frame.fds[1], 0, 0)
+            if not memory.is_away:
+                raise BadMemory("its client is not away")
+            held = _Held(frame.id, memory, None)
+            connection = self._connection(held, adopted=True)
+        except (OSError, BadMemory) as error:
+            log.warning("a session cannot go on: %s", error)
+            if memory is not None:
+                memory.close()
+            else:
+                close_all(frame.fds[1:])
+            self._drop(frame.id)
+            return
+        self.adopted += 1
+        held.is_arriving = True
+        self._arrivals.begin()
+        connection.connection_made(AbsentTransport(connection))
 
     def _hold(
         self, id_: int, memory: ConnectionMemory, peer: socket.socket, *, adopted: bool
     ) -> None:
         """Serve a kept connection. Raises BadMemory if what another gateway has left cannot be used."""
-        connection = KeptConnection(memory, self._make, lambda: self._end(id_), adopted=adopted)
-        self._held[id_] = (connection, peer)
+        connection = self._connection(_Held(id_, memory, peer), adopted=adopted)
         self._spawn(self._open(lambda: connection, peer, connection.forget))
+
+    def _connection(self, held: _Held, *, adopted: bool) -> KeptConnection:
+        """Return the connection of what is held from now on. Raises BadMemory as `_hold`."""
+        connection = KeptConnection(
+            held.memory,
+            self._make,
+            lambda: self._end(held),
+            adopted=adopted,
+            away=lambda: self._away(held),
+            known=lambda: self._arrive(held),
+        )
+        self._held[held.id] = held
+        return connection
 
     async def _open(
         self,
@@ -179,9 +245,28 @@ class Intake:
             forget()
             peer.close()
 
-    def _end(self, id_: int) -> None:
-        """Have the store drop a connection."""
-        self._held.pop(id_, None)
+    def _away(self, held: _Held) -> None:
+        """Have the store keep the memory of a session whose client has left, and no connection."""
+        held.memory.set_away()
+        del self._held[held.id]
+        before, held.id, held.peer = held.id, secrets.randbits(64), None
+        self._held[held.id] = held
+        if self._store is not None:
+            self._store.put(held.id, *held.fds)
+        self._drop(before)
+
+    def _arrive(self, held: _Held) -> None:
+        if held.is_arriving:
+            held.is_arriving = False
+            self._arrivals.end()
+
+    def _end(self, held: _Held) -> None:
+        """Have the store drop what it holds."""
+        self._arrive(held)
+        self._held.pop(held.id, None)
+        self._drop(held.id)
+
+    def _drop(self, id_: int) -> None:
         if self._store is not None:
             self._store.drop(id_)
             self._watch_writes()

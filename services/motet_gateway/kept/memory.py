@@ -29,10 +29,10 @@ _HEAD = struct.Struct("<Q32sQQ")  # magic, secret, bytes read and taken before t
 _SLOT_WORD = 7  # of 8 bytes: the slot in use
 _JOURNAL_WORD = 8  # generation << 32 | bytes of the journal
 _SLOTS_AT = (128, 256)
-_SLOT = struct.Struct("<10Q")
+_SLOT = struct.Struct("<11Q")
 _RECORD = struct.Struct("<IHH")  # bytes, kind, stream
 
-_OPEN, _ANSWERED, _JOURNALED, _SOCKET = 1, 2, 4, 8  # flags
+_OPEN, _ANSWERED, _JOURNALED, _SOCKET, _AWAY = 1, 2, 4, 8, 16  # flags
 _COMPACT = 256 * 1024  # bytes of a half from which on its unsent rest is moved to the other
 _RETURNED = 256 * 1024  # bytes of a request from which on its pages are given back
 READ = 64 * 1024  # bytes to read at a time
@@ -50,7 +50,8 @@ class State:
     A write is known by the journal records consumed before it (`cursor`) and its number since the
     last of them (`writes`); behind a WebSocket, `writes` is the number of events that were rendered.
     `generation` counts the times that all requests were answered, or a checkpoint replaced the journal,
-    which begins with `checkpoint` bytes of it then. `half`: of received bytes and journal.
+    which begins with `checkpoint` bytes of it then. `half`: of received bytes and journal. `received`:
+    bytes in memory once the client is away, when the kernel counts no more.
     """
 
     generation: int = 1
@@ -63,6 +64,7 @@ class State:
     flags: int = 0
     half: int = 0
     checkpoint: int = 0
+    received: int = 0
 
 
 class ConnectionMemory:
@@ -99,6 +101,8 @@ class ConnectionMemory:
     def adopt(cls, fd: int, consumed: int, taken: int) -> ConnectionMemory:
         """Return the memory that another process has written, with the counts of now.
 
+        The counts do not matter if its client is away.
+
         Raises BadMemory unless it is complete and fits the counts; `fd` is then still the caller's.
         """
         if os.fstat(fd).st_size != SIZE or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
@@ -120,6 +124,8 @@ class ConnectionMemory:
         self.state = state = State(*_SLOT.unpack_from(self._map, _SLOTS_AT[slot]))
         self.in_len = consumed - self.bases[0] - state.in_base
         sent = taken - self.bases[1] - state.out_base
+        if self.is_away:
+            self.in_len, sent = state.received, state.out_len
         generation, length = divmod(self._words[_JOURNAL_WORD], 2**32)
         is_current = generation == state.generation
         self._journal_len = length if is_current else state.checkpoint
@@ -156,6 +162,7 @@ class ConnectionMemory:
             one.flags,
             one.half,
             one.checkpoint,
+            one.received,
         )
         self._words[_SLOT_WORD] = slot
 
@@ -245,6 +252,16 @@ class ConnectionMemory:
     def is_socket(self) -> bool:
         """Return True if the connection was upgraded to a WebSocket."""
         return bool(self.state.flags & _SOCKET)
+
+    def set_away(self) -> None:
+        """Note that the client is away, and put the state in use: the kernel counts no more."""
+        self.state.flags |= _AWAY
+        self.state.received = self.in_len
+        self.commit()
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self.state.flags & _AWAY)
 
     # -------------------------------------------------------------------------------------------------------- journal
     def append(self, kind: int, stream: int, data: bytes) -> None:

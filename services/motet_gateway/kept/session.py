@@ -97,6 +97,11 @@ class KeptSession:
         """Return True if an earlier gateway has begun it."""
         return self._transport.is_greeted_before
 
+    @property
+    def is_away(self) -> bool:
+        """Return True if its client had left before this gateway got it."""
+        return self._transport.is_away
+
     def forget(self) -> None:
         """Keep the connection no longer."""
         self._transport.forget()
@@ -111,7 +116,7 @@ class KeptSession:
     def is_due(self) -> bool:
         """Return True if a checkpoint is to be made as soon as nothing runs for the session."""
         journal = self._journal
-        if journal.forgotten or self.is_replaying or self._early:
+        if journal.forgotten or self.is_replaying or self._early or self.is_away:
             return False
         more = self._transport.recorded - self._recorded
         return more > max(_CHECKPOINT, _SHARE * self._transport.checkpoint_size)

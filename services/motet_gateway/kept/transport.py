@@ -24,7 +24,8 @@ class KeptConnection(asyncio.BufferedProtocol):
     """A connection that the descriptor store gave to this gateway.
 
     `make` creates its protocol. `adopted`: another gateway has served it before. `ended` is called
-    once when it is to be kept no longer: it was closed, or something cannot be kept.
+    once when it is to be kept no longer: it was closed, or something cannot be kept. `away` is called
+    when its client has left, and its session waits for it. `known` is called once an adopted session is.
     """
 
     def __init__(
@@ -34,11 +35,14 @@ class KeptConnection(asyncio.BufferedProtocol):
         ended: Callable[[], None],
         *,
         adopted: bool,
+        away: Callable[[], None] = lambda: None,
+        known: Callable[[], None] = lambda: None,
     ):
         """Begin to serve it. Raises BadMemory if what the other gateway has left cannot be used."""
         self.memory, self.adopted = memory, adopted
-        self._make, self._ended = make, ended
-        self.is_kept = True
+        self._make, self._ended, self._left, self.known = make, ended, away, known
+        self.is_kept = True  # what is read and written is put into the memory
+        self._is_stored = True  # the memory outlives this process
         self.is_retained = False  # True: the memory outlives the connection
         self._is_lost = False
         self.journal = Journal(memory, self.forget, self.abort)
@@ -114,10 +118,12 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_retained:
-            self.leave()
-        else:
+        if not self.is_retained:
             self.forget()
+        elif self.is_kept:
+            self.is_kept = False
+            if not self.memory.is_away:
+                self._left()
         if self.protocol is not None:
             self.protocol.connection_lost(exc)
         self._is_lost = True
@@ -131,14 +137,14 @@ class KeptConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """Keep the connection no longer: it ends with this process."""
-        if self.is_kept:
+        if self._is_stored:
             self.journal.forgotten = True
             self.leave()
 
     def leave(self) -> None:
         """Have the store drop the connection, of which the memory is used on."""
-        if self.is_kept:
-            self.is_kept = False
+        if self._is_stored:
+            self._is_stored = self.is_kept = False
             self._ended()
 
     def release(self) -> None:
@@ -146,6 +152,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         if self.is_retained:
             self.is_retained = False
             if self._is_lost:
+                self.leave()
                 self.memory.close()
 
 
@@ -195,6 +202,14 @@ class KeptTransport(asyncio.Transport):
     def retain(self) -> None:
         """Keep the memory when the client leaves, until `release`."""
         self._connection.is_retained = True
+        self._connection.known()
+        if self.is_away:
+            self._inner.close()
+
+    @property
+    def is_away(self) -> bool:
+        """Return True if the client had left before this gateway got the session."""
+        return self._connection.adopted and self._memory.is_away
 
     def release(self) -> None:
         self._connection.release()
@@ -260,7 +275,7 @@ class KeptTransport(asyncio.Transport):
             self._is_greeted = False
             asyncio.get_running_loop().call_soon(self._connection.upgraded)
             return
-        if self._connection.is_kept and not self._inner.is_closing():
+        if self._connection.is_kept and not (self._inner.is_closing() or self.is_away):
             self._memory.set_socket()
             self._memory.state.writes = self.events
             self._put(data)

@@ -70,6 +70,7 @@ from .video.frames import check_video, frames_of, is_frame, read_frame
 log = logging.getLogger(__name__)
 
 TAKEN_OVER = 4001
+_HEAR_WITHIN = 30.0  # seconds
 _MOVE_WITHIN = 5.0  # seconds in which the last event of the old socket has to be handled
 
 
@@ -88,10 +89,14 @@ class Player(Protocol):
 
 @dataclass(slots=True)
 class Attachment:
-    """A socket of a session, from when it becomes the client's until it is no longer read."""
+    """A socket of a session, from when it becomes the client's until it is no longer read.
+
+    absent: its client had left when this gateway got the session.
+    """
 
     socket: Connection
     first: bool = False
+    absent: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     taken_over: bool = False
 
@@ -120,7 +125,8 @@ class Session:
         self.caller = caller
         self._kept = kept
         self.channel = Channel(socket, service.config.session_memory, kept)
-        self.attachment = Attachment(socket, first=True)
+        absent = kept is not None and kept.is_away
+        self.attachment = Attachment(socket, first=True, absent=absent)
         self.player = player
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
         self.model = model  # "" for a session that only transcribes
@@ -263,6 +269,21 @@ class Session:
             attachment.taken_over = False
             raise Unavailable(
                 "the session is busy with an event that came before; try again"
+            ) from None
+
+    async def heard(self) -> None:
+        """Wait until all is handled that a client had sent that has left an earlier gateway.
+
+        Raises Unavailable if that takes longer than `_HEAR_WITHIN` seconds.
+        """
+        attachment = self.attachment
+        if not attachment.absent:
+            return
+        try:
+            await asyncio.wait_for(attachment.over.wait(), _HEAR_WITHIN)
+        except TimeoutError:
+            raise Unavailable(
+                "the session is handled again after the end of its gateway; try again"
             ) from None
 
     def attach(self, socket: Socket, after: str | None) -> Attachment:

@@ -445,6 +445,52 @@ async def test_a_session_of_a_client_secret_moves(here: World) -> None:
         said(client.events)
 
 
+@pytest.mark.parametrize("deaths", [1, 3])
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+async def test_a_client_that_is_away_comes_back_to_a_session_of_the_next_gateway(
+    here: World, deaths: int, is_checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has played a part of what was sent to it, and gets the rest of the reply, in the row that there was."""
+    if is_checkpoint:
+        monkeypatch.setattr(kept_session, "_CHECKPOINT", 1)
+    sessions = here.service.sessions
+    async with AsyncExitStack() as sockets, session(here) as client:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.say("first")
+        await client.send("response.create")
+        await client.until("rate_limits.updated")
+        await client.say("long")
+        await client.send("response.create")
+        for _ in range(9):
+            await client.until("response.output_text.delta")
+        lost = [json.loads(await client.socket.recv()) for _ in range(12)]
+        sessions._seconds = PATIENCE
+        client.socket.transport.abort()
+        await until(lambda: sessions.kept == 1)
+        for _ in range(deaths):
+            await client.connection.die()
+            await sessions.end(next(iter(sessions)))
+            await client.connection.live()
+            await until(lambda: sessions.kept == 1)
+        before = client.connection
+        await move(here, client, sockets)
+        assert client.connection.lives == 1
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["output"][0]["content"][0]["text"] == f"3 {STORY} long"
+        again = {event["event_id"]: event for event in client.events}
+        for event in lost:
+            assert again[event["event_id"]] == event
+        await client.connection.die_and_live()
+        await client.say("third")
+        await client.send("response.create")
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["output"][0]["content"][0]["text"] == f"5 {STORY} third"
+        said(client.events)
+        before.close()
+
+
 async def test_memory_of_a_session_is_closed_with_it(here: World) -> None:
     """Whether its client has left, has moved, or is away until it is given up."""
 
