@@ -21,12 +21,35 @@ from motet_fdstore.frames import BadFrame, Frame, close_all
 from . import kernel_counts
 from .absent import AbsentTransport, Arrivals
 from .memory import BadMemory, ConnectionMemory
+from .moves import is_whole
 from .transport import KeptConnection
 
 log = logging.getLogger(__name__)
 
 _RETRY = 0.1  # seconds between two attempts to reach the store
 _MOST = 64  # connections taken before the loop does something else
+
+
+def adopted(fd: int, peer: socket.socket | None) -> ConnectionMemory:
+    """Return the memory of a connection that another gateway has served.
+
+    One whose client has left its session is away then, also if that gateway has not noticed it. peer:
+    None if it has. Raises OSError and BadMemory; `fd` is then still the caller's.
+    """
+    if peer is None:
+        return ConnectionMemory.adopt(fd, 0, 0)
+    consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
+    is_over, was_reset = kernel_counts.is_over(peer), kernel_counts.was_reset(peer)
+    memory = ConnectionMemory.adopt(fd, consumed, taken)
+    if is_over and memory.is_lasting:
+        if not was_reset:
+            with contextlib.suppress(OSError):
+                while count := peer.recv_into(memory.buffer()):
+                    memory.took(count)
+        elif is_whole(memory.received() + memory.buffer()[:1]):
+            memory.took(1)
+        memory.set_away()
+    return memory
 
 
 @dataclass(slots=True, eq=False)
@@ -149,7 +172,8 @@ class Intake:
     # ---------------------------------------------------------------------------------------------------- connections
     def _take(self, frame: Frame) -> None:
         if not stat.S_ISSOCK(os.fstat(frame.fds[0]).st_mode):
-            self._adopt_session(frame)
+            close_all(frame.fds[:1])
+            self._adopt(frame, None)
             return
         peer = socket.socket(fileno=frame.fds[0])
         peer.setblocking(False)
@@ -170,16 +194,26 @@ class Intake:
             self._watch_writes()
         self._hold(frame.id, memory, peer, adopted=False)
 
-    def _adopt(self, frame: Frame, peer: socket.socket) -> None:
-        """Serve a connection on with the memory that another gateway has left."""
+    def _adopt(self, frame: Frame, peer: socket.socket | None) -> None:
+        """Serve a connection on with the memory that another gateway has left.
+
+        peer: None for a session whose client is away.
+        """
         memory = None
         try:
-            consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
-            memory = ConnectionMemory.adopt(frame.fds[1], consumed, taken)
-            self._hold(frame.id, memory, peer, adopted=True)
+            memory = adopted(frame.fds[1], peer)
+            if memory.is_away:
+                self._adopt_session(_Held(frame.id, memory, None))
+                if peer is not None:
+                    peer.close()
+            elif peer is not None:
+                self._hold(frame.id, memory, peer, adopted=True)
+            else:
+                raise BadMemory("its client is not away, and has no connection")
         except (OSError, BadMemory) as error:
             log.warning("a connection cannot be served: %s", error)
-            peer.close()
+            if peer is not None:
+                peer.close()
             if memory is not None:
                 memory.close()
             else:
@@ -188,25 +222,9 @@ class Intake:
             return
         self.adopted += 1
 
-    def _adopt_session(self, frame: Frame) -> None:
-        """Go on with a session whose client is away."""
-        close_all(frame.fds[:1])
-        memory = None
-        try:
-            memory = ConnectionMemory.adopt(frame.fds[1], 0, 0)
-            if not memory.is_away:
-                raise BadMemory("its client is not away")
-            held = _Held(frame.id, memory, None)
-            connection = self._connection(held, adopted=True)
-        except (OSError, BadMemory) as error:
-            log.warning("a session cannot go on: %s", error)
-            if memory is not None:
-                memory.close()
-            else:
-                close_all(frame.fds[1:])
-            self._drop(frame.id)
-            return
-        self.adopted += 1
+    def _adopt_session(self, held: _Held) -> None:
+        """Go on with a session whose client is away. Raises BadMemory."""
+        connection = self._connection(held, adopted=True)
         held.is_arriving = True
         self._arrivals.begin()
         connection.connection_made(AbsentTransport(connection))

@@ -32,7 +32,7 @@ _SLOTS_AT = (128, 256)
 _SLOT = struct.Struct("<11Q")
 _RECORD = struct.Struct("<IHH")  # bytes, kind, stream
 
-_OPEN, _ANSWERED, _JOURNALED, _SOCKET, _AWAY = 1, 2, 4, 8, 16  # flags
+_OPEN, _ANSWERED, _JOURNALED, _SOCKET, _LASTING, _AWAY = 1, 2, 4, 8, 16, 32  # flags
 _COMPACT = 256 * 1024  # bytes of a half from which on its unsent rest is moved to the other
 _RETURNED = 256 * 1024  # bytes of a request from which on its pages are given back
 READ = 64 * 1024  # bytes to read at a time
@@ -252,6 +252,14 @@ class ConnectionMemory:
     def is_socket(self) -> bool:
         """Return True if the connection was upgraded to a WebSocket."""
         return bool(self.state.flags & _SOCKET)
+
+    def set_lasting(self) -> None:
+        """Note that the connection's session waits for a client that has left; `render` puts it in use."""
+        self.state.flags |= _LASTING
+
+    @property
+    def is_lasting(self) -> bool:
+        return bool(self.state.flags & _LASTING)
 
     def set_away(self) -> None:
         """Note that the client is away, and put the state in use: the kernel counts no more."""

@@ -80,6 +80,14 @@ def without_messages(received: bytes, count: int) -> bytes:
     return received[:head] + received[at:]
 
 
+def is_whole(received: bytes) -> bool:
+    """Return True if the bytes of a connection end with a whole frame, or with the upgrade."""
+    view, at = memoryview(received), upgrade_end(received)
+    while (frame := _frame(view, at)) is not None:
+        at = frame[-1]
+    return at == len(received)
+
+
 def _frame(view: memoryview, at: int) -> tuple[int, bool, int, int] | None:
     """Return opcode, whether it is the last of its message, begin and end of the payload; None: it is cut."""
     begin = at + 2

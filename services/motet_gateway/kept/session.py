@@ -92,6 +92,10 @@ class KeptSession:
         """Return True while it is not yet where the earlier gateway had brought it."""
         return self._journal.is_replaying
 
+    async def replayed(self) -> None:
+        """Wait until it is where the earlier gateway had brought it."""
+        await self._journal.replayed()
+
     @property
     def is_adopted(self) -> bool:
         """Return True if an earlier gateway has begun it."""

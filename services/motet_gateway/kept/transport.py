@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from .absent import AbsentTransport
 from .draws import Draws
 from .journal import Checkpoint, Journal
 from .memory import READ, BadMemory, ConnectionMemory
@@ -49,6 +50,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         self.protocol: asyncio.Protocol | None = None
         self._outer: KeptTransport | None = None
         self._head: int | None = None  # bytes of the upgrade that is being repeated
+        self._owes_messages = adopted and memory.is_socket  # True: its protocol does not have them
         self._private: bytearray | None = None  # received bytes of a connection that is not kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,7 +59,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_soon(self._begin, outer)
 
     def _begin(self, outer: KeptTransport) -> None:
-        if outer.is_closing():
+        if outer.is_closing() or self.protocol is not None:
             return
         self.protocol = protocol = self._make()
         protocol.connection_made(outer)
@@ -79,7 +81,7 @@ class KeptConnection(asyncio.BufferedProtocol):
 
     def upgraded(self) -> None:
         """Give the messages of a WebSocket to its protocol, once that has repeated the upgrade."""
-        head, self._head = self._head, None
+        head, self._head, self._owes_messages = self._head, None, False
         if head is None or self._outer is None or self.protocol is None:
             return
         self._outer.is_adopting = True
@@ -118,6 +120,13 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._outer is not None and self._owes_messages and self.memory.is_lasting:
+            self._owes_messages = False  # the session gets them without a client
+            self._outer.leave_client()
+            self._left()
+            if self.protocol is None:
+                self._begin(self._outer)
+            return
         if not self.is_retained:
             self.forget()
         elif self.is_kept:
@@ -202,9 +211,14 @@ class KeptTransport(asyncio.Transport):
     def retain(self) -> None:
         """Keep the memory when the client leaves, until `release`."""
         self._connection.is_retained = True
+        self._memory.set_lasting()
         self._connection.known()
         if self.is_away:
             self._inner.close()
+
+    def leave_client(self) -> None:
+        """Go on without a connection."""
+        self._inner = AbsentTransport(self._connection)
 
     @property
     def is_away(self) -> bool:
@@ -239,6 +253,7 @@ class KeptTransport(asyncio.Transport):
         other._journal = connection.journal = self._journal
         other.events = place.sent
         connection.is_retained = True
+        other._memory.set_lasting()
         self._connection.leave()
         self._connection.release()
 

@@ -272,15 +272,16 @@ class Session:
             ) from None
 
     async def heard(self) -> None:
-        """Wait until all is handled that a client had sent that has left an earlier gateway.
+        """Wait until the session is where an earlier gateway had brought it.
 
         Raises Unavailable if that takes longer than `_HEAR_WITHIN` seconds.
         """
-        attachment = self.attachment
-        if not attachment.absent:
-            return
         try:
-            await asyncio.wait_for(attachment.over.wait(), _HEAR_WITHIN)
+            async with asyncio.timeout(_HEAR_WITHIN):
+                if self.attachment.absent:
+                    await self.attachment.over.wait()
+                if self._kept is not None:
+                    await self._kept.replayed()
         except TimeoutError:
             raise Unavailable(
                 "the session is handled again after the end of its gateway; try again"

@@ -16,6 +16,7 @@ from motet_gateway.http.chunks import ChunkProtocol, State
 from motet_gateway.http.websocket import BurstProtocol
 from motet_gateway.kept import kernel_counts
 from motet_gateway.kept.absent import AbsentTransport
+from motet_gateway.kept.intake import adopted
 from motet_gateway.kept.memory import ConnectionMemory
 from motet_gateway.kept.transport import KeptConnection
 
@@ -47,18 +48,18 @@ class Connection:
     async def live(self) -> None:
         """Have a gateway serve it: the first, or the next one."""
         loop = asyncio.get_running_loop()
-        if self._is_away and self._memory is not None:
-            connection = self._serve(ConnectionMemory.adopt(os.dup(self._memory), 0, 0))
+        own = None if self._is_away else socket.socket(fileno=os.dup(self._peer.fileno()))
+        if self._memory is not None:
+            memory = adopted(os.dup(self._memory), own)
+        elif own is not None:
+            memory = ConnectionMemory.create(kernel_counts.consumed(own), kernel_counts.taken(own))
+            self._memory = os.dup(memory.fd)
+        if own is None or memory.is_away:
+            self._is_away = True
+            connection = self._serve(memory)
             connection.connection_made(AbsentTransport(connection))
             return
-        own = socket.socket(fileno=os.dup(self._peer.fileno()))
         own.setblocking(False)
-        counts = kernel_counts.consumed(own), kernel_counts.taken(own)
-        if self._memory is None:
-            memory = ConnectionMemory.create(*counts)
-            self._memory = os.dup(memory.fd)
-        else:
-            memory = ConnectionMemory.adopt(os.dup(self._memory), *counts)
         connection = self._serve(memory)
         self._transport, _ = await loop.connect_accepted_socket(lambda: connection, own)
 

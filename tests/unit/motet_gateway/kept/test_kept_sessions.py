@@ -7,6 +7,8 @@ import base64
 import contextlib
 import json
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -445,14 +447,16 @@ async def test_a_session_of_a_client_secret_moves(here: World) -> None:
         said(client.events)
 
 
-@pytest.mark.parametrize("deaths", [1, 3])
-@pytest.mark.parametrize("is_checkpoint", [False, True])
+@pytest.mark.parametrize("deaths", [0, 1, 3])
+@pytest.mark.parametrize("how", ["reset", "closed"])
 async def test_a_client_that_is_away_comes_back_to_a_session_of_the_next_gateway(
-    here: World, deaths: int, is_checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+    here: World, how: str, deaths: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has played a part of what was sent to it, and gets the rest of the reply, in the row that there was."""
-    if is_checkpoint:
-        monkeypatch.setattr(kept_session, "_CHECKPOINT", 1)
+    """It has played a part of what was sent to it, and gets the rest of the reply, in the row that there was.
+
+    deaths: since it left; 0: the gateway died before it noticed that, or it left meanwhile.
+    """
+    monkeypatch.setattr(kept_session, "_CHECKPOINT", 900)
     sessions = here.service.sessions
     async with AsyncExitStack() as sockets, session(here) as client:
         await client.send(
@@ -466,8 +470,18 @@ async def test_a_client_that_is_away_comes_back_to_a_session_of_the_next_gateway
         for _ in range(9):
             await client.until("response.output_text.delta")
         lost = [json.loads(await client.socket.recv()) for _ in range(12)]
+        if deaths == 0:
+            await client.connection.die()
+            await until(lambda: len(sessions) == 0)
         sessions._seconds = PATIENCE
+        if how == "reset":  # as that of a process which has not read all
+            linger = struct.pack("ii", 1, 0)
+            client.connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         client.socket.transport.abort()
+        if deaths == 0:
+            if how == "reset":
+                await asyncio.sleep(0.05)
+            await client.connection.live()  # else it leaves while that begins
         await until(lambda: sessions.kept == 1)
         for _ in range(deaths):
             await client.connection.die()
