@@ -212,6 +212,37 @@ def report(capsys: pytest.CaptureFixture[str], what: str, pauses: list[float]) -
         print(f"\n{what}: pauses of {', '.join(f'{pause:.2f}' for pause in pauses)} s")
 
 
+async def test_a_client_that_is_away_finds_its_session_at_the_next_gateway(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves in the middle of a reply; the gateway dies before it comes back, with the last event that it has."""
+    told = []
+    for kills in (False, True):
+        async with talk(kept_stack, output_modalities=["text"]) as client:
+            content = [{"type": "input_text", "text": "turn 0 says abc"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until_deltas("response.output_text.delta", 3)
+            if kills:
+                client.socket.transport.abort()
+                await asyncio.sleep(0.2)  # the reply goes on
+                await client.kill(kept_stack)
+                await client.restarted
+                session_id, after = client.events[0]["session"]["id"], client.events[-1]["event_id"]
+                url = kept_stack.url.replace("http://", "ws://") + "/v1/realtime"
+                place = f"{url}?session_id={session_id}&after={after}"
+                client.socket = await websockets.connect(place, proxy=None, max_size=None)
+                await client.until("session.resumed")
+            if "rate_limits.updated" not in {event["type"] for event in client.events}:
+                await client.until("rate_limits.updated")
+            told.append(what_was_written(client.events))
+            if kills:
+                await client.socket.close()
+                report(capsys, "back after", client.pauses)
+    assert told[0] == told[1]
+
+
 async def test_a_written_session_outlives_three_gateways(
     kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
