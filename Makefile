@@ -16,7 +16,7 @@ help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
 	@echo "make test   run the tests that answer within minutes"
 	@echo "make test-long  run the rest of what must pass before a change is merged"
-	@echo "make extended PART=conformance|eyes|gpu|groups|peers|soak|storm  run what takes up to an hour, outside CI"
+	@echo "make extended PART=conformance|eyes|families|gpu|groups|peers|soak|storm  run what takes up to an hour, outside CI"
 	@echo "make tiers  print the tier of each test, or with ARGS=--summary their numbers by file"
 	@echo "make check  lint, format, types and structure"
 	@echo "make bench  measure the plumbing"
@@ -53,7 +53,7 @@ check:
 	@scripts/setup dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	@$(BIN)/python scripts/check_structure.py >/dev/null
 
 bench:

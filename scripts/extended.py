@@ -26,6 +26,8 @@ from gpu_parts import Step, environment, gpu_steps, tables, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "extended" / "results"
+LLM_FOLDERS = ("engine", "models", "parallel")  # each a step of `families`
+UNIT_FOLDERS = ("motet_llm", "motet_tts", "motet_asr", "motet_diffusion", "motet_gateway")
 TAIL = 20_000  # characters of a step's output in its result
 
 
@@ -66,6 +68,17 @@ def families(number: int, of: int) -> Step:
     name = f"families, slice {number} of {of}"
     argv = ("tests/unit/motet_llm/parallel/test_parallel_families.py", "--tier=extended-groups")
     return pytest_step(name, 360, *argv, MOTET_GROUPS=f"{number}/{of}")
+
+
+def of_families(name: str, *files: str) -> Step:
+    """Return a step that runs the tests marked `extended("families")` of files and folders."""
+    return pytest_step(f"families and settings: {name}", 480, "--tier=extended-families", *files)
+
+
+def without(folder: str, *others: str) -> tuple[str, ...]:
+    """Return arguments that run the tests of a folder of tests/ but for those of some folders in it."""
+    path = str(Path("tests") / folder)
+    return (path, *(f"--ignore={path}/{other}" for other in others))
 
 
 def of_groups(name: str, seconds: int, *files: str) -> Step:
@@ -136,6 +149,20 @@ PARTS: dict[str, list[Step]] = {
             "tests/chaos/test_ranks.py",
             "tests/chaos/test_ranks_return.py",
         ),
+    ],
+    "families": [
+        *(
+            of_families(f"language models, {folder}", f"tests/unit/motet_llm/{folder}")
+            for folder in LLM_FOLDERS
+        ),
+        of_families("language models, the rest", *without("unit/motet_llm", *LLM_FOLDERS)),
+        of_families("speech", "tests/unit/motet_tts"),
+        of_families("transcription", "tests/unit/motet_asr"),
+        of_families("pictures and videos", "tests/unit/motet_diffusion"),
+        of_families("the gateway", "tests/unit/motet_gateway"),
+        of_families("other units", *without("unit", *UNIT_FOLDERS)),
+        of_families("stacks", *without("", "unit", "kernels")),
+        of_families("kernels", "tests/kernels"),
     ],
     "eyes": [
         pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),

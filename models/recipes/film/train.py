@@ -13,7 +13,7 @@ instructions for it, parameters are float32.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -149,8 +149,7 @@ class PainterTrainer(Trainer[Tensor]):
 
     def batches(self) -> Iterable[Tensor]:
         """Encode the films, and yield the numbers of those of each step that is left."""
-        with self.autocast():
-            self.pool = encoded_films(self.model, self.device, self.workers)
+        self.pool = encoded_films(self.model, self.autocast, self.device, self.workers)
         self.nothing = token_ids(self.recipe, self.model.tokenizer, [""]).to(self.device)
         for step in self.steps_left:
             generator = torch.Generator(self.device).manual_seed(self.recipe.seed + step)
@@ -180,13 +179,16 @@ class PainterTrainer(Trainer[Tensor]):
 
 
 @torch.no_grad()
-def encoded_films(model: Model, device: torch.device, workers: int) -> FilmBatch:
+def encoded_films(
+    model: Model, autocast: Callable[[], torch.autocast], device: torch.device, workers: int
+) -> FilmBatch:
     """Return all of the recipe's films on a device, as the latents that the denoiser sees."""
     recipe = model.recipe
     make = partial(film_batch, recipe, model.tokenizer, size=_CHUNK)
     parts = []
     for part in prefetched(make, range(0, recipe.pool, _CHUNK), workers=workers):
-        latents = encode(model.vae, tensor(part.films.to(device)))[0]
+        with autocast():
+            latents = encode(model.vae, tensor(part.films.to(device)))[0]
         parts.append(part._replace(films=model.scaled(latents).half()))
     return FilmBatch(*(torch.cat(column).to(device) for column in zip(*parts, strict=True)))
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from motet_kernels import gpu
+from support.running.interpreted import SLOW
 
 CUDA = torch.cuda.is_available()
-
 if not CUDA:
     gpu.select("interpret")  # before anything imports Triton
     gpu.select("")
@@ -20,13 +20,15 @@ if not CUDA:
 
 @pytest.hookimpl(tryfirst=True)  # before tiers are told apart
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests: with a GPU all need it; without one all but compiling are slow, in Triton's interpreter."""
+    """Mark tests: with a GPU all need it; without one they are slow, in Triton's interpreter, but for compiling."""
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
         if CUDA:
             item.add_marker(pytest.mark.gpu)
             item.add_marker(pytest.mark.extended("gpu"))
+        elif item.name in SLOW.get(item.path.name, ()):
+            item.add_marker(pytest.mark.extended("families"))
         elif item.path.name != "test_gpu_compile.py":
             item.add_marker(pytest.mark.long)
 

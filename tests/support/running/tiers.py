@@ -3,7 +3,8 @@
 @pytest.mark.long                  `make test-long`; of a parametrized test with `after=1` all cases
 but the first
 
-@pytest.mark.extended("soak")      `make extended PART=soak`, never in CI
+@pytest.mark.extended("soak")      `make extended PART=soak`, never in CI; with `after=1` all cases but
+the first, which runs where it would without this marker
 
 neither                            `make test`
 
@@ -23,7 +24,7 @@ import pytest
 T = TypeVar("T")
 
 TEST, LONG, EXTENDED = "test", "test-long", "extended"
-PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu", "eyes")
+PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu", "eyes", "families")
 NAMES = (TEST, LONG, *(f"{EXTENDED}-{part}" for part in PARTS))
 CI = "ci"  # everything but the extended tests
 ALL = "all"
@@ -91,11 +92,12 @@ def tiers_of(items: Sequence[pytest.Item]) -> list[str]:
 
 def _tier_of(item: pytest.Item, case: int) -> str:
     """Return the tier of case number `case`, counted from 0, of a test."""
-    if (extended := item.get_closest_marker("extended")) is not None:
+    for extended in item.iter_markers("extended"):
         if len(extended.args) != 1 or extended.args[0] not in PARTS:
             raise pytest.UsageError(
                 f"{item.nodeid}: extended{extended.args}: give one of {', '.join(PARTS)}"
             )
-        return f"{EXTENDED}-{extended.args[0]}"
+        if case >= extended.kwargs.get("after", 0):
+            return f"{EXTENDED}-{extended.args[0]}"
     marks = list(item.iter_markers("long"))
     return LONG if any(case >= mark.kwargs.get("after", 0) for mark in marks) else TEST

@@ -14,6 +14,7 @@ import pytest
 import extended
 import gpu_parts
 from support.running import tiers
+from support.running.interpreted import SLOW
 
 ROOT = Path(__file__).parents[3]
 SUITE = """
@@ -31,10 +32,15 @@ def test_cases(case): pass
 @pytest.mark.extended("soak")
 @pytest.mark.long
 def test_soak(): pass
+
+@pytest.mark.extended("families", after=2)
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("family", range(4))
+def test_families(family): pass
 """
 
 
-def chosen(folder: Path, tier: str) -> list[str]:
+def chosen(folder: Path, tier: str, *argv: str) -> list[str]:
     """Return the tests in `folder` that `--tier` runs; none where pytest refuses to run."""
     (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     options = [
@@ -45,6 +51,7 @@ def chosen(folder: Path, tier: str) -> list[str]:
         "-c",
         str(ROOT / "pyproject.toml"),
         f"--tier={tier}",
+        *argv,
     ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
@@ -63,14 +70,21 @@ def chosen(folder: Path, tier: str) -> list[str]:
 
 def test_every_test_runs_in_one_tier(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
+    listed = tmp_path / "tiers"
+    every = chosen(tmp_path, "all", "--tier-list", str(listed))
+    lines = [line.split() for line in listed.read_text().splitlines()]
     found = {
-        tier: chosen(tmp_path, tier) for tier in ("test", "test-long", "extended-soak", "ci", "all")
+        tier: [test.partition("::")[2] for name, test in lines if name == tier] for tier, _ in lines
     }
-    assert found["test"] == ["test_quick", "test_cases[0]"]
-    assert found["test-long"] == ["test_long", "test_cases[1]", "test_cases[2]"]
-    assert found["extended-soak"] == ["test_soak"]
-    assert set(found["ci"]) == {*found["test"], *found["test-long"]}
-    assert set(found["all"]) == {*found["ci"], *found["extended-soak"]}
+    assert found == {
+        "test": ["test_cases[0]", "test_families[0]", "test_quick"],
+        "test-long": ["test_cases[1]", "test_cases[2]", "test_families[1]", "test_long"],
+        "extended-soak": ["test_soak"],
+        "extended-families": ["test_families[2]", "test_families[3]"],
+    }
+    assert sorted(every) == sorted(test for tests in found.values() for test in tests)
+    assert sorted(chosen(tmp_path, "ci")) == sorted(found["test"] + found["test-long"])
+    assert sorted(chosen(tmp_path, "extended-families")) == found["extended-families"]
 
 
 def test_every_collected_test_runs_in_one_tier(request: pytest.FixtureRequest) -> None:
@@ -111,7 +125,9 @@ def test_parts_are_the_same_everywhere() -> None:
     assert set(extended.PARTS) == set(tiers.PARTS)
     assert all(part in (ROOT / "Makefile").read_text() for part in tiers.PARTS)
     for part, steps in extended.PARTS.items():
-        most = {"eyes": 5400, "groups": 7200, "soak": 5400, "storm": 7200}.get(part, 3600)
+        most = {"eyes": 5400, "families": 7200, "groups": 7200, "soak": 5400, "storm": 7200}.get(
+            part, 3600
+        )
         assert sum(step.seconds for step in steps) <= most, part
 
 
@@ -179,3 +195,11 @@ def test_tracked_files_fit_on_a_machine_without_a_network() -> None:
     listed = extended.git("ls-files", "-z").split("\0")
     sizes = [(ROOT / name).stat().st_size for name in listed if (ROOT / name).is_file()]
     assert sum(sizes) < 55e6
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_the_interpreter_leaves_out_exists(name: str) -> None:
+    [file] = (ROOT / "tests" / "kernels" / "gpu").rglob(name)
+    text = file.read_text()
+    for test in SLOW[name]:
+        assert f"def {test.partition('[')[0]}(" in text
