@@ -120,8 +120,9 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._outer is not None and self._owes_messages and self.memory.is_lasting:
-            self._owes_messages = False  # the session gets them without a client
+        is_away, is_lasting = self.memory.is_away, self.memory.is_lasting
+        if self._outer is not None and self._owes_messages and is_lasting and not is_away:
+            # The session gets them without a client.
             self._outer.leave_client()
             self._left()
             if self.protocol is None:
