@@ -87,6 +87,8 @@ class KeptConnection(asyncio.BufferedProtocol):
         self._outer.is_adopting = True
         self.protocol.data_received(self.memory.received()[head:])
         self._outer.is_adopting = False
+        if self.is_retained and self._outer.is_away:
+            self._outer.close()  # the client left before the session had its messages
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self.is_kept:
@@ -127,6 +129,8 @@ class KeptConnection(asyncio.BufferedProtocol):
             self._left()
             if self.protocol is None:
                 self._begin(self._outer)
+            elif self.is_retained:
+                asyncio.get_running_loop().call_soon(self.upgraded)
             return
         if not self.is_retained:
             self.forget()
@@ -215,6 +219,8 @@ class KeptTransport(asyncio.Transport):
         self._memory.set_lasting()
         self._connection.known()
         if self.is_away:
+            # An upgrade that a closing connection did not take is not repeated.
+            asyncio.get_running_loop().call_soon(self._connection.upgraded)
             self._inner.close()
 
     def leave_client(self) -> None:

@@ -56,6 +56,8 @@ class Connection:
             self._memory = os.dup(memory.fd)
         if own is None or memory.is_away:
             self._is_away = True
+            if own is not None:
+                own.close()
             connection = self._serve(memory)
             connection.connection_made(AbsentTransport(connection))
             return
@@ -91,7 +93,7 @@ class Connection:
         assert self._transport is not None
         dead, self._alive = self._alive, None
         assert dead is not None
-        dead.journal.forgotten |= self._is_away
+        dead.journal.forgotten = True
         self._transport.abort()
         await asyncio.sleep(0.02)
 
