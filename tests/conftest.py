@@ -1,6 +1,7 @@
 """With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -42,6 +43,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control begins background jobs so, and children inherit it: tests that press Ctrl-C would
     # wait in vain. One that is handled is handed on as the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude from garbage collection what test modules have loaded.
+
+    To search torch, transformers and diffusers takes about a second, in every test of what collects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -66,7 +66,7 @@ class Work:
 
     async def chat(self) -> Any:
         """Replies one after the other, as pocket-chat says little."""
-        return [await self._reply(f"Describe {number} red circles.") for number in range(40)]
+        return [await self._reply(f"Describe {number} red circles.") for number in range(20)]
 
     async def _reply(self, question: str) -> str:
         messages: Any = [{"role": "user", "content": question}]
@@ -90,8 +90,8 @@ class Work:
         )
         return reply.text
 
-    async def image(self) -> Any:
-        extra = {"seed": 3, "steps": 200}
+    async def image(self, steps: int = 100) -> Any:
+        extra = {"seed": 3, "steps": steps}
         reply = await self.api.images.generate(
             model=DRAW, prompt="two red circles", response_format="b64_json", extra_body=extra
         )
@@ -101,7 +101,7 @@ class Work:
     async def embedding(self) -> Any:
         found = [
             await self.api.embeddings.create(model=EMBED, input=[f"{number} red circles"])
-            for number in range(60)
+            for number in range(30)
         ]
         return [one.data[0].embedding for one in found]
 
@@ -147,7 +147,7 @@ async def test_a_pause_of_the_broker_is_waited_through(
     async with client(stack) as api:
         work = Work(api, stack.url)
         running = asyncio.create_task(work.all())
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         stack.signal("nats", signal.SIGSTOP)
         try:
             await asyncio.sleep(PAUSE)
@@ -163,7 +163,7 @@ async def test_a_restart_of_the_broker_is_waited_through(
     async with client(stack) as api:
         work = Work(api, stack.url)
         running = asyncio.create_task(work.all())
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         back = stack.kill("nats")
         assert await running == undisturbed
         await asyncio.to_thread(back)
@@ -173,8 +173,8 @@ async def test_the_only_worker_that_draws_is_killed(stack: MotetStack) -> None:
     """A picture waits for as long as its process takes to start again, and is the same."""
     async with client(stack) as api:
         work = Work(api, stack.url)
-        due = await work.image()
-        running = asyncio.create_task(work.image())
+        due = await work.image(steps=200)
+        running = asyncio.create_task(work.image(steps=200))
         await asyncio.sleep(0.5)
         assert not running.done()
         os.kill(int(stack.child("diffusion")["pid"]), signal.SIGKILL)

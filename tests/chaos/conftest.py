@@ -10,7 +10,7 @@ from e2e import markov
 from e2e.stack import MotetStack
 
 MODEL = "markov"
-STREAMS = 32
+STREAMS = 16
 TOKENS = 300
 
 

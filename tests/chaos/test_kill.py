@@ -1,4 +1,4 @@
-"""Kill -9, and worse, of each process while 32 streams run."""
+"""Kill -9, and worse, of each process while 16 streams run."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ log.setLevel(logging.INFO)  # a million take their time: --log-cli-level=INFO sh
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(7200)]
 
-FRAMES = int(os.environ.get("MOTET_FUZZ_FRAMES", "20000"))
+FRAMES = int(os.environ.get("MOTET_FUZZ_FRAMES", "8000"))
 SEED = int(os.environ.get("MOTET_FUZZ_SEED", "1"))
 ROUND = 2500  # frames from one caller
 GROWTH = (

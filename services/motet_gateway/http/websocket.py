@@ -67,7 +67,8 @@ class BurstProtocol(WebSocketsSansIOProtocol):
     def handle_ping(self) -> None:
         """Answer a ping; of those that an earlier gateway had received, the last one (RFC 6455, section 5.5.3)."""
         if isinstance(self.transport, KeptTransport) and self.transport.is_adopting:
-            self._pong = b"".join(self.conn.data_to_send())
+            # Of several pings in one piece all answers are here at the first.
+            self._pong = b"".join(self.conn.data_to_send()) or self._pong
         else:
             super().handle_ping()
 

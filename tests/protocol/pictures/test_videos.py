@@ -397,6 +397,7 @@ async def test_the_command_line_writes_a_video(
         assert await asyncio.to_thread(main, ["film", *server, "-o", "film.png", "x"]) != 0
 
 
+@pytest.mark.extended("families", after=1)
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)

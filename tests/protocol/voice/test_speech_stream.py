@@ -185,24 +185,23 @@ async def test_one_connection_speaks_many_texts_with_settings_of_their_own(booth
     assert first == pytest.approx(2 * second, rel=0.2)
 
 
-@pytest.mark.parametrize("audio_format", FORMATS)
-async def test_every_format_is_one_stream_that_can_be_decoded(
-    booth: Booth, audio_format: str
-) -> None:
-    async with booth.writing() as writer:
-        await writer.configure(response_format=audio_format, stream_audio=True, seed=5)
-        await writer.write(TEXT)
-        await writer.send("input.done")
-        await writer.until("session.done")
-    rate = writer.of("audio.start")[0]["sample_rate"]
+async def test_every_format_is_one_stream_that_can_be_decoded(booth: Booth) -> None:
     seconds = len(await booth.speech()) / 2 / 24_000
-    if audio_format in ("pcm", "pcmu", "pcma"):
-        found = len(writer.sound) / (2 if audio_format == "pcm" else 1) / rate
-    else:
-        with av.open(io.BytesIO(writer.sound), "r") as container:
-            frames = list(container.decode(audio=0))
-        found = sum(frame.samples for frame in frames) / frames[0].sample_rate
-    assert found == pytest.approx(seconds, abs=0.12)  # coders add and cut a frame
+    for audio_format in FORMATS:
+        async with booth.writing() as writer:
+            await writer.configure(response_format=audio_format, stream_audio=True, seed=5)
+            await writer.write(TEXT)
+            await writer.send("input.done")
+            await writer.until("session.done")
+        rate = writer.of("audio.start")[0]["sample_rate"]
+        if audio_format in ("pcm", "pcmu", "pcma"):
+            found = len(writer.sound) / (2 if audio_format == "pcm" else 1) / rate
+        else:
+            with av.open(io.BytesIO(writer.sound), "r") as container:
+                frames = list(container.decode(audio=0))
+            found = sum(frame.samples for frame in frames) / frames[0].sample_rate
+        # Coders add and cut a frame.
+        assert found == pytest.approx(seconds, abs=0.12), audio_format
 
 
 async def test_each_sentence_is_a_file_without_stream_audio(booth: Booth) -> None:
@@ -375,6 +374,7 @@ async def test_first_audio_factor_and_seconds_are_metrics(booth: Booth) -> None:
     )
 
 
+@pytest.mark.extended("families", after=1)
 # --------------------------------------------------------------------------------------- deaths
 @pytest.mark.long
 @pytest.mark.slow

@@ -71,12 +71,24 @@ def mostly_long(values: Iterable[object], quick: Sequence[object]) -> list[objec
 
     Raises ValueError if `quick` names an unknown one.
     """
+    return _marked(values, quick, pytest.mark.long)
+
+
+def mostly_extended(values: Iterable[object], quick: Sequence[object], part: str) -> list[object]:
+    """Return parameters of which those outside `quick` carry the marker `extended(part)`.
+
+    Raises ValueError if `quick` names an unknown one.
+    """
+    return _marked(values, quick, pytest.mark.extended(part))
+
+
+def _marked(
+    values: Iterable[object], quick: Sequence[object], mark: pytest.MarkDecorator
+) -> list[object]:
     known = list(values)
     if missing := [value for value in quick if value not in known]:
         raise ValueError(f"quick: {missing} are not among the parameters")
-    return [
-        value if value in quick else pytest.param(value, marks=pytest.mark.long) for value in known
-    ]
+    return [value if value in quick else pytest.param(value, marks=mark) for value in known]
 
 
 def tiers_of(items: Sequence[pytest.Item]) -> list[str]:

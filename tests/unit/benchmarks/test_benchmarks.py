@@ -65,7 +65,8 @@ async def test_stack_streams_to_both_kinds_of_clients(batched: bool) -> None:
                 arrivals=True,
             )
             assert report.tokens >= report.events > 0
-            assert batched or report.tokens == report.events
+            # The gateway joins tokens that came while it was busy.
+            assert batched or report.tokens < 1.2 * report.events
             assert set(report.cpu) == {"nats", "engine", "tokenizer", "gateway", "clients"}
             added = added_latency(report, await stack.take_emitted(3))
             assert added

@@ -89,8 +89,7 @@ def test_arrivals_depend_on_the_seed() -> None:
     assert 80 < first[-1] < 125  # 100 s are expected
 
 
-@pytest.mark.long
-@pytest.mark.automatic
+@pytest.mark.extended("families")
 @pytest.mark.timeout(
     400
 )  # two processes that import torch and a model class, maybe beside other tests

@@ -81,7 +81,7 @@ def test_held_out_sentences_are_phonemized(model: PocketSpeech) -> None:
     assert wrong <= 0.1 * total
 
 
-@pytest.mark.long(after=1)
+@pytest.mark.extended("families", after=1)
 @pytest.mark.parametrize("voice", range(len(RECIPE.voices)))
 def test_a_voice_says_what_espeak_says_and_nothing_else(model: PocketSpeech, voice: int) -> None:
     name = model.config.voices[voice]

@@ -184,7 +184,7 @@ def heard_in(words: list[Word], window: Window, draw: Any) -> list[TimedSegment]
     return segments
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(streams(), st.sampled_from([6.0, 10.0]), st.data())
 def test_stitching_neither_loses_nor_doubles_a_word(
     words: list[Word], longest: float, data: st.DataObject
@@ -224,7 +224,7 @@ def test_words_that_do_not_match_are_taken_by_their_time() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- stable
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(streams(), st.data())
 def test_the_stable_prefix_only_grows(words: list[Word], data: st.DataObject) -> None:
     """Whatever the hearings say: changing words, words that vanish, times that jump."""

@@ -139,7 +139,10 @@ def with_controlnets(
     [
         "sd",
         "flux",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("sdxl", "sd3", "schnell")),
+        *(
+            pytest.param(one, marks=pytest.mark.extended("families"))
+            for one in ("sdxl", "sd3", "schnell")
+        ),
     ],
 )
 def test_pictures_with_different_controlnets_share_passes(family: str, tmp_path: Path) -> None:
@@ -228,7 +231,10 @@ def load_adapters(pipeline: Any, folder: Path, files: list[Path], scales: list[f
     [
         "sd",
         "flux",
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("sdxl", "sd3", "schnell")),
+        *(
+            pytest.param(one, marks=pytest.mark.extended("families"))
+            for one in ("sdxl", "sd3", "schnell")
+        ),
     ],
 )
 def test_pictures_with_different_image_prompts_share_passes(family: str, tmp_path: Path) -> None:
@@ -302,14 +308,14 @@ def test_the_step_cache_keeps_what_each_row_is_drawn_with(family: str, tmp_path:
 
 
 def schedulers() -> list[Any]:
-    """Return all names of the families of models, most of them for `make test-long`."""
+    """Return all names of the families of models, most of them for `make extended PART=families`."""
     quick = {("sd", "k_dpmpp_2m_sde"), ("sd3", "dpmpp_2m")}
     families = {"sd": diffusers.DDIMScheduler(), "sd3": diffusers.FlowMatchEulerDiscreteScheduler()}
     return [
         pytest.param(
             family,
             name,
-            marks=() if (family, name) in quick else pytest.mark.long,
+            marks=() if (family, name) in quick else pytest.mark.extended("families"),
             id=f"{family}-{name}",
         )
         for family, own in families.items()

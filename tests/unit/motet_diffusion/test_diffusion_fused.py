@@ -68,6 +68,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.extended("families", after=1)
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", EXPECTED)

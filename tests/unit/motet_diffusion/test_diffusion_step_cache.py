@@ -19,9 +19,11 @@ from support.running.refusals import refuses
 STEPS = 16
 RED = PictureRequest(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)
 OTHERS = (replace(RED, seed=4, guidance_scale=1.0), replace(RED, prompt="blue", steps=9))
+# Its blocks are of the kind of Flux's first ones.
+SD3 = pytest.param("sd3", marks=pytest.mark.extended("families"))
 
 
-@pytest.fixture(scope="module", params=["sd3", "flux", "pixart"])
+@pytest.fixture(scope="module", params=["flux", "pixart", SD3])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return FAMILIES[request.param](tmp_path_factory.mktemp(request.param) / "model")
 

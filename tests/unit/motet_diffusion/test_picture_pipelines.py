@@ -39,14 +39,12 @@ from support.running.refusals import refuses  # noqa: E402
 EXACT = exact_rows(PAGE.read_text())
 REFUSED = refused_rows(PAGE.read_text())
 # One of each mechanism: a VAE of videos in `make test`; latents in lists, texts by layer, packed
-# latents with an image beside them, a VAE without a distribution in `make test-long`.
+# latents with an image beside them in `make test-long`.
 QUICK = ("QwenImagePipeline",)
 LONG = (
     "ZImagePipeline",
     "HiDreamImagePipeline",
     "FluxKontextPipeline",
-    "SanaPipeline",
-    "Lumina2Pipeline",
 )
 NAMES = [
     *QUICK,

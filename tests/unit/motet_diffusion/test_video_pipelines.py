@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,17 +32,11 @@ from support.checkpoints import diffusion_checkpoints
 from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike
 from support.families import newer_video_families, video_families
 from support.running.refusals import refuses
+from support.running.tiers import mostly_extended
 
-# One of each mechanism: packed latents, two denoisers, sound.
-QUICK = ("WanPipeline", "LTXPipeline", "WanPipeline 2.2", "LTX2Pipeline")
-NAMES = [
-    *QUICK,
-    *(
-        pytest.param(name, marks=pytest.mark.long)
-        for name in video_families.NAMES
-        if name not in QUICK
-    ),
-]
+# One of each mechanism: two denoisers; packed latents, and sound.
+QUICK = ("WanPipeline 2.2", "LTX2Pipeline")
+NAMES = mostly_extended(video_families.NAMES, QUICK, "families")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "videos.md"
 SIDE, FRAMES = 64, 17
 QUIET = 1e-4  # of sound, whose samples are within -1 to 1
@@ -48,7 +44,10 @@ QUIET = 1e-4  # of sound, whose samples are within -1 to 1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return lambda name: video_families.write(name, tmp_path_factory.mktemp(name) / "model")
+    """Return what writes the checkpoint of a name, each once."""
+    return functools.cache(
+        lambda name: video_families.write(name, tmp_path_factory.mktemp(name) / "model")
+    )
 
 
 def request(kind: str) -> PictureRequest:
@@ -237,8 +236,10 @@ def test_a_length_in_seconds_is_that_of_the_nearest_frames(folder: Callable[[str
         rules.completed(PictureRequest(prompt="a", seconds=5.2))
 
 
-def test_a_folder_says_what_its_videos_are_unasked(folder: Callable[[str], Path]) -> None:
-    path = folder("WanPipeline")
+def test_a_folder_says_what_its_videos_are_unasked(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = shutil.copytree(folder("WanPipeline"), tmp_path / "model")
     given = {"frame_rate": 4.5, "num_frames": 9, "width": 64, "height": 32}
     (path / "generation_config.json").write_text(json.dumps(given))
     rules = PipelineFactory(EngineConfig(model=str(path))).rules

@@ -37,6 +37,8 @@ from support.media.sound_files import EXACT, encoded
 from support.stages.omni_stage import PROMPT, SEED, TOKENS, services
 from support.stages.vlm_stage import MODEL
 
+CONTEXT = 192  # of the talker, which fills it with codes
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
@@ -80,10 +82,10 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
     async with services(folder) as run_by:
         await run_by.made.encoder()
         await run_by.thinker()
-        await run_by.talker()
+        await run_by.talker(context=CONTEXT)
         await run_by.code2wav()
         inputs = prompt_inputs(folder, PROMPT)
-        tokens, codes, _ = omni.generated(model, inputs, TOKENS, 480)
+        tokens, codes, _ = omni.generated(model, inputs, TOKENS, CONTEXT)
         reply = await run_by.answer(run_by.call())
         assert not reply.ended.lost
         assert reply.ids == tokens
@@ -100,7 +102,7 @@ async def test_text_and_sound_are_those_of_the_model(checkpoint: tuple[Path, Any
 
 
 def codes_room(inputs: dict[str, Any]) -> int:
-    return 512 - inputs["input_ids"].shape[1] - 2
+    return CONTEXT - inputs["input_ids"].shape[1] - 2
 
 
 async def test_sound_begins_before_the_text_has_ended(checkpoint: tuple[Path, Any]) -> None:
@@ -128,11 +130,11 @@ async def test_a_talker_that_dies_is_replaced_or_missed(checkpoint: tuple[Path, 
     folder, _ = checkpoint
     async with services(folder) as run_by:
         await run_by.thinker()
-        talkers = [await run_by.talker()]
+        talkers = [await run_by.talker(context=CONTEXT)]
         await run_by.code2wav(patience=0.3)
         whole = await run_by.answer(run_by.call())
         assert whole.pcm
-        talkers.append(await run_by.talker())
+        talkers.append(await run_by.talker(context=CONTEXT))
 
         async def kill() -> None:
             talkers.remove(await run_by.kill_serving(talkers))
@@ -204,7 +206,7 @@ async def test_other_gateways_go_on_within_the_sound(
     folder, _ = checkpoint
     async with services(folder) as run_by:
         await run_by.thinker()
-        await run_by.talker(context=160)
+        await run_by.talker(context=CONTEXT)
         await run_by.code2wav()
 
         async def answered(recorder: Recorded) -> Any:
@@ -231,7 +233,7 @@ async def test_code2wav_that_dies_is_replaced(checkpoint: tuple[Path, Any]) -> N
     folder, _ = checkpoint
     async with services(folder) as run_by:
         await run_by.thinker()
-        await run_by.talker(context=160)
+        await run_by.talker(context=CONTEXT)
         first = await run_by.code2wav()
         whole = await run_by.answer(run_by.call(tokens=40))
 

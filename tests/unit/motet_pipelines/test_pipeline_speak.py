@@ -79,6 +79,7 @@ async def test_nothing_is_lost_or_repeated_when_the_instance_dies(folder: Path) 
         assert counts[0] == 0 < counts[-1] < whole.outcome.usage.completion_tokens
 
 
+@pytest.mark.extended("families", after=2)
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize(("family", "options"), ENDING.items())
 async def test_every_family_moves_and_is_cancelled(

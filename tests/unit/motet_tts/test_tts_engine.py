@@ -116,12 +116,19 @@ def near(got: Tensor, wanted: Tensor) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- what is due
+@functools.cache
+def loaded(kind: Any, path: Path, **options: str) -> Any:
+    """Return what transformers reads of a checkpoint, once for all references."""
+    found = kind.from_pretrained(path, **options)
+    return found.eval() if isinstance(found, torch.nn.Module) else found
+
+
 @torch.inference_mode()
 def csm_reference(
     path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
 ) -> Tensor:
-    model = CsmForConditionalGeneration.from_pretrained(path).eval()
-    tokenizer, config = AutoTokenizer.from_pretrained(path), model.config
+    model = loaded(CsmForConditionalGeneration, path)
+    tokenizer, config = loaded(AutoTokenizer, path), model.config
     ids, heard = tokenizer(f"[{voice}]{text}")["input_ids"], dict[str, Tensor]()
     if sample is not None:
         count = math.ceil(len(sample.samples) / (4 * 3 * 2 * 2))  # Mimi halves its rate once more
@@ -146,8 +153,8 @@ def pocket_reference(
     *,
     architecture: Any = PocketTTSForConditionalGeneration,
 ) -> Tensor:
-    model = architecture.from_pretrained(path).eval()
-    tokenizer = PocketTTSAudioTokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
+    model = loaded(architecture, path)
+    tokenizer = loaded(PocketTTSAudioTokenizerModel, path / "audio_tokenizer")
     config = model.config
     if sample is None:
         latents = load_file(path / "voices" / f"{voice}.safetensors")["audio_prompt"]
@@ -158,7 +165,7 @@ def pocket_reference(
         )
         sound = extractor(sample.samples.numpy(), sampling_rate=24_000)
         latents = tokenizer.encode(sound["input_values"], sound["padding_mask"]).latents
-    ids = AutoTokenizer.from_pretrained(path)(text)["input_ids"]
+    ids = loaded(AutoTokenizer, path)(text)["input_ids"]
     voice_ids = [config.audio_prompt_token_id] * latents.shape[1]
     if (begin := getattr(config, "audio_prompt_bos_token_id", None)) is not None:
         voice_ids = [begin, *voice_ids]
@@ -178,9 +185,9 @@ def pocket_reference(
 
 @torch.inference_mode()
 def vits_reference(path: Path, text: str, voice: str, seed: int = 0) -> Tensor:
-    model = VitsModel.from_pretrained(path).eval()
+    model = loaded(VitsModel, path)
     torch.manual_seed(hash_numbers(seed, 0))
-    inputs = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")
+    inputs = loaded(AutoTokenizer, path)(text, return_tensors="pt")
     speaker = int(voice) if voice != "default" else None
     waveform: Tensor = model(**inputs, speaker_id=speaker).waveform[0]
     return waveform
@@ -188,9 +195,9 @@ def vits_reference(path: Path, text: str, voice: str, seed: int = 0) -> Tensor:
 
 @torch.inference_mode()
 def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
-    model = SpeechT5ForTextToSpeech.from_pretrained(path).eval()
+    model = loaded(SpeechT5ForTextToSpeech, path)
     model.speech_decoder_postnet.prob_out.bias.fill_(-1e4)  # it ends at the limit, as here
-    vocoder = SpeechT5HifiGan.from_pretrained(path / "vocoder").eval()
+    vocoder = loaded(SpeechT5HifiGan, path / "vocoder")
     speaker = load_file(path / "voices" / f"{voice}.safetensors")["speaker"]
     prenet = model.speecht5.decoder.prenet
     calls = itertools.count()
@@ -205,7 +212,7 @@ def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) 
         return torch.where(torch.stack(drawn) < p, hidden, 0) * 1 / (1 - p)
 
     prenet._consistent_dropout = dropout
-    ids = AutoTokenizer.from_pretrained(path)(text, return_tensors="pt")["input_ids"]
+    ids = loaded(AutoTokenizer, path)(text, return_tensors="pt")["input_ids"]
     ratio = (frames + 0.5) * model.config.reduction_factor / ids.shape[1]
     audio: Tensor = model.generate(
         ids, speaker_embeddings=speaker, vocoder=vocoder, maxlenratio=ratio
@@ -217,9 +224,9 @@ def speecht5_reference(path: Path, text: str, voice: str, frames: int = FRAMES) 
 def dia_reference(
     path: Path, text: str, voice: str, frames: int = FRAMES, sample: VoiceSample | None = None
 ) -> Tensor:
-    model = DiaForConditionalGeneration.from_pretrained(path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    codec = DacModel.from_pretrained(path / "audio_tokenizer").eval()
+    model = loaded(DiaForConditionalGeneration, path)
+    tokenizer = loaded(AutoTokenizer, path)
+    codec = loaded(DacModel, path / "audio_tokenizer")
     decoder, delays = model.config.decoder_config, model.config.delay_pattern
     extractor = DiaFeatureExtractor(sampling_rate=codec.config.sampling_rate, hop_length=32)
     processor = DiaProcessor(extractor, tokenizer, codec)
@@ -253,9 +260,9 @@ def higgs_reference(
     sample: VoiceSample | None = None,
     scene: str = "",
 ) -> Tensor:
-    model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path).eval()
-    codec = HiggsAudioV2TokenizerModel.from_pretrained(path / "audio_tokenizer").eval()
-    tokenizer, config = AutoTokenizer.from_pretrained(path), model.config
+    model = loaded(HiggsAudioV2ForConditionalGeneration, path)
+    codec = loaded(HiggsAudioV2TokenizerModel, path / "audio_tokenizer")
+    tokenizer, config = loaded(AutoTokenizer, path), model.config
     processor = HiggsAudioV2Processor(
         DacFeatureExtractor(sampling_rate=24_000, hop_length=codec.config.hop_length),
         tokenizer,
@@ -290,8 +297,8 @@ def _turn(role: str, text: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def orpheus_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
-    model = LlamaForCausalLM.from_pretrained(path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = loaded(LlamaForCausalLM, path)
+    tokenizer = loaded(AutoTokenizer, path)
     first = tokenizer.convert_tokens_to_ids("<custom_token_0>")
     prompt = (
         f"<custom_token_3>{voice}: {text}<|eot_id|><custom_token_4><custom_token_5><custom_token_1>"
@@ -338,8 +345,8 @@ def vibevoice_generate(
     path: Path, text: str, voice: str, frames: int, sample: VoiceSample | None = None
 ) -> tuple[Tensor, list[int]]:
     """Its samples and its tokens."""
-    model = VibeVoiceForConditionalGeneration.from_pretrained(path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = loaded(VibeVoiceForConditionalGeneration, path)
+    tokenizer = loaded(AutoTokenizer, path)
     content, heard = [{"type": "text", "text": text}], {}
     extractor = VibeVoiceAcousticTokenizerFeatureExtractor(pad_to_multiple_of=24)
     processor = VibeVoiceProcessor(extractor, tokenizer, tokenizer.chat_template)
@@ -359,12 +366,12 @@ def vibevoice_generate(
 
 @torch.inference_mode()
 def bark_reference(path: Path, text: str, voice: str, frames: int = FRAMES) -> Tensor:
-    model = BarkModel.from_pretrained(path, attn_implementation="eager").eval()
+    model = loaded(BarkModel, path, attn_implementation="eager")
     history = None
     if voice != "default":
         parts = ("semantic_prompt", "coarse_prompt", "fine_prompt")
         history = {part: torch.from_numpy(np.load(path / f"anna_{part}.npy")) for part in parts}
-    inputs = AutoTokenizer.from_pretrained(path)(
+    inputs = loaded(AutoTokenizer, path)(
         text, padding="max_length", max_length=300, return_tensors="pt"
     )
     audio: Tensor = model.generate(
@@ -554,15 +561,16 @@ def test_codes_end_where_transformers_ends(
 @pytest.mark.parametrize(
     ("seed", "guidance", "penalty", "limit", "ended"),
     [
-        (18, 1.5, 1.0, 50, 5),
         (18, 1.5, 1.0, 9, 1),
-        (24, 1.5, 1.0, 50, 2),
-        (3, 1.5, 1.0, 50, 0),
         (18, 1.0, 1.0, 50, 5),
         (24, 1.5, 1.3, 50, 5),
+        (18, 1.5, 1.0, 50, 5),
+        (24, 1.5, 1.0, 50, 2),
+        (3, 1.5, 1.0, 50, 0),
         (18, 1.0, 1.1, 50, 5),
     ],
 )
+@pytest.mark.extended("families", after=3)  # a limit, no guidance, guidance with a penalty
 def test_vibevoice_chooses_the_tokens_that_transformers_chooses(
     folder: Callable[..., Path], seed: int, guidance: float, penalty: float, limit: int, ended: int
 ) -> None:
@@ -632,15 +640,15 @@ def test_vits_with_speakers_and_plain_durations(folder: Callable[..., Path]) -> 
     "family",
     [
         "csm",
-        pytest.param("dia", marks=pytest.mark.long),
-        pytest.param("higgs_audio_v2", marks=pytest.mark.long),
-        pytest.param("llama", marks=pytest.mark.long),
+        pytest.param("dia", marks=pytest.mark.extended("families")),
+        pytest.param("higgs_audio_v2", marks=pytest.mark.extended("families")),
+        pytest.param("llama", marks=pytest.mark.extended("families")),
         "pocket_tts",
         "speecht5",
-        pytest.param("vibevoice", marks=pytest.mark.long),
+        pytest.param("vibevoice", marks=pytest.mark.extended("families")),
     ],
 )
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_it_is_cut_and_whoever_comes_and_goes(
     folder: Callable[..., Path], family: str, data: st.DataObject

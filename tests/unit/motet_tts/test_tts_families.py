@@ -25,7 +25,7 @@ POCKET = Path(__file__).resolve().parents[3] / "models" / "pocket-tts"
 # Sentences of random weights end where the positions do; those of texts have room for `LONG`.
 POSITIONS = {"csm": 400, "dia": 320, "speecht5": 320}
 LONG = "It is red. Then, " + "as it is said, it was blue and " * 10 + "so it ends. No?"
-LATE = pytest.mark.long(after=2)
+LATE = pytest.mark.extended("families", after=2)
 
 
 @asynccontextmanager

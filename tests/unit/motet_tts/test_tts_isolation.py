@@ -178,6 +178,7 @@ def check_others(found: dict[Key, Any], due: dict[Key, Any]) -> None:
             torch.testing.assert_close(found[key], wanted, rtol=0, atol=TOLERANCE * scale)
 
 
+@pytest.mark.extended("families", after=6)
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize(("family", "part"), CASES)
 def test_the_sentence_that_fails_its_steps_ends_alone(

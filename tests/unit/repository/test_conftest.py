@@ -1,5 +1,6 @@
 """CI must not lose tests quietly: with MOTET_REQUIRE_ALL=1 a skip is a failure, unless it is excused by a marker."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -45,6 +46,10 @@ def test_children_begin_with_default_signals_in_a_background_job_too(tmp_path: P
     assert "1 passed" in run_pytest(
         tmp_path, suite, "0", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
     )
+
+
+def test_what_was_loaded_is_not_searched_for_garbage() -> None:
+    assert gc.get_freeze_count() > 10_000
 
 
 def run_pytest(folder: Path, suite: str, required: str, first: str = "pass") -> str:

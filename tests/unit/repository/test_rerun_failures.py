@@ -32,7 +32,9 @@ def test_bad(case): assert case < 0
 def outer() -> dict[str, str]:
     """Return an environment without what this run of pytest tells its own processes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return {**kept, "PYTHONPATH": str(ROOT / "tests")}
+    # Of the installed plugins it needs xdist alone; others take seconds to import.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    return {**kept, **plugins, "PYTHONPATH": str(ROOT / "tests")}
 
 
 def record(folder: Path, *options: str) -> Path:
@@ -63,19 +65,43 @@ def recorded(file: Path) -> list[str]:
     return [record["test"].rpartition("::")[2] for record in records if "test" in record]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "runs", "status"),
-    [("unsteady", 1, 0), ("unsteady", 2, 1), ("bad", 1, 1)],
-    ids=["passes-again", "run-missing", "too-many"],
-)
-def test_what_passes_again_passes(tmp_path: Path, chosen: str, runs: int, status: int) -> None:
-    file = record(tmp_path, "-k", chosen)
-    assert rerun(file, runs)[0] == status
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the records of a run of the whole suite."""
+    return record(tmp_path_factory.mktemp("suite"))
 
 
-def test_what_fails_twice_fails(tmp_path: Path) -> None:
-    file = record(tmp_path, "-k", "unsteady or bad and 3]")
-    assert sorted(recorded(file)) == ["test_bad[3]", "test_unsteady"]
+def only(file: Path, folder: Path, *names: str) -> Path:
+    """Return a file in `folder` with the records of `file`, those of failed tests but of `names` left out."""
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [
+        line
+        for line in lines
+        if json.loads(line).get("test", "").rpartition("::")[2] in ("", *names)
+    ]
+    (folder / "failures").write_text("".join(kept))
+    return folder / "failures"
+
+
+def test_every_failure_is_recorded(failures: Path) -> None:
+    assert sorted(recorded(failures)) == sorted(
+        ["test_unsteady", *(f"test_bad[{case}]" for case in range(11))]
+    )
+
+
+def test_many_failures_are_not_chance(failures: Path) -> None:
+    status, printed = rerun(failures)
+    assert status == 1
+    assert "not run again" in printed
+
+
+@pytest.mark.parametrize(("runs", "status"), [(1, 0), (2, 1)], ids=["passes-again", "run-missing"])
+def test_what_passes_again_passes(tmp_path: Path, failures: Path, runs: int, status: int) -> None:
+    assert rerun(only(failures, tmp_path, "test_unsteady"), runs)[0] == status
+
+
+def test_what_fails_twice_fails(tmp_path: Path, failures: Path) -> None:
+    file = only(failures, tmp_path, "test_unsteady", "test_bad[3]")
     status, printed = rerun(file)
     assert status == 1
     assert "FAILED when run again, alone" in printed

@@ -41,12 +41,16 @@ def test_a_group_stays_in_one_process(tmp_path: Path) -> None:
     for name in "abc":
         code = TEST.format(log=str(tmp_path / f"{name}.log"))
         (tmp_path / "tests" / f"test_{name}.py").write_text(code)
-    command = (sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist=loadgroup")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-n", "2", "--dist=loadgroup")
     options = ("--no-loadscope-reorder", "-p", "no:cacheprovider", "-c", "/dev/null")
     done = subprocess.run(
         (*command, *options, "--rootdir", str(tmp_path), "tests"),
         cwd=tmp_path,
-        env={"PYTHONPATH": str(TESTS), "PATH": "/usr/bin:/bin"},
+        env={
+            "PYTHONPATH": str(TESTS),
+            "PATH": "/usr/bin:/bin",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=120,

@@ -29,9 +29,9 @@ def test_every_kernel_compiles_and_is_documented() -> None:
     compile_kernels("--first", "--documented", str(RESULTS))
 
 
-def test_a_kernel_of_each_kind_compiles_for_one_gpu() -> None:
-    """Reductions, writes to the slots of a cache, and products with what a block table names."""
-    compile_kernels("--first", "--only", "norm", "kv", "paged_attention", "--targets", "sm_90")
+def test_kernels_compile_for_one_gpu() -> None:
+    """Reductions, and writes to the slots of a cache; `make test-long` compiles products, too."""
+    compile_kernels("--first", "--only", "norm", "kv", "--targets", "sm_90")
 
 
 def compile_kernels(*arguments: str) -> None:

@@ -208,8 +208,8 @@ async def test_a_ping_that_no_gateway_answered_is_answered(here: World) -> None:
         await client.connection.die()
         pings = [await client.socket.ping() for _ in range(3)]
         await client.connection.live()
-        for ping in pings:
-            await asyncio.wait_for(ping, PATIENCE)
+        for ping in pings:  # before the client's own, after 20 s, whose answer would be one to all
+            await asyncio.wait_for(ping, 15.0)
 
 
 async def test_a_cancelled_reply_stays_cancelled(here: World) -> None:

@@ -98,6 +98,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return families.write_checkpoint(request.param, tmp_path_factory.mktemp("kind"))
 
 
+@pytest.mark.extended("families", after=4)
 @pytest.mark.long(after=2)
 @pytest.mark.parametrize("faults", [0.0, 0.1])
 def test_a_prompt_computed_elsewhere_gives_the_same_tokens(kind: Path, faults: float) -> None:

@@ -23,7 +23,7 @@ from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling, ScoredToken
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 from support.families import language_families as families
-from support.running.tiers import mostly_long
+from support.running.tiers import mostly_extended
 
 BOUND = 1e-4  # between log-probabilities, both in float32
 TOP = 3
@@ -99,7 +99,7 @@ def assert_scores(reference: PreTrainedModel, prompt: list[int], tokens: list[Sc
         assert higher < one.rank <= near
 
 
-@pytest.mark.parametrize("name", mostly_long([*exact_on(PAGE.read_text())], HEADS))
+@pytest.mark.parametrize("name", mostly_extended([*exact_on(PAGE.read_text())], HEADS, "families"))
 def test_scores_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     path = families.write_checkpoint(name, tmp_path)
     reference = reference_of(name, path)

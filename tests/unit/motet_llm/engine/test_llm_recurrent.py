@@ -73,7 +73,7 @@ def hidden(tokens: int, seed: int = 0) -> Tensor:
     return torch.randn(tokens, 64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.long(after=4)
+@pytest.mark.extended("families", after=4)
 @pytest.mark.parametrize("family", RECURRENT)
 def test_logprobs_equal_generate_under_random_chunks(family: str) -> None:
     reference = tiny_model(family)

@@ -20,13 +20,13 @@ from support.engine.greedy import assert_greedy
 from support.engine.schedules import Schedule, random_prompts
 from support.families import composites
 from support.families import language_families as families
-from support.running.tiers import mostly_long
+from support.running.tiers import mostly_extended
 
 # With a class of its own, with towers beside it, and within a class that has none for text.
 MECHANISMS = ["internvl", "qwen3_vl_moe"]
 
 
-@pytest.mark.parametrize("name", mostly_long(composites.SERVED, MECHANISMS))
+@pytest.mark.parametrize("name", mostly_extended(composites.SERVED, MECHANISMS, "families"))
 def test_text_is_what_generate_gives(name: str, tmp_path: Path) -> None:
     model = composites.random_model(name)
     model.save_pretrained(tmp_path)

@@ -86,6 +86,7 @@ def logits(config: EngineConfig, adapters: Sequence[str] = ()) -> Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.extended("families", after=5)
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("degrees", DEGREES)
 @pytest.mark.parametrize("weights", ["float32", "int8", "bfloat16", "int4"])
@@ -126,6 +127,7 @@ MIXED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.extended("families", after=4)
 @pytest.mark.long(after=2)
 @pytest.mark.parametrize("degrees", MIXED, ids=str)
 @pytest.mark.parametrize("weights", ["float32", "int8", "bfloat16"])
@@ -138,6 +140,7 @@ def test_experts_have_the_same_bits_however_they_are_shared(
     assert torch.equal(logits(EngineConfig(**settings, **degrees)), alone)
 
 
+@pytest.mark.extended("families", after=2)
 # Shared experts, latents, experts without a gate, interleaved and transposed ones with biases.
 @pytest.mark.long
 @pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"expert_parallel": 4}], ids=str)
@@ -164,6 +167,7 @@ def test_families_of_experts_have_the_same_bits(
     assert torch.equal(logits(EngineConfig(**settings, **degrees)), alone)
 
 
+@pytest.mark.extended("families", after=3)
 @pytest.mark.long(after=1)
 @pytest.mark.parametrize("degrees", DEGREES, ids=str)
 @pytest.mark.parametrize("weights", ["float32", "int8"])

@@ -36,6 +36,7 @@ FOUR: dict[str, Any] = {"tensor_parallel": 4}
 STAGES = {"pipeline_parallel": 2, "tensor_parallel": 2}
 
 
+@pytest.mark.extended("families", after=3)
 @pytest.mark.long(after=2)
 @pytest.mark.parametrize(
     ("name", "here", "there", "kv_dtype"),

@@ -641,7 +641,7 @@ async def test_stray_frames_are_refused_with_a_cancel(world: World) -> None:
     assert [decode_controls(data).controls for data in seen] == [[Cancel(99)]]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     lost=st.sets(st.integers(0, 60), max_size=8),
     doubled=st.sets(st.integers(0, 60), max_size=8),

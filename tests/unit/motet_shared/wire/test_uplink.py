@@ -397,7 +397,7 @@ async def test_a_worker_that_grants_all_the_time_still_beats(world: World) -> No
         await asyncio.wait_for(reading, 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     lost=st.sets(st.integers(0, 80), max_size=8),
     doubled=st.sets(st.integers(0, 80), max_size=8),
