@@ -59,7 +59,6 @@ from .admission import TenantAdmission
 from .audio_settings import check_transcription, with_voice
 from .channel import Channel, Connection
 from .formats import decode, input_rate
-from .items import stored
 from .pictures import check_pictures
 from .prepared_session import PreparedSession
 from .refusals import as_refusal
@@ -538,7 +537,7 @@ class Session:
             item, where, service.bus.directory, self.settings.model, service.config
         )
         format = self.settings.audio.input_format
-        kept = stored(item, new_id("item"), new_id("call"))
+        kept = events.stored(item, new_id("item"), new_id("call"))
         return inputs.GivenItem(kept, events.sounds(item, format), input_rate(format))
 
     async def _retrieve_item(self, event: events.ItemRetrieve) -> None:
