@@ -39,6 +39,9 @@ _TICKS = 10.0  # iterations of uvicorn's main loop per second
 _BACKLOG = 2048
 _CLOSING = 2  # seconds for clients to read their last bytes
 _FINAL_ACCEPT = 1.0  # seconds in which connections that will be closed still accept requests
+_LAST_REQUESTS = (
+    10.0  # seconds in which requests that have come are admitted before others are refused
+)
 
 
 class Gateway(Actor):
@@ -100,10 +103,12 @@ class Gateway(Actor):
         """Refuse new requests, let running ones end within the drain timeout, then stop."""
         if self.service is None or self._server is None or self._serving is None:
             return
-        if self.config.listen_fd is not None or self.config.descriptor_store is not None:
+        has_successor = (
+            self.config.listen_fd is not None or self.config.descriptor_store is not None
+        )
+        if has_successor:
             await self._server.leave()
-        self.service.limits.draining = True
-        drained = asyncio.ensure_future(self._drained(self.service))
+        drained = asyncio.ensure_future(self._drained(self._server, self.service, has_successor))
         hurry = asyncio.ensure_future(self.hurry.wait())
         await asyncio.wait(
             [drained, hurry], timeout=self.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED
@@ -119,7 +124,10 @@ class Gateway(Actor):
         await self._serving
         await self.service.close()
 
-    async def _drained(self, service: GatewayContext) -> None:
+    async def _drained(self, server: _Server, service: GatewayContext, has_successor: bool) -> None:
+        if has_successor:
+            await server.answer_last()
+        service.limits.draining = True
         if self._background is not None:
             await self._background.close()
         if self._batches is not None:
@@ -244,6 +252,20 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if isinstance(connection, ChunkProtocol) and not connection.has_unread:
                 connection.shutdown()
+
+    async def answer_last(self) -> None:
+        """Wait until responses to all requests that have come have begun, for a bounded time.
+
+        A request whose body is being received was accepted: it is not refused for what came later.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_REQUESTS):
+                while any(  # noqa: ASYNC110  (uvicorn's connections have no event for it)
+                    connection.is_unanswered
+                    for connection in self.server_state.connections
+                    if isinstance(connection, ChunkProtocol)
+                ):
+                    await asyncio.sleep(0.05)
 
 
 def _bounds(config: GatewayConfig) -> Bounds:

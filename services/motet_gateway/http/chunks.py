@@ -98,6 +98,13 @@ class ChunkProtocol(BoundedProtocol):
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Return True if a request has come, part of it at least, and its response has not begun."""
+        if self.transport.is_closing():
+            return False
+        return self.has_unread or (self.cycle is not None and not self.cycle.response_started)
+
 
 class Chunks:
     """Write a response body of unknown length.

@@ -260,3 +260,22 @@ async def test_stopping_finishes_what_runs_and_refuses_the_rest() -> None:
         await asyncio.wait_for(stopping, 10)
         with pytest.raises(openai.APIConnectionError):
             await client.models.list()
+
+
+async def test_a_request_that_has_come_in_part_is_answered_by_the_predecessor() -> None:
+    """What another gateway is to serve is what comes later."""
+    listener = socket.create_server(("127.0.0.1", 0)).detach()  # the gateway closes it
+    async with serving(listen_fd=listener) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.gateway.port)
+        request = raw_request(stream=False)
+        writer.write(request[:-10])
+        await writer.drain()
+        stopping = asyncio.create_task(service.gateway.close())
+        await asyncio.sleep(1.5)  # beyond its last accepted connection
+        assert not stopping.done()
+        writer.write(request[-10:])
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in head.lower()
+        await asyncio.wait_for(stopping, 20)
+        writer.close()

@@ -374,8 +374,8 @@ async def test_first_audio_factor_and_seconds_are_metrics(booth: Booth) -> None:
     )
 
 
-@pytest.mark.extended("families", after=1)
 # --------------------------------------------------------------------------------------- deaths
+@pytest.mark.extended("families", after=1)
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("audio_format", ["pcm", "flac"])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,16 +23,23 @@ def test_what_ships_compiles_and_is_documented() -> None:
     compile_kernels("--documented", str(RESULTS))
 
 
-@pytest.mark.long
+@pytest.mark.extended("families")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_kernel_compiles_and_is_documented() -> None:
     compile_kernels("--first", "--documented", str(RESULTS))
 
 
-def test_kernels_compile_for_one_gpu() -> None:
-    """Reductions, and writes to the slots of a cache; `make test-long` compiles products, too."""
-    compile_kernels("--first", "--only", "norm", "kv", "--targets", "sm_90")
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        ("norm", "kv"),  # reductions, writes to the slots of a cache
+        pytest.param(("paged_attention",), marks=pytest.mark.long),  # products
+    ],
+    ids=",".join,
+)
+def test_kernels_compile_for_one_gpu(kernels: Sequence[str]) -> None:
+    compile_kernels("--first", "--only", *kernels, "--targets", "sm_90")
 
 
 def compile_kernels(*arguments: str) -> None:
