@@ -78,16 +78,22 @@ class Recorder(Protocol):
         """Note a value under a name that is unique in the client's request."""
 
 
-class _Error(NamedTuple):
+class WireError(NamedTuple):
+    """An error as `from_wire` takes it."""
+
     code: str
     message: str
     retryable: bool
     param: str | None
 
 
+def wire_error(error: MotetError) -> WireError:
+    return WireError(error.code, error.message, error.retryable, error.param)
+
+
 _current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 record_in = _current.set
-_decode_error = msgspec.msgpack.Decoder(_Error).decode
+_decode_error = msgspec.msgpack.Decoder(WireError).decode
 
 
 class Answers(Generic[Batch, Ending]):
@@ -129,8 +135,7 @@ class Answers(Generic[Batch, Ending]):
             yield
         except MotetError as error:
             if self._stream is not None:
-                data = _Error(error.code, error.message, error.retryable, error.param)
-                await self._stream.close(_encode(data), failed=True)
+                await self._stream.close(_encode(wire_error(error)), failed=True)
             raise
 
     async def record(self, batch: Batch) -> None:

@@ -21,6 +21,7 @@ from motet_gateway.http.connections.open_files import room_for
 from motet_gateway.http.connections.tls_entry import TlsEntry
 from motet_gateway.http.tls import check_tls
 from motet_gateway.http.websocket import BurstProtocol
+from motet_gateway.kept.absent import Arrivals
 from motet_gateway.kept.intake import Intake
 from motet_gateway.responses.background import BackgroundResponses
 from motet_shared.errors import ConfigError, InternalError
@@ -78,7 +79,8 @@ class Gateway(Actor):
         self.port = listeners[0].getsockname()[1] if listeners else self.config.port
         self.service.connections.most = room_for(self.config.max_connections)
         state = State(_bounds(self.config), self.service.connections)
-        self._server = _Server(_uvicorn_config(self.config, App(self.service)), state, store)
+        config = _uvicorn_config(self.config, App(self.service))
+        self._server = _Server(config, state, store, self.service.sessions.arrivals)
         self._serving = asyncio.create_task(self._server.serve(sockets=listeners), name="http")
         self._serving.add_done_callback(self._on_server_end)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
@@ -166,10 +168,20 @@ class Gateway(Actor):
 class _Server(uvicorn.Server):
     """Run uvicorn without its signal handlers, since the actor's runtime has its own."""
 
-    def __init__(self, config: uvicorn.Config, state: State, store: Path | None = None):
-        """Configure the server; `store`: socket of the descriptor store that accepts for it."""
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        state: State,
+        store: Path | None = None,
+        arrivals: Arrivals | None = None,
+    ):
+        """Configure the server.
+
+        store: socket of the descriptor store that accepts for it. arrivals: of sessions whose
+        clients are away.
+        """
         super().__init__(config)
-        self._store = store
+        self._store, self._arrivals = store, arrivals
         self._intake: Intake | None = None
         self.server_state = self._state = state
         # An exceeded time limit is detected at most a quarter of it later, and at most a second.
@@ -191,7 +203,7 @@ class _Server(uvicorn.Server):
             return http() if context is None else TlsEntry(self._state, context, http)
 
         if self._store is not None:
-            self._intake = Intake(self._store, http)
+            self._intake = Intake(self._store, http, self._arrivals)
             await self._intake.start()
         self.servers = [
             await loop.create_server(entry, sock=listener, backlog=self.config.backlog)

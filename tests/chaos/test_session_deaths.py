@@ -6,6 +6,7 @@ The clients are those of `websockets`, as they are; each blow falls at a point o
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,7 @@ MODEL = "markov"
 READ_OUT = (
     "Two red circles and a blue square. Where is the small green star? It is behind the door. "
 )
+MINUTE = 60_000  # ms
 FRAME_MS = 32  # in which voice activity is noticed
 # Live, what is heard depends on when. Speech comes in small pieces, so that it is struck in its middle.
 _EXACT = {
@@ -120,11 +122,18 @@ def what_was_written(events: list[dict[str, Any]]) -> list[Any]:
     return told
 
 
-async def spoken(stack: MotetStack, blows: set[str]) -> tuple[Turn, list[float]]:
-    """One spoken turn, answered by speech. `blows`: while it is spoken, heard, answered."""
+async def spoken(stack: MotetStack, blows: set[str], before: int = 0) -> tuple[Turn, list[float]]:
+    """One spoken turn, answered by speech. `blows`: before it, while it is spoken, heard, answered.
+
+    before: ms of silence before it.
+    """
     sound = silence(500) + say(SAID) + silence(900)
     half = len(sound) // 4 * 2
     async with talk(stack, audio={"input": {"transcription": {"language": "en"}}}) as client:
+        await client.audio(silence(before))
+        if "before" in blows:
+            await client.kill(stack)
+            await client.restarted
         await client.audio(sound[:half])
         await client.until("input_audio_buffer.speech_started")
         if "spoken" in blows:
@@ -203,6 +212,38 @@ def report(capsys: pytest.CaptureFixture[str], what: str, pauses: list[float]) -
         print(f"\n{what}: pauses of {', '.join(f'{pause:.2f}' for pause in pauses)} s")
 
 
+async def test_a_client_that_is_away_finds_its_session_at_the_next_gateway(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It leaves in the middle of a reply; the gateway dies before it comes back, with the last event that it has."""
+    told = []
+    for kills in (False, True):
+        async with talk(kept_stack, output_modalities=["text"]) as client:
+            content = [{"type": "input_text", "text": "turn 0 says abc"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until_deltas("response.output_text.delta", 3)
+            if kills:
+                client.socket.transport.abort()
+                await asyncio.sleep(0.2)  # the reply goes on
+                await client.kill(kept_stack)
+                await client.restarted
+                session_id, after = client.events[0]["session"]["id"], client.events[-1]["event_id"]
+                url = kept_stack.url.replace("http://", "ws://") + "/v1/realtime"
+                place = f"{url}?session_id={session_id}&after={after}"
+                client.socket = await websockets.connect(place, proxy=None, max_size=None)
+                while client.events[-1]["type"] != "session.resumed":  # ours, not OpenAI's
+                    client.events.append(json.loads(await client.socket.recv()))
+            if "rate_limits.updated" not in {event["type"] for event in client.events}:
+                await client.until("rate_limits.updated")
+            told.append(what_was_written(client.events))
+            if kills:
+                await client.socket.close()
+                report(capsys, "back after", client.pauses)
+    assert told[0] == told[1]
+
+
 async def test_a_written_session_outlives_three_gateways(
     kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,3 +275,47 @@ async def test_a_spoken_session_outlives_its_gateways(
         undisturbed.pcm,
     )
     report(capsys, "spoken, from its middle", pauses)
+    # A minute later: behind three checkpoints, each of which has begun another stream of voice activity.
+    turn, pauses = await spoken(kept_stack, {"before", "heard", "answered"}, MINUTE)
+    assert turn.start_ms - MINUTE == pytest.approx(undisturbed.start_ms, abs=2 * FRAME_MS)
+    assert turn.end_ms - MINUTE == pytest.approx(undisturbed.end_ms, abs=2 * FRAME_MS)
+    assert (turn.order, turn.text) == (undisturbed.order, undisturbed.text)
+    report(capsys, "spoken, after a minute", pauses)
+
+
+async def long(stack: MotetStack, *, kills: bool) -> tuple[list[Any], list[float]]:
+    """Three written turns behind sounds of more bytes than a gateway has room for. `kills`: in each of them."""
+    input_ = {"turn_detection": None}
+    async with talk(stack, output_modalities=["text"], audio={"input": input_}) as client:
+        sound = base64.b64encode(bytes(900_000 if kills else 900)).decode()
+        for number in range(3):
+            for _ in range(20):
+                await client.send("input_audio_buffer.append", audio=sound)
+                await client.send("input_audio_buffer.clear")
+            if kills and number == 2:
+                await client.kill(stack)
+            await client.until_deltas("input_audio_buffer.cleared", 20)
+            if kills and number == 2:
+                await client.restarted
+            content = [{"type": "input_text", "text": f"turn {number} says abc"}]
+            item = {"type": "message", "role": "user", "content": content}
+            await client.send("conversation.item.create", item=item)
+            await client.send("response.create")
+            await client.until_deltas("response.output_text.delta", 3)
+            if kills:
+                await client.kill(stack)
+            await client.until("rate_limits.updated")
+            if kills:
+                await client.restarted
+    return what_was_written(client.events), client.pauses
+
+
+async def test_a_long_session_outlives_its_gateways(
+    kept_stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """72 MB of messages, of which the next gateway handles about one: those behind the last checkpoint."""
+    undisturbed, _ = await long(kept_stack, kills=False)
+    told, pauses = await long(kept_stack, kills=True)
+    assert told == undisturbed
+    assert len(pauses) == 4
+    report(capsys, "behind 72 MB", pauses)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+import msgspec
+
 from motet_media.audio import SAMPLE_BYTES, duration_ms, pcm_bytes
 from motet_shared.messages import FEED_SIZE, FEED_WINDOW
 from motet_shared.wire.stream import Stream
@@ -22,6 +24,17 @@ from motet_shared.wire.stream import Stream
 MAX_UNSENT = 2 * 2**20
 LONGEST_PADDING = 3000  # ms of a pause that are kept, as a turn may begin before its speech
 KEPT_MS = 1000  # ms kept before a turn, so that a second instance detects its start too
+
+
+class AudioState(msgspec.Struct, frozen=True):
+    """The audio of an `AudioBuffer` between turns; first: bytes forgotten, times in ms."""
+
+    rate: int
+    origin: float
+    first: int
+    data: bytes
+    partial: bytes
+    done: float
 
 
 class AudioBuffer:
@@ -45,6 +58,24 @@ class AudioBuffer:
         self._listened = False
         self._ended = False
         self._changed = asyncio.Event()
+
+    def state(self) -> AudioState:
+        return AudioState(
+            self.rate, self._origin, self._first, bytes(self._data), self._partial, self.done
+        )
+
+    @classmethod
+    def restored(cls, state: AudioState) -> AudioBuffer:
+        made = cls(state.rate, state.origin)
+        made._first = made._sent = state.first
+        made._data += state.data
+        made._partial, made.done = state.partial, state.done
+        return made
+
+    @property
+    def is_held(self) -> bool:
+        """Return True during a turn, whether it is reported or not."""
+        return self._held is not None
 
     @property
     def now(self) -> float:

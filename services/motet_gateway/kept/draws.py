@@ -23,15 +23,15 @@ class Draws:
 
     def __init__(self, secret: bytes, number: int, time: Callable[[], int]):
         self._key, self._number, self.time = secret, number, time
-        self._drawn = 0
+        self.drawn = 0  # without a name
 
     def bytes(self, size: int, name: str = "") -> bytes:
         """Return the next `size` bytes, 64 at most, or those of a name."""
         if name:
             text = b"%d:%b" % (self._number, name.encode())
         else:
-            self._drawn += 1
-            text = b"%d.%d" % (self._number, self._drawn)
+            self.drawn += 1
+            text = b"%d.%d" % (self._number, self.drawn)
         return hashlib.blake2b(text, key=self._key, digest_size=size).digest()
 
 

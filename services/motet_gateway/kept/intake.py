@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
+import secrets
 import socket
+import stat
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,9 @@ from motet_fdstore.client import StoreClient
 from motet_fdstore.frames import BadFrame, Frame, close_all
 
 from . import kernel_counts
+from .absent import AbsentTransport, Arrivals
 from .memory import BadMemory, ConnectionMemory
+from .moves import is_whole
 from .transport import KeptConnection
 
 log = logging.getLogger(__name__)
@@ -24,13 +30,58 @@ _RETRY = 0.1  # seconds between two attempts to reach the store
 _MOST = 64  # connections taken before the loop does something else
 
 
-class Intake:
-    """Serve the connections of the store at `path`, each with a protocol of `make`."""
+def adopted(fd: int, peer: socket.socket | None) -> ConnectionMemory:
+    """Return the memory of a connection that another gateway has served.
 
-    def __init__(self, path: Path, make: Callable[[], asyncio.Protocol]):
+    One whose client has left its session is away then, also if that gateway has not noticed it. peer:
+    None if it has. Raises OSError and BadMemory; `fd` is then still the caller's.
+    """
+    if peer is None:
+        return ConnectionMemory.adopt(fd, 0, 0)
+    consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
+    is_over, was_reset = kernel_counts.is_over(peer), kernel_counts.was_reset(peer)
+    memory = ConnectionMemory.adopt(fd, consumed, taken)
+    if is_over and memory.is_lasting:
+        if not was_reset:
+            with contextlib.suppress(OSError):
+                while count := peer.recv_into(memory.buffer()):
+                    memory.took(count)
+        elif is_whole(memory.received() + memory.buffer()[:1]):
+            memory.took(1)
+        memory.set_away()
+    return memory
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What the store keeps under an id: memory and its connection; None: the client is away."""
+
+    id: int
+    memory: ConnectionMemory
+    peer: socket.socket | None
+    is_arriving: bool = False  # its session is not known here yet
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        return self.memory.fd if self.peer is None else self.peer.fileno(), self.memory.fd
+
+
+class Intake:
+    """Serve the connections of the store at `path`, each with a protocol of `make`.
+
+    arrivals: of sessions whose clients are away.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        make: Callable[[], asyncio.Protocol],
+        arrivals: Arrivals | None = None,
+    ):
         self._path, self._make = path, make
+        self._arrivals = arrivals or Arrivals()
         self._store: StoreClient | None = None
-        self._held: dict[int, tuple[KeptConnection, socket.socket]] = {}
+        self._held: dict[int, _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving = False
         self.adopted = 0  # connections that another gateway has served before
@@ -64,8 +115,8 @@ class Intake:
             store = self._store = StoreClient(self._path)
         except OSError:
             return False
-        for id_, (connection, peer) in list(self._held.items()):
-            store.put(id_, peer.fileno(), connection.memory.fd)
+        for held in self._held.values():
+            store.put(held.id, *held.fds)
         if self._leaving:
             store.leave()
         else:
@@ -120,6 +171,10 @@ class Intake:
 
     # ---------------------------------------------------------------------------------------------------- connections
     def _take(self, frame: Frame) -> None:
+        if not stat.S_ISSOCK(os.fstat(frame.fds[0]).st_mode):
+            close_all(frame.fds[:1])
+            self._adopt(frame, None)
+            return
         peer = socket.socket(fileno=frame.fds[0])
         peer.setblocking(False)
         if len(frame.fds) > 1:
@@ -131,7 +186,7 @@ class Intake:
             )
         except OSError as error:  # no memory, or no file may grow
             log.warning("a connection is served, and not kept: %s", error)
-            self._end(frame.id)
+            self._drop(frame.id)
             self._spawn(self._open(self._make, peer))
             return
         if self._store is not None:
@@ -139,31 +194,60 @@ class Intake:
             self._watch_writes()
         self._hold(frame.id, memory, peer, adopted=False)
 
-    def _adopt(self, frame: Frame, peer: socket.socket) -> None:
-        """Serve a connection on with the memory that another gateway has left."""
+    def _adopt(self, frame: Frame, peer: socket.socket | None) -> None:
+        """Serve a connection on with the memory that another gateway has left.
+
+        peer: None for a session whose client is away.
+        """
         memory = None
         try:
-            consumed, taken = kernel_counts.consumed(peer), kernel_counts.taken(peer)
-            memory = ConnectionMemory.adopt(frame.fds[1], consumed, taken)
-            self._hold(frame.id, memory, peer, adopted=True)
+            memory = adopted(frame.fds[1], peer)
+            if memory.is_away:
+                self._adopt_session(_Held(frame.id, memory, None))
+                if peer is not None:
+                    peer.close()
+            elif peer is not None:
+                self._hold(frame.id, memory, peer, adopted=True)
+            else:
+                raise BadMemory("its client is not away, and has no connection")
         except (OSError, BadMemory) as error:
             log.warning("a connection cannot be served: %s", error)
-            peer.close()
+            if peer is not None:
+                peer.close()
             if memory is not None:
                 memory.close()
             else:
                 close_all(frame.fds[1:])
-            self._end(frame.id)
+            self._drop(frame.id)
             return
         self.adopted += 1
+
+    def _adopt_session(self, held: _Held) -> None:
+        """Go on with a session whose client is away. Raises BadMemory."""
+        connection = self._connection(held, adopted=True)
+        held.is_arriving = True
+        self._arrivals.begin()
+        connection.connection_made(AbsentTransport(connection))
 
     def _hold(
         self, id_: int, memory: ConnectionMemory, peer: socket.socket, *, adopted: bool
     ) -> None:
         """Serve a kept connection. Raises BadMemory if what another gateway has left cannot be used."""
-        connection = KeptConnection(memory, self._make, lambda: self._end(id_), adopted=adopted)
-        self._held[id_] = (connection, peer)
+        connection = self._connection(_Held(id_, memory, peer), adopted=adopted)
         self._spawn(self._open(lambda: connection, peer, connection.forget))
+
+    def _connection(self, held: _Held, *, adopted: bool) -> KeptConnection:
+        """Return the connection of what is held from now on. Raises BadMemory as `_hold`."""
+        connection = KeptConnection(
+            held.memory,
+            self._make,
+            lambda: self._end(held),
+            adopted=adopted,
+            away=lambda: self._away(held),
+            known=lambda: self._arrive(held),
+        )
+        self._held[held.id] = held
+        return connection
 
     async def _open(
         self,
@@ -179,9 +263,28 @@ class Intake:
             forget()
             peer.close()
 
-    def _end(self, id_: int) -> None:
-        """Have the store drop a connection."""
-        self._held.pop(id_, None)
+    def _away(self, held: _Held) -> None:
+        """Have the store keep the memory of a session whose client has left, and no connection."""
+        held.memory.set_away()
+        del self._held[held.id]
+        before, held.id, held.peer = held.id, secrets.randbits(64), None
+        self._held[held.id] = held
+        if self._store is not None:
+            self._store.put(held.id, *held.fds)
+        self._drop(before)
+
+    def _arrive(self, held: _Held) -> None:
+        if held.is_arriving:
+            held.is_arriving = False
+            self._arrivals.end()
+
+    def _end(self, held: _Held) -> None:
+        """Have the store drop what it holds."""
+        self._arrive(held)
+        self._held.pop(held.id, None)
+        self._drop(held.id)
+
+    def _drop(self, id_: int) -> None:
         if self._store is not None:
             self._store.drop(id_)
             self._watch_writes()

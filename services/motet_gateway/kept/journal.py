@@ -51,8 +51,22 @@ class Record(IntEnum):
     EVENTS = 8  # number of the first one; of each its sequence, and whether it is a delta
     MESSAGE = 9  # of the client, over an earlier connection
     MOVED = 10  # the client has come to this connection, with this `Place`
+    LASTING = 11  # as MEMO, and kept by checkpoints
+    CHECKPOINT = 12  # the state of a session, in place of what was recorded before
 
 
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
+    """The state of a session that nothing runs for.
+
+    numbered: events that have a number. drawn: as in `Draws`. state: of the session itself.
+    """
+
+    numbered: int
+    drawn: int
+    state: bytes
+
+
+_decode_checkpoint = msgspec.msgpack.Decoder(Checkpoint).decode
 _ORDERED = (Record.TIME, Record.BATCH, Record.END, Record.ERROR, Record.INPUT)
 
 
@@ -75,6 +89,8 @@ class Journal:
         self._numbers: dict[bytes, list[int]] = {}  # of recorded streams that nothing has asked for
         self._streams = 0  # the highest number
         self._memos: dict[str, bytes] = {}
+        self._lasting: dict[str, bytes] = {}  # memos that checkpoints keep
+        self.checkpoint: Checkpoint | None = None  # before all that is recorded
         self.events: dict[int, tuple[str, bool]] = {}  # by number
         self.earlier: list[Message | None] = []  # over earlier connections; None: a move
         self.place = Place()  # of the last move
@@ -82,9 +98,13 @@ class Journal:
             self._streams = max(self._streams, stream)
             if kind == Record.STREAM:
                 self._numbers.setdefault(data, []).append(stream)
-            elif kind == Record.MEMO:
+            elif kind in (Record.MEMO, Record.LASTING):
                 name, _, value = data.partition(b"\0")
                 self._memos[name.decode()] = value
+                if kind == Record.LASTING:
+                    self._lasting[name.decode()] = value
+            elif kind == Record.CHECKPOINT:
+                self.checkpoint = _checkpoint(data)
             elif kind == Record.EVENTS:
                 first, events = _decode_events(data)
                 self.events |= enumerate(events, first)
@@ -138,9 +158,11 @@ class Journal:
         """Return the value that was noted under a name, None without any."""
         return self._memos.get(name)
 
-    def note(self, name: str, value: bytes) -> None:
-        """Note a value under a name, once."""
-        self._put(Record.MEMO, 0, b"%b\0%b" % (name.encode(), value))
+    def note(self, name: str, value: bytes, *, lasts: bool = False) -> None:
+        """Note a value under a name, once. lasts: beyond checkpoints."""
+        if lasts:
+            self._lasting[name] = value
+        self._put(Record.LASTING if lasts else Record.MEMO, 0, _memo(name, value))
 
     # ---------------------------------------------------------------------------------------------- for a session
     def begin_session(self, sent: int) -> None:
@@ -183,10 +205,29 @@ class Journal:
             await self._due(Record.INPUT, self._sent)
             self._sent = b""
 
+    def begin_again(self, checkpoint: Checkpoint, received: bytes) -> None:
+        """Record what follows a checkpoint, in place of everything until it.
+
+        received: what is left of the client's bytes. What runs still records nothing any more.
+        Raises BadMemory, and changes nothing, if it does not fit.
+        """
+        lasting = [(Record.LASTING, 0, _memo(*one)) for one in self._lasting.items()]
+        record = (Record.CHECKPOINT, 0, _encode(checkpoint))
+        self._memory.replace([record, *lasting], received)
+        self.reset()
+        self.checkpoint = None
+        self._memos |= self._lasting
+        self.events.clear()
+        self.earlier.clear()
+        self._abandoned.clear()
+        self._generation = self._memory.state.generation
+        self._rendered = self._steps = 0
+        self._fewer = (0, 0)
+
     # -------------------------------------------------------------------------------------------- for its streams
     @property
     def generation(self) -> int:
-        """Return a number that changes when all requests are answered."""
+        """Return a number that changes when all requests are answered, and with a checkpoint."""
         return self._generation or self._memory.state.generation
 
     def next_number(self, digest: bytes) -> int:
@@ -281,15 +322,16 @@ class Journal:
         full: Callable[[], None],
         strayed: Callable[[], None],
     ) -> None:
-        """Go on in the memory of another connection, with all that is recorded.
+        """Go on in the memory of another connection, with all that is recorded, at once.
 
         said: what the client has sent over this connection. Raises BadMemory if it does not fit.
         """
-        for record in self._memory.records():
-            memory.append(*record)
-        for message in said:
-            memory.append(Record.MESSAGE, 0, message.encode())
-        memory.append(Record.MOVED, 0, place.encode())
+        records = [
+            *self._memory.records(),
+            *((Record.MESSAGE, 0, message.encode()) for message in said),
+            (Record.MOVED, 0, place.encode()),
+        ]
+        memory.replace(records, memory.received())
         self._memory, self._full, self._strayed = memory, full, strayed
 
     def _advance(self) -> bytes:
@@ -312,6 +354,18 @@ class Journal:
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
+
+
+def _memo(name: str, value: bytes) -> bytes:
+    return b"%b\0%b" % (name.encode(), value)
+
+
+def _checkpoint(data: bytes) -> Checkpoint:
+    """Return a checkpoint. Raises BadMemory."""
+    try:
+        return _decode_checkpoint(data)
+    except msgspec.MsgspecError as error:
+        raise BadMemory(f"a checkpoint: {error}") from None
 
 
 class JournaledStream:

@@ -12,6 +12,7 @@ _INFO_BYTES = 136
 _BYTES_ACKED = struct.Struct("<Q")  # at 120 in struct tcp_info; bytes_received follows it
 _ACKED_AT, _RECEIVED_AT = 120, 128
 _NO_FIN = (1, 4, 5)  # ESTABLISHED, FIN_WAIT1, FIN_WAIT2: the peer has not closed its side
+_CLOSED = 7
 _TRIES = 100
 
 
@@ -40,6 +41,19 @@ def consumed(peer: socket.socket) -> int:
         if (_count(peer, _RECEIVED_AT), _has_fin(peer)) == (before, fin):
             break
     return before - unread - fin
+
+
+def is_over(peer: socket.socket) -> bool:
+    """Return True if the peer has closed its side. Raises OSError."""
+    return _has_fin(peer)
+
+
+def was_reset(peer: socket.socket) -> bool:
+    """Return True if the connection is closed, mostly by a reset: `consumed` is then one byte less than what was read.
+
+    Raises OSError.
+    """
+    return _info(peer)[0] == _CLOSED
 
 
 def _info(peer: socket.socket) -> bytes:

@@ -58,20 +58,38 @@ def messages(received: bytes) -> Iterator[Message]:
     parts: list[bytes] = []
     is_text = True
     while (frame := _frame(view, at)) is not None:
-        opcode, is_last, payload, at = frame
+        opcode, is_last, begin, at = frame
         if opcode >= Opcode.CLOSE:
             continue
         if opcode != Opcode.CONT:
             is_text = opcode == Opcode.TEXT
-        parts.append(payload)
+        parts.append(apply_mask(bytes(view[begin:at]), bytes(view[begin - 4 : begin])))
         if is_last:
             data = b"".join(parts)
             parts.clear()
             yield Message(data.decode() if is_text else None)
 
 
-def _frame(view: memoryview, at: int) -> tuple[int, bool, bytes, int] | None:
-    """Return opcode, whether it is the last of its message, payload and end of a frame; None: it is cut."""
+def without_messages(received: bytes, count: int) -> bytes:
+    """Return the upgrade, and the bytes of a connection behind its first `count` messages."""
+    view, head = memoryview(received), upgrade_end(received)
+    at = head
+    while count and (frame := _frame(view, at)) is not None:
+        opcode, is_last, _, at = frame
+        count -= is_last and opcode < Opcode.CLOSE
+    return received[:head] + received[at:]
+
+
+def is_whole(received: bytes) -> bool:
+    """Return True if the bytes of a connection end with a whole frame, or with the upgrade."""
+    view, at = memoryview(received), upgrade_end(received)
+    while (frame := _frame(view, at)) is not None:
+        at = frame[-1]
+    return at == len(received)
+
+
+def _frame(view: memoryview, at: int) -> tuple[int, bool, int, int] | None:
+    """Return opcode, whether it is the last of its message, begin and end of the payload; None: it is cut."""
     begin = at + 2
     if len(view) < begin:
         return None
@@ -82,5 +100,4 @@ def _frame(view: memoryview, at: int) -> tuple[int, bool, bytes, int] | None:
     begin += more + 4
     if len(view) < begin + size:
         return None
-    payload = apply_mask(bytes(view[begin : begin + size]), bytes(view[begin - 4 : begin]))
-    return view[at] & 0x0F, bool(view[at] & 0x80), payload, begin + size
+    return view[at] & 0x0F, bool(view[at] & 0x80), begin, begin + size

@@ -22,7 +22,7 @@ from motet_pipelines.answers import record_in
 from motet_shared.errors import MotetError, from_wire
 
 from . import draws
-from .journal import JournaledStream
+from .journal import Checkpoint, JournaledStream
 from .memory import BadMemory
 from .moves import Message, Place
 from .transport import KeptTransport
@@ -38,24 +38,31 @@ _decode_refusal = msgspec.msgpack.Decoder(tuple[str, str, bool, str | None]).dec
 
 _DRAWS = "draws"
 _REPLAY = 60.0  # seconds in which a session has to be where it was
+_CHECKPOINT = 2**20  # bytes since the last checkpoint from which on there is another one
+_SHARE = 0.5  # of a larger checkpoint that have to come, so that writing it costs less than they
 
 
 class KeptSession:
     """What a WebSocket's session records, and what an earlier gateway has recorded of it.
 
     `begin` comes before the session writes anything; without it the connection is kept no longer.
-    `sent`: events that an earlier gateway has sent.
+    `sent`: events that an earlier gateway has sent. `state`: of the session where all else follows,
+    None at its begin.
     """
 
     def __init__(self, transport: KeptTransport):
         self._transport, self._journal = transport, transport.journal
         self.has_begun = False
-        self._has_moved = bool(self._journal.earlier)
-        self._handled = 0  # messages of the client over this connection
-        place = self._journal.place
+        self._has_moved = self.memo(ORIGIN) is not None
+        self._handled = 0  # messages of the client over this connection, since a checkpoint
+        place, checkpoint = self._journal.place, self._journal.checkpoint
+        self.state = None if checkpoint is None else checkpoint.state
+        stated = 0 if checkpoint is None else checkpoint.numbered
         self.sent = transport.events = max(transport.events, place.sent)
-        self.numbered = max(self.sent, place.numbered)
-        self._next = self.sent + 1  # number of the next event to send, up to those numbered
+        self.numbered = max(self.sent, place.numbered, stated)
+        # Number of the next event to send, up to those numbered; the state has those before it.
+        self._next = max(self.sent, stated) + 1
+        self._recorded = transport.checkpoint_size  # bytes, at the last checkpoint
         self._early: dict[int, bytes] = {}  # events that wait for the ones before them
         self._numbers: dict[str, deque[int]] = defaultdict(deque)  # of events sent, by sequence
         for number, (sequence, _) in sorted(self._journal.events.items()):
@@ -68,10 +75,10 @@ class KeptSession:
         """Have the current task, and those that it starts, draw and record for the session."""
         self.has_begun = True
         self._journal.begin_session(self.numbered)
-        identity = self.memo(_DRAWS)
-        self._draws = (
-            self._transport.draws() if identity is None else self._transport.draws_of(identity)
-        )
+        if (identity := self.memo(_DRAWS)) is None:
+            identity = self._transport.identity
+            self.note(_DRAWS, identity, lasts=True)
+        self._draws = self._transport.draws_of(identity)
         self._enter()
         if self.is_replaying:
             asyncio.get_running_loop().call_later(_REPLAY, self._check)
@@ -85,10 +92,19 @@ class KeptSession:
         """Return True while it is not yet where the earlier gateway had brought it."""
         return self._journal.is_replaying
 
+    async def replayed(self) -> None:
+        """Wait until it is where the earlier gateway had brought it."""
+        await self._journal.replayed()
+
     @property
     def is_adopted(self) -> bool:
         """Return True if an earlier gateway has begun it."""
         return self._transport.is_greeted_before
+
+    @property
+    def is_away(self) -> bool:
+        """Return True if its client had left before this gateway got it."""
+        return self._transport.is_away
 
     def forget(self) -> None:
         """Keep the connection no longer."""
@@ -98,6 +114,38 @@ class KeptSession:
         """Abort the connection: what follows cannot be what it should be."""
         if not self._transport.is_closing():
             self._transport.abort()
+
+    # --------------------------------------------------------------------------------------------------- checkpoints
+    @property
+    def is_due(self) -> bool:
+        """Return True if a checkpoint is to be made as soon as nothing runs for the session."""
+        journal = self._journal
+        if journal.forgotten or self.is_replaying or self._early or self.is_away:
+            return False
+        more = self._transport.recorded - self._recorded
+        return more > max(_CHECKPOINT, _SHARE * self._transport.checkpoint_size)
+
+    def begin_again(self, state: bytes, numbered: int) -> None:
+        """Have the next gateway begin with this state of the session, behind the last handled message.
+
+        numbered: events that have a number. If there is no room for it, all goes on as it is.
+        """
+        checkpoint = Checkpoint(numbered, self._draws.drawn, state)
+        try:
+            self._transport.begin_again(checkpoint, self._handled)
+        except BadMemory as error:
+            log.info("a session has no checkpoint: %s", error)
+        else:
+            self._handled = 0
+            self._numbers.clear()
+            self._ended.clear()
+        self._recorded = self._transport.recorded
+
+    def restored(self) -> None:
+        """Draw on as at the checkpoint: the session has its state again."""
+        if self._journal.checkpoint is not None:
+            self._draws.drawn = self._journal.checkpoint.drawn
+        self.state = None
 
     # ------------------------------------------------------------------------------------- to another connection
     @property
@@ -127,8 +175,7 @@ class KeptSession:
                 other.forget()
             return
         if not self._has_moved:
-            self.note(_DRAWS, self._transport.identity)
-            self.note(ORIGIN, origin)
+            self.note(ORIGIN, origin, lasts=True)
         self._has_moved = True
         try:
             self._transport.move(other._transport, self._handled, Place(sent, numbered))
@@ -153,9 +200,9 @@ class KeptSession:
         """Return the value that was noted under a name, None without any."""
         return self._journal.memo(name)
 
-    def note(self, name: str, value: bytes) -> None:
-        """Note a value under a name."""
-        self._journal.note(name, value)
+    def note(self, name: str, value: bytes, *, lasts: bool = False) -> None:
+        """Note a value under a name. lasts: beyond checkpoints."""
+        self._journal.note(name, value, lasts=lasts)
 
     async def input(self) -> None:
         """Wait until the client's next message is to be handled."""

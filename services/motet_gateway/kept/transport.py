@@ -12,10 +12,11 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from .absent import AbsentTransport
 from .draws import Draws
-from .journal import Journal
+from .journal import Checkpoint, Journal
 from .memory import READ, BadMemory, ConnectionMemory
-from .moves import Place, messages, upgrade_end
+from .moves import Place, messages, upgrade_end, without_messages
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ class KeptConnection(asyncio.BufferedProtocol):
     """A connection that the descriptor store gave to this gateway.
 
     `make` creates its protocol. `adopted`: another gateway has served it before. `ended` is called
-    once when it is to be kept no longer: it was closed, or something cannot be kept.
+    once when it is to be kept no longer: it was closed, or something cannot be kept. `away` is called
+    when its client has left, and its session waits for it. `known` is called once an adopted session is.
     """
 
     def __init__(
@@ -34,17 +36,21 @@ class KeptConnection(asyncio.BufferedProtocol):
         ended: Callable[[], None],
         *,
         adopted: bool,
+        away: Callable[[], None] = lambda: None,
+        known: Callable[[], None] = lambda: None,
     ):
         """Begin to serve it. Raises BadMemory if what the other gateway has left cannot be used."""
         self.memory, self.adopted = memory, adopted
-        self._make, self._ended = make, ended
-        self.is_kept = True
+        self._make, self._ended, self._left, self.known = make, ended, away, known
+        self.is_kept = True  # what is read and written is put into the memory
+        self._is_stored = True  # the memory outlives this process
         self.is_retained = False  # True: the memory outlives the connection
         self._is_lost = False
         self.journal = Journal(memory, self.forget, self.abort)
         self.protocol: asyncio.Protocol | None = None
         self._outer: KeptTransport | None = None
         self._head: int | None = None  # bytes of the upgrade that is being repeated
+        self._owes_messages = adopted and memory.is_socket  # True: its protocol does not have them
         self._private: bytearray | None = None  # received bytes of a connection that is not kept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -53,7 +59,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         asyncio.get_running_loop().call_soon(self._begin, outer)
 
     def _begin(self, outer: KeptTransport) -> None:
-        if outer.is_closing():
+        if outer.is_closing() or self.protocol is not None:
             return
         self.protocol = protocol = self._make()
         protocol.connection_made(outer)
@@ -75,12 +81,14 @@ class KeptConnection(asyncio.BufferedProtocol):
 
     def upgraded(self) -> None:
         """Give the messages of a WebSocket to its protocol, once that has repeated the upgrade."""
-        head, self._head = self._head, None
+        head, self._head, self._owes_messages = self._head, None, False
         if head is None or self._outer is None or self.protocol is None:
             return
         self._outer.is_adopting = True
         self.protocol.data_received(self.memory.received()[head:])
         self._outer.is_adopting = False
+        if self.is_retained and self._outer.is_away:
+            self._outer.close()  # the client left before the session had its messages
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
         if self.is_kept:
@@ -114,10 +122,22 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_retained:
-            self.leave()
-        else:
+        is_away, is_lasting = self.memory.is_away, self.memory.is_lasting
+        if self._outer is not None and self._owes_messages and is_lasting and not is_away:
+            # The session gets them without a client.
+            self._outer.leave_client()
+            self._left()
+            if self.protocol is None:
+                self._begin(self._outer)
+            elif self.is_retained:
+                asyncio.get_running_loop().call_soon(self.upgraded)
+            return
+        if not self.is_retained:
             self.forget()
+        elif self.is_kept:
+            self.is_kept = False
+            if not self.memory.is_away:
+                self._left()
         if self.protocol is not None:
             self.protocol.connection_lost(exc)
         self._is_lost = True
@@ -131,14 +151,14 @@ class KeptConnection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """Keep the connection no longer: it ends with this process."""
-        if self.is_kept:
+        if self._is_stored:
             self.journal.forgotten = True
             self.leave()
 
     def leave(self) -> None:
         """Have the store drop the connection, of which the memory is used on."""
-        if self.is_kept:
-            self.is_kept = False
+        if self._is_stored:
+            self._is_stored = self.is_kept = False
             self._ended()
 
     def release(self) -> None:
@@ -146,6 +166,7 @@ class KeptConnection(asyncio.BufferedProtocol):
         if self.is_retained:
             self.is_retained = False
             if self._is_lost:
+                self.leave()
                 self.memory.close()
 
 
@@ -195,6 +216,21 @@ class KeptTransport(asyncio.Transport):
     def retain(self) -> None:
         """Keep the memory when the client leaves, until `release`."""
         self._connection.is_retained = True
+        self._memory.set_lasting()
+        self._connection.known()
+        if self.is_away:
+            # An upgrade that a closing connection did not take is not repeated.
+            asyncio.get_running_loop().call_soon(self._connection.upgraded)
+            self._inner.close()
+
+    def leave_client(self) -> None:
+        """Go on without a connection."""
+        self._inner = AbsentTransport(self._connection)
+
+    @property
+    def is_away(self) -> bool:
+        """Return True if the client had left before this gateway got the session."""
+        return self._connection.adopted and self._memory.is_away
 
     def release(self) -> None:
         self._connection.release()
@@ -224,8 +260,29 @@ class KeptTransport(asyncio.Transport):
         other._journal = connection.journal = self._journal
         other.events = place.sent
         connection.is_retained = True
+        other._memory.set_lasting()
         self._connection.leave()
         self._connection.release()
+
+    @property
+    def recorded(self) -> int:
+        """Return the bytes that the next gateway would handle again, a checkpoint included."""
+        return self._memory.size
+
+    @property
+    def checkpoint_size(self) -> int:
+        """Return the bytes of the last checkpoint, with what came with it."""
+        return self._memory.state.checkpoint
+
+    def begin_again(self, checkpoint: Checkpoint, handled: int) -> None:
+        """Have the next gateway begin with a checkpoint.
+
+        handled: messages of the client since the last one, or since the upgrade. Raises BadMemory,
+        and changes nothing, if it does not fit.
+        """
+        self._memory.state.writes = self.events
+        rest = without_messages(self._memory.received(), handled)
+        self._journal.begin_again(checkpoint, rest)
 
     def write(self, data: Any) -> None:
         """Write a whole response, or messages of a WebSocket."""
@@ -240,7 +297,7 @@ class KeptTransport(asyncio.Transport):
             self._is_greeted = False
             asyncio.get_running_loop().call_soon(self._connection.upgraded)
             return
-        if self._connection.is_kept and not self._inner.is_closing():
+        if self._connection.is_kept and not (self._inner.is_closing() or self.is_away):
             self._memory.set_socket()
             self._memory.state.writes = self.events
             self._put(data)

@@ -37,7 +37,7 @@ class TenantAdmission:
     def __init__(self, service: GatewayContext, tenant: Tenant, kept: KeptSession | None = None):
         """`kept`: what another gateway has admitted of the session is not refused here."""
         self._service, self._tenant, self._kept = service, tenant, kept
-        self._asked = 0  # times that something was to be admitted
+        self.asked = 0  # times that something was to be admitted
 
     def receive_audio(self, pcm_bytes: int, rate: int) -> None:
         """Charge audio of the client. Raises RateLimited if it has sent too much."""
@@ -50,11 +50,11 @@ class TenantAdmission:
     @contextmanager
     def _decided(self) -> Iterator[bool]:
         """Decide as the gateway before did, whose refusals are noted; True: it has admitted this."""
-        self._asked += 1
+        self.asked += 1
         if self._kept is None:
             yield False
             return
-        with self._kept.deciding(f"refusal {self._asked}") as is_admitted:
+        with self._kept.deciding(f"refusal {self.asked}") as is_admitted:
             yield is_admitted
 
     def recognizer(self, name: str) -> str:

@@ -15,7 +15,7 @@ from motet_gateway.http.problems import Problem
 from motet_gateway.kept import draws
 from motet_gateway.kept.session import KeptSession
 
-from .event_log import EventLog
+from .event_log import EventLog, LogState
 
 _encode = msgspec.json.Encoder().encode
 _DELTA, _TYPE = b'.delta"', 96  # the end of a type; bytes of an event that contain its type
@@ -42,6 +42,13 @@ class Connection(Protocol):
         """Close with a code of the WebSocket protocol."""
 
 
+class ChannelState(msgspec.Struct, frozen=True):
+    """The prefix of event ids, and the events that are kept."""
+
+    prefix: bytes
+    log: LogState
+
+
 class Channel:
     """Send the events of a session; they wait while no client is attached.
 
@@ -64,6 +71,13 @@ class Channel:
         self._changed = asyncio.Event()  # set while there is a socket, and once it is closed
         self._away_since, self._away = time.monotonic(), 0.0  # seconds
         self.attach(socket)
+
+    def state(self) -> ChannelState:
+        return ChannelState(self._prefix, self._log.state())
+
+    def restore(self, state: ChannelState) -> None:
+        self._prefix = state.prefix
+        self._log.resume(state.log)
 
     @contextmanager
     def rendering(self, sequence: str) -> Iterator[None]:

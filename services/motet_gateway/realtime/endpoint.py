@@ -117,7 +117,7 @@ async def _prepared(
     try:
         kept = socket.keep()
         if kept is not None and not is_admitted:
-            kept.note(SECRET, stored)
+            kept.note(SECRET, stored, lasts=True)
         session = Session(
             service, socket, caller, settings.model, settings.kind, prepared, kept=kept
         )
@@ -182,7 +182,9 @@ async def _resume(
     Raises MotetError with the message for the client; the session is then unchanged.
     """
     service.check_open()
+    await service.sessions.arrived(query.session_id)
     session = service.sessions.find(query.session_id, caller)
+    await session.heard()
     if session.player is not None:
         raise BadRequest(
             "the session is a call, which ends with its connection", param="session_id"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+import msgspec
+
 from motet_shared.errors import BadRequest
 
 _BATCH = 2**18  # bytes; at most this, and one event more, per `take`
@@ -15,6 +17,13 @@ _HEAD = 128  # bytes of an event that contain its id, which follows its type
 
 class EventNotFound(BadRequest):
     code = "event_not_found"
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """Events that are kept, the number of the first of them, sent or not."""
+
+    first: int
+    events: list[bytes]
 
 
 class EventLog:
@@ -33,6 +42,18 @@ class EventLog:
         self._arrived = count  # of these, events that the client surely has
         self._earlier: dict[int, bytes] = {}  # events of the earlier process, by number
         self._earlier_size = 0  # bytes
+
+    def state(self) -> LogState:
+        self._join()
+        return LogState(self.count - len(self._sent) + 1, [*self._sent, *self._waiting])
+
+    def resume(self, state: LogState) -> None:
+        """Keep the events of a state, of which those up to `count` were sent."""
+        for number, event in enumerate(state.events, state.first):
+            if number <= self.count:
+                self.restore(number, event)
+            else:
+                self.add((event,))
 
     @property
     def waiting(self) -> bool:

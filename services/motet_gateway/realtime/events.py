@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.fields import Count, Int64, Metadata, Name, Positive, Ratio, Strict
-from motet_pipelines.voice.conversation.history import IMAGE
+from motet_pipelines.voice.conversation.history import IMAGE, Item
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest
 
@@ -104,6 +104,35 @@ def sounds(item: ClientItem, format: Format) -> dict[int, bytes]:
         (index, part.audio) for index, part in enumerate(item.content) if part.transcript is None
     ]
     return {index: decode_audio(audio, format) for index, audio in silent if audio is not None}
+
+
+def stored(item: ClientItem, new_id: str, new_call_id: str) -> Item:
+    """Return a client's item with ids filled in."""
+    base = {"id": item.id or new_id, "object": "realtime.item", "type": "", "status": "completed"}
+    if isinstance(item, MessageItem):
+        content = [_stored_part(part) for part in item.content]
+        return {**base, "type": "message", "role": item.role, "content": content}
+    if isinstance(item, FunctionCallItem):
+        call_id = item.call_id or new_call_id
+        return {
+            **base,
+            "type": "function_call",
+            "call_id": call_id,
+            "name": item.name,
+            "arguments": item.arguments,
+        }
+    return {**base, "type": "function_call_output", "call_id": item.call_id, "output": item.output}
+
+
+def _stored_part(part: ContentPart) -> dict[str, Any]:
+    """Return a part as it is kept: audio as its transcript alone, images with their URL."""
+    if part.type == IMAGE:
+        return {"type": part.type, "image_url": part.image_url, "detail": part.detail or "auto"}
+    spoken = part.type in ("input_audio", "output_audio")
+    return {
+        "type": part.type,
+        **({"transcript": part.transcript} if spoken else {"text": part.text}),
+    }
 
 
 def _check_audio(part: ContentPart, role: str, param: str, speech: SpeechServices) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from motet_gateway.http.problems import Problem
 from motet_gateway.tenancy.tenant import Tenant
 from motet_pipelines.voice.conversation import events
@@ -16,6 +18,13 @@ from .pictures import without_files
 from .response_events import ResponseEvents
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+class ServerEventsState(msgspec.Struct, frozen=True):
+    """The id of the conversation, and those of spoken items of the assistant."""
+
+    conversation_id: str
+    spoken: set[str]
 
 
 class ServerEvents:
@@ -49,6 +58,12 @@ class ServerEvents:
             events.Configured: self._configured,
             events.Failed: self._failed,
         }
+
+    def state(self) -> ServerEventsState:
+        return ServerEventsState(self._conversation_id, self._spoken)
+
+    def restore(self, state: ServerEventsState) -> None:
+        self._conversation_id, self._spoken = state.conversation_id, state.spoken
 
     @property
     def has_spoken(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, MsgspecError
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
@@ -28,6 +28,7 @@ from motet_gateway.operations.targets import target_of
 from motet_gateway.tenancy.auth import Caller
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation import inputs
+from motet_pipelines.voice.conversation.conversation_state import ConversationState
 from motet_pipelines.voice.conversation.converse import run_conversation
 from motet_pipelines.voice.conversation.events import (
     ArgumentsDelta,
@@ -53,22 +54,22 @@ from motet_pipelines.voice.conversation.settings import ConversationLimits
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 
-from . import events
+from . import events, session_state
 from .admission import TenantAdmission
 from .audio_settings import check_transcription, with_voice
 from .channel import Channel, Connection
 from .formats import decode, input_rate
-from .items import stored
 from .pictures import check_pictures
 from .prepared_session import PreparedSession
 from .refusals import as_refusal
 from .server_events import ServerEvents
-from .session_settings import Kind, SessionSettings
+from .session_settings import Kind, SessionSettings, SettingsState
 from .video.frames import check_video, frames_of, is_frame, read_frame
 
 log = logging.getLogger(__name__)
 
 TAKEN_OVER = 4001
+_HEAR_WITHIN = 30.0  # seconds
 _MOVE_WITHIN = 5.0  # seconds in which the last event of the old socket has to be handled
 
 
@@ -87,10 +88,14 @@ class Player(Protocol):
 
 @dataclass(slots=True)
 class Attachment:
-    """A socket of a session, from when it becomes the client's until it is no longer read."""
+    """A socket of a session, from when it becomes the client's until it is no longer read.
+
+    absent: its client had left when this gateway got the session.
+    """
 
     socket: Connection
     first: bool = False
+    absent: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
     taken_over: bool = False
 
@@ -119,7 +124,8 @@ class Session:
         self.caller = caller
         self._kept = kept
         self.channel = Channel(socket, service.config.session_memory, kept)
-        self.attachment = Attachment(socket, first=True)
+        absent = kept is not None and kept.is_away
+        self.attachment = Attachment(socket, first=True, absent=absent)
         self.player = player
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
         self.model = model  # "" for a session that only transcribes
@@ -133,6 +139,8 @@ class Session:
         self._received = 0  # client events that were handled or refused
         self._received_ms = 0.0  # of audio, committed or not
         self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)
+        self._admission = TenantAdmission(service, caller.tenant, kept)
+        self._state = None if kept is None else self._restore(kept)
         self._inputs: asyncio.Queue[tuple[inputs.Input, asyncio.Future[None]]] = asyncio.Queue()
         self._conversing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None  # sends events that were posted
@@ -153,12 +161,45 @@ class Session:
             events.OutputClear: self._clear_output,
         }
 
+    def _restore(self, kept: KeptSession) -> session_state.SessionState | None:
+        """Go on with the state at the last checkpoint; returns it, None without one.
+
+        Raises ClientGone for one that is none: the connection is then aborted.
+        """
+        if kept.state is None:
+            return None
+        try:
+            state = session_state.decode(kept.state)
+        except MsgspecError as error:
+            log.warning("a session cannot go on: its checkpoint: %s", error)
+            kept.abort()
+            raise ClientGone from None
+        self.id, self.settings, self.model = (
+            state.id,
+            state.settings.settings,
+            state.settings.settings.model,
+        )
+        self._received, self._received_ms = state.received, state.received_ms
+        self._admission.asked = state.asked
+        self.channel.restore(state.channel)
+        self._rendering.restore(state.rendering)
+        kept.restored()
+        return state
+
     async def run(self, receive: Receive, attachment: Attachment) -> int:
         """Serve the client until this socket closes; returns the close code."""
         try:
             if attachment.first:
-                self._conversing = asyncio.create_task(self._converse(), name="conversation")
-                await self._send("session.created", session=self._as_session())
+                state, self._state = self._state, None
+                if state is not None and state.settings.recording is not None:
+                    self.settings = state.settings.restored(await self.service.uploads())
+                conversation = None if state is None else state.conversation
+                conversing = self._converse(conversation)
+                self._conversing = asyncio.create_task(conversing, name="conversation")
+                if state is None:
+                    await self._send("session.created", session=self._as_session())
+                else:
+                    await self.channel.flush()
                 if self._kept is not None:
                     self._kept.retain()
                     await self._hear_again(self._kept)
@@ -172,9 +213,28 @@ class Session:
                     await self._kept.input()
                 await self._handle(message.get("text"))
                 self._received += 1
+                if self._kept is not None and self._kept.is_due:
+                    await self._do(inputs.Save(self._save))
         finally:
             self.channel.detach(attachment.socket)
             attachment.over.set()
+
+    def _save(self, conversation: ConversationState) -> None:
+        """Make a checkpoint behind the message that was handled last."""
+        if self._kept is None or self.channel.closed:
+            return
+        state = session_state.SessionState(
+            self.id,
+            SettingsState.of(self.settings),
+            self._received,
+            self._received_ms,
+            self._admission.asked,
+            self.channel.state(),
+            self._rendering.state(),
+            conversation,
+        )
+        _, numbered = self.channel.place
+        self._kept.begin_again(session_state.encode(state), numbered)
 
     async def _hear_again(self, kept: KeptSession) -> None:
         """Handle what the client sent over earlier sockets."""
@@ -208,6 +268,22 @@ class Session:
             attachment.taken_over = False
             raise Unavailable(
                 "the session is busy with an event that came before; try again"
+            ) from None
+
+    async def heard(self) -> None:
+        """Wait until the session is where an earlier gateway had brought it.
+
+        Raises Unavailable if that takes longer than `_HEAR_WITHIN` seconds.
+        """
+        try:
+            async with asyncio.timeout(_HEAR_WITHIN):
+                if self.attachment.absent:
+                    await self.attachment.over.wait()
+                if self._kept is not None:
+                    await self._kept.replayed()
+        except TimeoutError:
+            raise Unavailable(
+                "the session is handled again after the end of its gateway; try again"
             ) from None
 
     def attach(self, socket: Socket, after: str | None) -> Attachment:
@@ -251,7 +327,7 @@ class Session:
             self._kept.close()
 
     # --------------------------------------------------------------------------------- conversation
-    async def _converse(self) -> None:
+    async def _converse(self, state: ConversationState | None) -> None:
         """Send the events of the conversation until the channel is closed."""
         config = self.service.config
         try:
@@ -261,7 +337,7 @@ class Session:
                 self._next_inputs(),
                 self.settings.as_conversation(),
                 self,
-                admission=TenantAdmission(self.service, self.caller.tenant, self._kept),
+                admission=self._admission,
                 limits=ConversationLimits(
                     max_bytes=config.max_message,
                     request_timeout=config.request_timeout,
@@ -269,6 +345,7 @@ class Session:
                 ),
                 playback_clock=lambda: self.channel.present_seconds,
                 conversation_id=self.id,
+                state=state,
             )
         except Exception:
             log.exception("the conversation of session %s failed", self.id)
@@ -460,7 +537,7 @@ class Session:
             item, where, service.bus.directory, self.settings.model, service.config
         )
         format = self.settings.audio.input_format
-        kept = stored(item, new_id("item"), new_id("call"))
+        kept = events.stored(item, new_id("item"), new_id("call"))
         return inputs.GivenItem(kept, events.sounds(item, format), input_rate(format))
 
     async def _retrieve_item(self, event: events.ItemRetrieve) -> None:

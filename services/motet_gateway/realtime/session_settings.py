@@ -16,6 +16,8 @@ from motet_pipelines.voice.conversation.settings import (
     Retention,
 )
 from motet_pipelines.voice.services import SpeechServices
+from motet_pipelines.voice.speak import ClonedVoice
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, InputTranscription
@@ -232,6 +234,28 @@ class SessionSettings:
             "audio": self.audio.as_session(),
             **({} if self.video is None else {"video": wire(self.video)}),
         }
+
+
+class SettingsState(msgspec.Struct, frozen=True):
+    """Settings without the recording of their voice; that, its PCM and its words, if there is one."""
+
+    settings: SessionSettings
+    recording: tuple[bytes, str] | None
+
+    @classmethod
+    def of(cls, settings: SessionSettings) -> SettingsState:
+        cloned = settings.audio.cloned
+        if cloned is None:
+            return cls(settings, None)
+        plain = replace(settings, audio=replace(settings.audio, cloned=None))
+        return cls(plain, (cloned.pcm, cloned.words))
+
+    def restored(self, store: BlobStore) -> SessionSettings:
+        """Return the settings, of which `store` lends the recording."""
+        if self.recording is None:
+            return self.settings
+        cloned = ClonedVoice(store, *self.recording)
+        return replace(self.settings, audio=replace(self.settings.audio, cloned=cloned))
 
 
 def _speaks(modalities: list[Literal["text", "audio"]], param: str, speech: SpeechServices) -> bool:

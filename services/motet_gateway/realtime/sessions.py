@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 from motet_gateway.http.problems import NotFound
+from motet_gateway.kept.absent import Arrivals
 from motet_gateway.tenancy.auth import Caller
 from motet_gateway.tenancy.tenant import Tenant
+
+_ARRIVAL = 10.0  # seconds in which a session that was taken over is known
 
 
 class SessionNotFound(NotFound):
@@ -42,6 +46,7 @@ class Sessions(Generic[Session]):
             str, asyncio.TimerHandle
         ] = {}  # timers that end them, the one kept longest first
         self._ending: set[asyncio.Task[None]] = set()
+        self.arrivals = Arrivals()
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._all.values()))
@@ -80,6 +85,12 @@ class Sessions(Generic[Session]):
     def has(self, session_id: str) -> bool:
         """Return True if there is a session of this id, connected or kept."""
         return session_id in self._all
+
+    async def arrived(self, session_id: str) -> None:
+        """Wait, for a while, for a session that may have been that of a gateway that has ended."""
+        if not self.has(session_id):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.arrivals.wait(), _ARRIVAL)
 
     def find(self, session_id: str, caller: Caller) -> Session:
         """Return a session by its id.

@@ -15,6 +15,8 @@ import websockets
 from motet_gateway.http.chunks import ChunkProtocol, State
 from motet_gateway.http.websocket import BurstProtocol
 from motet_gateway.kept import kernel_counts
+from motet_gateway.kept.absent import AbsentTransport
+from motet_gateway.kept.intake import adopted
 from motet_gateway.kept.memory import ConnectionMemory
 from motet_gateway.kept.transport import KeptConnection
 
@@ -38,42 +40,62 @@ class Connection:
             self._peer, _ = listener.accept()
         self.client.setblocking(False)
         self.lives = 0
-        self._dying = False
+        self._alive: KeptConnection | None = None
+        self._is_away = False
         self._memory: int | None = None
         self._transport: asyncio.Transport | None = None
 
     async def live(self) -> None:
         """Have a gateway serve it: the first, or the next one."""
-        own = socket.socket(fileno=os.dup(self._peer.fileno()))
-        own.setblocking(False)
-        counts = kernel_counts.consumed(own), kernel_counts.taken(own)
-        if self._memory is None:
-            memory = ConnectionMemory.create(*counts)
+        loop = asyncio.get_running_loop()
+        own = None if self._is_away else socket.socket(fileno=os.dup(self._peer.fileno()))
+        if self._memory is not None:
+            memory = adopted(os.dup(self._memory), own)
+        elif own is not None:
+            memory = ConnectionMemory.create(kernel_counts.consumed(own), kernel_counts.taken(own))
             self._memory = os.dup(memory.fd)
-        else:
-            memory = ConnectionMemory.adopt(os.dup(self._memory), *counts)
-        state, loop = State(), asyncio.get_running_loop()
-        connection = KeptConnection(
-            memory,
-            lambda: ChunkProtocol(self._config, state, {}),
-            self._end,
-            adopted=self.lives > 0,
-        )
-        self.lives += 1
+        if own is None or memory.is_away:
+            self._is_away = True
+            if own is not None:
+                own.close()
+            connection = self._serve(memory)
+            connection.connection_made(AbsentTransport(connection))
+            return
+        own.setblocking(False)
+        connection = self._serve(memory)
         self._transport, _ = await loop.connect_accepted_socket(lambda: connection, own)
 
-    def _end(self) -> None:
-        """Keep the connection no longer, as the descriptor store does, unless its gateway dies."""
-        if not self._dying:
+    def _serve(self, memory: ConnectionMemory) -> KeptConnection:
+        state = State()
+        connection = self._alive = KeptConnection(
+            memory,
+            lambda: ChunkProtocol(self._config, state, {}),
+            lambda: self._end(connection),
+            adopted=self.lives > 0,
+            away=lambda: self._leave(connection),
+        )
+        self.lives += 1
+        return connection
+
+    def _end(self, connection: KeptConnection) -> None:
+        """Keep the connection no longer, as the descriptor store does, unless its gateway has died."""
+        if connection is self._alive:
             self._peer.close()
+
+    def _leave(self, connection: KeptConnection) -> None:
+        """Keep the memory alone, as the descriptor store does."""
+        if connection is self._alive:
+            connection.memory.set_away()
+            self._is_away = True
 
     async def die(self) -> None:
         """End the gateway as by a signal: nothing more is read, written or recorded."""
         assert self._transport is not None
-        self._dying = True
+        dead, self._alive = self._alive, None
+        assert dead is not None
+        dead.journal.forgotten = True
         self._transport.abort()
         await asyncio.sleep(0.02)
-        self._dying = False
 
     async def die_and_live(self) -> None:
         """Have the next gateway serve it."""

@@ -20,6 +20,7 @@ from motet_shared.errors import BadRequest, MotetError, PayloadTooLarge
 from motet_shared.messages import Listen
 from motet_shared.wire.instances import served
 
+from .conversation_state import InputState
 from .events import AudioCleared, EventSink, Failed, IdleTimeout, SpeechStarted, SpeechStopped
 from .floor import Floor
 from .history import Item, new_id
@@ -72,14 +73,43 @@ class AudioInput:
         """Return True if replies get the sound of what is committed now, not a transcript."""
         return is_heard(self._bus.directory, self._settings.reply)
 
+    # ---------------------------------------------------------------------------------------- state
+    @property
+    def is_quiet(self) -> bool:
+        """Return True if no turn is open."""
+        return self._open is None and not self._audio.is_held
+
+    async def rest(self) -> None:
+        """End the detection of turns at a quiet time; `go_on` begins it again, with what it may not have heard."""
+        if self._detection is not None and not self._detection.done():
+            self._detection.cancel()
+            await asyncio.gather(self._detection, return_exceptions=True)
+            self._audio.forget(self._audio.done)
+
+    @property
+    def _rests(self) -> bool:
+        return self._detection is not None and self._detection.cancelled()
+
+    def go_on(self) -> None:
+        """Begin the detection of turns again that `rest` has ended."""
+        if self._rests and self._settings.turns is not None:
+            self._detect_turns(self._settings.turns)
+
+    def state(self) -> InputState:
+        return InputState(self._items, self._begin, self._audio.state(), self._rests)
+
+    def restore(self, state: InputState) -> None:
+        self._items, self._begin = state.items, state.begin
+        self._audio = AudioBuffer.restored(state.audio)
+        if state.detects and self._settings.turns is not None:
+            self._detect_turns(self._settings.turns)
+
     # --------------------------------------------------------------------------------------- inputs
     async def append(self, pcm: bytes) -> None:
         """Append PCM. Raises PayloadTooLarge if the buffer is full."""
         turn_settings = self._settings.turns
         if turn_settings is not None and (self._detection is None or self._detection.done()):
-            self._detection = asyncio.create_task(
-                self._detect(turn_settings, self._audio), name="turn detection"
-            )
+            self._detect_turns(turn_settings)
         most = self._limits.max_bytes
         if len(self._audio) + len(pcm) > most:
             message = f"the input buffer holds {len(self._audio)} bytes of PCM, at most {most}; commit or clear it"
@@ -145,6 +175,11 @@ class AudioInput:
         await self._drop()
 
     # ---------------------------------------------------------------------------------------- turns
+    def _detect_turns(self, settings: TurnSettings) -> None:
+        self._detection = asyncio.create_task(
+            self._detect(settings, self._audio), name="turn detection"
+        )
+
     async def _detect(self, settings: TurnSettings, audio: AudioBuffer) -> None:
         """Handle turns while turn detection is set.
 

@@ -32,6 +32,7 @@ from motet_shared.wire.bus import Bus
 from . import inputs as do
 from .admission import Admission, Store, Unlimited
 from .audio_input import AudioInput
+from .conversation_state import ConversationState
 from .event_queue import EventQueue
 from .events import (
     Configured,
@@ -112,8 +113,11 @@ async def run_conversation(
     limits: ConversationLimits = NO_LIMITS,
     playback_clock: Clock = time.monotonic,
     conversation_id: str = "",
+    state: ConversationState | None = None,
 ) -> None:
     """Run a conversation as `converse` does, and give its events to `events` as they occur.
+
+    state: of a conversation with the same settings and id, which goes on here; `inputs.Save` gives it.
 
     The events of a reply reach `events` in the task that runs the reply, without a queue between
     them. Cancelling this cancels everything that is under way.
@@ -126,6 +130,8 @@ async def run_conversation(
         conversation_id or new_id("conv"),
     )
     conversation = _Conversation(context, store, settings, events)
+    if state is not None:
+        conversation.restore(state)
     try:
         await conversation.handle_all(inputs)
     finally:
@@ -165,8 +171,34 @@ class _Conversation:
             do.TruncateItem: self._truncate_item,
             do.CreateReply: self._create_reply,
             do.CancelReply: self._cancel_reply,
+            do.Save: self._save,
             do.Drain: self._drain,
         }
+
+    @property
+    def _is_quiet(self) -> bool:
+        return all(
+            part.is_quiet
+            for part in (self._audio, self._replies, self._transcription, self._frames)
+        )
+
+    def state(self) -> ConversationState:
+        return ConversationState(
+            self._history.state(),
+            self._frames.state(),
+            self._floor.state(),
+            self._replies.state(),
+            self._audio.state(),
+            self._transcription.state(),
+        )
+
+    def restore(self, state: ConversationState) -> None:
+        self._history.restore(state.history)
+        self._frames.restore(state.frames)
+        self._floor.restore(state.floor)
+        self._replies.restore(state.replies)
+        self._audio.restore(state.audio)
+        self._transcription.restore(state.failed)
 
     async def handle_all(self, inputs: AsyncIterator[do.Input]) -> None:
         """Handle the inputs one after another, then complete what is under way."""
@@ -258,6 +290,17 @@ class _Conversation:
 
     async def _cancel_reply(self, given: do.CancelReply) -> None:
         self._replies.cancel(given.reply_id)
+
+    # ---------------------------------------------------------------------------------------- state
+    async def _save(self, given: do.Save) -> None:
+        if not self._is_quiet:
+            return
+        await self._audio.rest()
+        try:
+            if self._is_quiet:
+                given.save(self.state())
+        finally:
+            self._audio.go_on()
 
     async def _drain(self, given: do.Drain) -> None:
         self._replies.drain()

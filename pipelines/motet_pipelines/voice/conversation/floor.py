@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+
+class FloorState(msgspec.Struct, frozen=True):
+    """Times of a `Floor` on which nothing is said."""
+
+    position: float
+    idle_from: float
+    playing_until: float
+
 
 @dataclass(slots=True)
 class Floor:
@@ -15,6 +25,13 @@ class Floor:
     answering: bool = False  # a turn waits for its transcript before it is answered
     idle_from: float = 0.0
     playing_until: float = 0.0  # when the caller will have played the reply
+
+    def state(self) -> FloorState:
+        return FloorState(self.position, self.idle_from, self.playing_until)
+
+    def restore(self, state: FloorState) -> None:
+        self.position, self.idle_from = state.position, state.idle_from
+        self.playing_until = state.playing_until
 
     @property
     def busy(self) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from motet_pipelines.answers import noted
 from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import BadRequest
@@ -33,6 +35,14 @@ class Frame:
 Picture = tuple[Frame, ...]  # of one prompt: a frame, or several that are merged, oldest first
 
 
+class FramesState(msgspec.Struct, frozen=True):
+    """Frames that were added so far, the pictures that are retained, and the `counts` of their policy."""
+
+    added: int
+    pictures: list[Picture]
+    counts: list[int]
+
+
 class FramePolicy(Protocol):
     """Decide which frames are retained."""
 
@@ -44,6 +54,12 @@ class FramePolicy(Protocol):
 
     def pictures(self) -> list[Picture]:
         """Return the pictures of a prompt, oldest first."""
+
+    def counts(self) -> list[int]:
+        """Return what `restore` needs besides the pictures."""
+
+    def restore(self, pictures: list[Picture], counts: list[int]) -> None:
+        """Retain, in place of nothing, what another policy of the same settings has retained."""
 
 
 class WindowPolicy:
@@ -61,6 +77,12 @@ class WindowPolicy:
 
     def pictures(self) -> list[Picture]:
         return [(frame,) for frame in self._kept]
+
+    def counts(self) -> list[int]:
+        return []
+
+    def restore(self, pictures: list[Picture], counts: list[int]) -> None:
+        self._kept.extend(frame for picture in pictures for frame in picture)
 
 
 class StridePolicy:
@@ -90,6 +112,15 @@ class StridePolicy:
     def pictures(self) -> list[Picture]:
         newest = [] if self._newest is None else [self._newest]
         return [(frame,) for frame in (*(frame for _, frame in self._even), *newest)]
+
+    def counts(self) -> list[int]:
+        return [self._stride, self._next, *(number for number, _ in self._even)]
+
+    def restore(self, pictures: list[Picture], counts: list[int]) -> None:
+        self._stride, self._next, *numbers = counts
+        frames = [frame for (frame,) in pictures]
+        self._even = list(zip(numbers, frames, strict=False))
+        self._newest = frames[-1] if frames else None
 
 
 class MergedPolicy:
@@ -125,6 +156,14 @@ class MergedPolicy:
     def pictures(self) -> list[Picture]:
         return [*map(tuple, self._groups), *((frame,) for frame in self._recent)]
 
+    def counts(self) -> list[int]:
+        return [len(self._groups)]
+
+    def restore(self, pictures: list[Picture], counts: list[int]) -> None:
+        (groups,) = counts
+        self._groups.extend(map(list, pictures[:groups]))
+        self._recent.extend(frame for (frame,) in pictures[groups:])
+
 
 class Frames:
     """Retain the frames of a conversation by a policy, at most `max_bytes` together."""
@@ -134,6 +173,20 @@ class Frames:
         self._policy = None if settings is None else _policy(settings)
         self.added = 0  # frames since the conversation began
         self._awaited: list[tuple[int, asyncio.Future[list[Picture]]]] = []
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return True if nothing waits for a frame."""
+        return not self._awaited
+
+    def state(self) -> FramesState:
+        counts = [] if self._policy is None else self._policy.counts()
+        return FramesState(self.added, self.pictures(), counts)
+
+    def restore(self, state: FramesState) -> None:
+        self.added = state.added
+        if self._policy is not None:
+            self._policy.restore(state.pictures, state.counts)
 
     def configure(self, settings: VideoSettings | None) -> None:
         """Replace the policy; the new one gets the frames that are retained, oldest first."""

@@ -32,6 +32,13 @@ class UnknownItem(BadRequest):
         self.code = f"item_{use}_invalid_item_id"
 
 
+class HistoryState(msgspec.Struct, frozen=True):
+    """Items in their order, with their sound; first: the id of the first one that replies see."""
+
+    items: list[Item]
+    first: str | None
+
+
 class History:
     """Keep items by id and in order, bounded in number and bytes."""
 
@@ -46,6 +53,14 @@ class History:
     def last_id(self) -> str | None:
         """Return the id of the last item, None without any."""
         return self._order[-1] if self._order else None
+
+    def state(self) -> HistoryState:
+        return HistoryState(self.items(), self._first)
+
+    def restore(self, state: HistoryState) -> None:
+        self._items = {item["id"]: item for item in state.items}
+        self._order, self._first = list(self._items), state.first
+        self._bytes = sum(map(_size, state.items))
 
     def items(self) -> list[Item]:
         return [self._items[item_id] for item_id in self._order]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .conversation_state import ConversationState
 from .frames import Frame
 from .history import Item
 from .settings import ConversationSettings, ReplySettings
@@ -111,6 +113,13 @@ class CancelReply(Input):
     """Cancel a reply. `reply_id`: None for the one that writes the conversation."""
 
     reply_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Input):
+    """Call `save` with the state of the conversation if nothing runs for it."""
+
+    save: Callable[[ConversationState], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from motet_media.audio import SAMPLE_BYTES, duration_ms
+from motet_pipelines.answers import WireError, wire_error
 from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.retranscription import continued
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_pipelines.voice.voice import TokenScores, transcribe_turn
-from motet_shared.errors import MotetError
+from motet_shared.errors import MotetError, from_wire
 from motet_shared.messages import Transcribe
 from motet_shared.wire.bus import Bus
 
@@ -119,7 +120,26 @@ class ItemTranscription:
         self._bus, self._store, self._admission, self._limits = bus, store, admission, limits
         self._history, self._events = history, events
         self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._running: set[asyncio.Task[str]] = set()
         self._open: dict[str, Transcript] = {}  # by id of items that are not committed
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return True if no item awaits its transcript."""
+        return not (self._running or self._open)
+
+    def state(self) -> dict[str, WireError]:
+        """Return the errors that `wait` will raise, by part of an item."""
+        failed = {key: task.exception() for key, task in self._tasks.items()}
+        return {
+            key: wire_error(error if isinstance(error, MotetError) else MotetError(str(error)))
+            for key, error in failed.items()
+        }
+
+    def restore(self, state: dict[str, WireError]) -> None:
+        for key, error in state.items():
+            failed = self._tasks[key] = asyncio.create_task(_fail(from_wire(*error)))
+            failed.add_done_callback(_retrieve)
 
     def follow(self, item_id: str, captions: Captions) -> None:
         """Report the words of an item that is not committed yet."""
@@ -155,6 +175,8 @@ class ItemTranscription:
                 self._transcribe(item, part, audio), name="transcribe"
             )
             task.add_done_callback(_retrieve)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
         else:
             content["transcript"] = ""
 
@@ -247,6 +269,10 @@ class ItemTranscription:
             deadline=self._limits.request_timeout,
             patience=self._limits.patience,
         )
+
+
+async def _fail(error: MotetError) -> str:
+    raise error
 
 
 def _key(item: Item, part: int) -> str:

@@ -16,6 +16,7 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 from .admission import Admission
+from .conversation_state import RepliesState
 from .events import Drained, EventSink, Failed, ReplyStarted
 from .floor import Floor
 from .frames import Frames, with_pictures
@@ -80,6 +81,19 @@ class Replies:
         self._epoch = 0
         self._begun = 0  # replies
         self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return True if no reply runs or waits, and none is waited for."""
+        return not self._tasks() and self._draining is None
+
+    def state(self) -> RepliesState:
+        spoken = {item_id: words.state() for item_id, words in self.spoken.items()}
+        return RepliesState(self._begun, self._epoch, self._unanswered, spoken)
+
+    def restore(self, state: RepliesState) -> None:
+        self._begun, self._epoch, self._unanswered = state.begun, state.epoch, state.unanswered
+        self.spoken.update((item_id, SpokenWords(one)) for item_id, one in state.spoken.items())
 
     # ----------------------------------------------------------------------------------- on request
     def create(self, request: CreateReply) -> None:

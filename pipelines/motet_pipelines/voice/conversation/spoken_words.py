@@ -4,23 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.speak import RATE
 from motet_shared.messages import Audio
 
 
+class SpokenState(msgspec.Struct, frozen=True):
+    """What was said until when; the fields are those of `SpokenWords`."""
+
+    ms: float = 0.0
+    text: str = ""
+    cut: bool = False
+    settled: list[tuple[int, int]] = []
+    until: int = 0
+    words: list[tuple[str, int, int]] = []
+
+
 class SpokenWords:
     """Keep one message: its text as it is generated, its words as they are spoken."""
 
-    def __init__(self) -> None:
-        self.ms = 0.0  # ms of audio
-        self.text = ""
-        self._cut = False
-        self._settled: list[
-            tuple[int, int]
-        ] = []  # (text offset after a word, ms at its end), of whole sentences
-        self._until = 0  # text offset after the last whole sentence
-        self._words: list[tuple[str, int, int]] = []  # of the sentence that is being spoken
+    def __init__(self, state: SpokenState | None = None) -> None:
+        state = state or SpokenState()
+        self.ms = state.ms  # ms of audio
+        self.text = state.text
+        self._cut = state.cut
+        # (text offset after a word, ms at its end), of whole sentences
+        self._settled = list(state.settled)
+        self._until = state.until  # text offset after the last whole sentence
+        self._words = list(state.words)  # of the sentence that is being spoken
+
+    def state(self) -> SpokenState:
+        return SpokenState(self.ms, self.text, self._cut, self._settled, self._until, self._words)
 
     def write(self, text: str) -> None:
         if not self._cut:

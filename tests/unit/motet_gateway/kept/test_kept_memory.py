@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
+import itertools
+import mmap
 import os
 import random
 import socket
+import struct
 import time
 from collections.abc import Iterator
 
@@ -110,6 +114,10 @@ def test_at_any_time_the_next_process_has_what_was_not_taken_and_not_answered(
         elif rnd.random() < 0.3:
             memory.next_request()
             received, records = b"", []
+        elif rnd.random() < 0.3:
+            received = received[rnd.randrange(len(received) + 1) :]
+            records = [(2, 1, rnd.randbytes(rnd.randrange(900))) for _ in range(rnd.randrange(3))]
+            memory.replace(records, received)
         taken += rnd.randrange(len(rendered) - (taken - base) + 1)
         if rnd.random() < 0.3:
             taken = base + len(rendered)
@@ -131,6 +139,98 @@ def test_a_change_that_is_not_put_in_use_is_not_seen() -> None:
     memory._words[layout._SLOT_WORD] = in_use  # as it was before the last store
     after = adopted(memory, 0, 5)
     assert after.unsent() == b""
+    after.close()
+    memory.close()
+
+
+class Dead(Exception):
+    """The process dies: it writes no further byte."""
+
+
+class Mortal:
+    """The map of a memory, in which `bytes` more are written."""
+
+    def __init__(self, map_: mmap.mmap, bytes_: int):
+        self._map, self.bytes = map_, bytes_
+
+    def __getitem__(self, place: slice) -> bytes:
+        return self._map[place]
+
+    def __setitem__(self, place: slice, data: bytes) -> None:
+        written = min(self.bytes, len(data))
+        self._map[place.start : place.start + written] = data[:written]
+        self.bytes -= written
+        if written < len(data):
+            raise Dead
+
+    def madvise(self, *place: int) -> None:
+        self._map.madvise(*place)
+
+
+class Packing:
+    """A struct that packs into the map of a `Mortal`."""
+
+    def __init__(self, struct_: struct.Struct):
+        self._struct, self.size, self.unpack_from = struct_, struct_.size, struct_.unpack_from
+
+    def pack_into(self, map_: Mortal, at: int, *values: int) -> None:
+        map_[at : at + self.size] = self._struct.pack(*values)
+
+
+def test_a_death_at_every_byte_leaves_the_old_or_the_new_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = ConnectionMemory.create(0, 0)
+    memory.buffer()[:9] = b"upgradeab"
+    memory.took(9)
+    real = memory._map
+    checkpoints = [([(1, 0, b"record one"), (2, 3, b"")], b"upgradeab")]
+    for number in range(4):  # into each half twice
+        records = [(12, 0, b"checkpoint %d" % number * 3), (11, 0, bytes(number))]
+        checkpoints.append((records, b"upgrade" + b"b" * (number < 2)))
+    for record in checkpoints[0][0]:
+        memory.append(*record)
+
+    def found() -> tuple[list[tuple[int, int, bytes]], bytes]:
+        after = adopted(memory, 9, 0)
+        try:
+            return after.records(), after.received()
+        finally:
+            after.close()
+
+    steps = 0
+    for old, new in itertools.pairwise(checkpoints):
+        for bytes_ in itertools.count():
+            steps += 1
+            kept = dataclasses.replace(memory.state)
+            place = memory.in_len, memory._journal_len
+            with monkeypatch.context() as mortal:
+                mortal.setattr(layout, "_RECORD", Packing(layout._RECORD))
+                mortal.setattr(layout, "_SLOT", Packing(layout._SLOT))
+                mortal.setattr(memory, "_map", Mortal(real, bytes_))
+                try:
+                    memory.replace(*new)
+                except Dead:
+                    memory.state, (memory.in_len, memory._journal_len) = kept, place
+                else:
+                    break
+            assert found() == old
+        assert found() == new
+        memory.append(1, 1, b"behind it")  # of the new generation
+        assert found() == ([*new[0], (1, 1, b"behind it")], new[1])
+        memory.replace(*new)
+    assert steps > 400
+    memory.close()
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing() -> None:
+    memory = ConnectionMemory.create(0, 0)
+    memory.append(1, 0, b"record")
+    with pytest.raises(BadMemory):
+        memory.replace([(1, 0, bytes(2**25)), (1, 0, bytes(2**25))], b"")
+    assert memory.records() == [(1, 0, b"record")]
+    after = adopted(memory, 0, 0)
+    assert after.records() == memory.records()
     after.close()
     memory.close()
 
@@ -180,7 +280,7 @@ def test_memory_that_is_not_of_this_layout_is_refused(what: str) -> None:
     elif what == "slot":
         memory._words[layout._SLOT_WORD] = 2
     else:
-        memory._map[layout._JOURNAL_AT] = 200
+        memory._map[layout._JOURNAL_AT[0]] = 200
     with pytest.raises(BadMemory):
         ConnectionMemory.adopt(fd, 0, taken)
     os.close(fd)

@@ -7,7 +7,9 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import websockets
 from websockets.frames import Frame, Opcode
 
+from motet_gateway.kept import session as kept_session
 from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
@@ -444,6 +447,64 @@ async def test_a_session_of_a_client_secret_moves(here: World) -> None:
         said(client.events)
 
 
+@pytest.mark.parametrize("deaths", [0, 1, 3])
+@pytest.mark.parametrize("how", ["reset", "closed"])
+async def test_a_client_that_is_away_comes_back_to_a_session_of_the_next_gateway(
+    here: World, how: str, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has played a part of what was sent to it, and gets the rest of the reply, in the row that there was.
+
+    deaths: since it left; 0: the gateway died before it noticed that, or it left meanwhile.
+    """
+    monkeypatch.setattr(kept_session, "_CHECKPOINT", 900)
+    sessions = here.service.sessions
+    async with AsyncExitStack() as sockets, session(here) as client:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        await client.say("first")
+        await client.send("response.create")
+        await client.until("rate_limits.updated")
+        await client.say("long")
+        await client.send("response.create")
+        for _ in range(9):
+            await client.until("response.output_text.delta")
+        lost = [json.loads(await client.socket.recv()) for _ in range(12)]
+        if deaths == 0:
+            await client.connection.die()
+            await until(lambda: len(sessions) == 0)
+        sessions._seconds = PATIENCE
+        if how == "reset":  # as that of a process which has not read all
+            linger = struct.pack("ii", 1, 0)
+            client.connection.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        client.socket.transport.abort()
+        if deaths == 0:
+            if how == "reset":
+                await asyncio.sleep(0.05)
+            await client.connection.live()  # else it leaves while that begins
+        await until(lambda: sessions.kept == 1)
+        for _ in range(deaths):
+            await client.connection.die()
+            await sessions.end(next(iter(sessions)))
+            await client.connection.live()
+            await until(lambda: sessions.kept == 1)
+        before = client.connection
+        await move(here, client, sockets)
+        assert client.connection.lives == 1
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["output"][0]["content"][0]["text"] == f"3 {STORY} long"
+        again = {event["event_id"]: event for event in client.events}
+        for event in lost:
+            assert again[event["event_id"]] == event
+        await client.connection.die_and_live()
+        await client.say("third")
+        await client.send("response.create")
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["output"][0]["content"][0]["text"] == f"5 {STORY} third"
+        said(client.events)
+        before.close()
+
+
 async def test_memory_of_a_session_is_closed_with_it(here: World) -> None:
     """Whether its client has left, has moved, or is away until it is given up."""
 
@@ -488,22 +549,23 @@ async def look(client: Client) -> None:
         await client.until("response.done")
 
 
+def files_of(request: Chat) -> list[str]:
+    return ["+".join(file.digest for file in (*one.merged, one.file)) for one in request.images]
+
+
+def describe(request: Chat | Complete) -> list[Text]:
+    assert isinstance(request, Chat)
+    files = files_of(request)
+    return words(f"{len(files)} {' '.join(files)} {STORY}") if files else reply(request)
+
+
 async def test_a_session_with_frames_goes_on_at_every_gateway(here: World) -> None:
     """Each gateway has the same frames: what the others asked the services is asked again in no request."""
-    prompts: list[list[str]] = []
-
-    def describe(request: Chat | Complete) -> list[Text]:
-        assert isinstance(request, Chat)
-        files = [
-            "+".join(file.digest for file in (*one.merged, one.file)) for one in request.images
-        ]
-        prompts.append(files)
-        return words(f"{len(files)} {' '.join(files)} {STORY}")
-
     here.tokenizer.reply = describe
     async with session(here) as client:
         await look(client)
         undisturbed = client.events
+    prompts = [files_of(request) for request in here.tokenizer.requests]
     assert [len(files) for files in prompts] == [3, 4, 4, 4]
     for step in (5, 23):
         deaths = range(1, len(undisturbed), step)
@@ -511,3 +573,68 @@ async def test_a_session_with_frames_goes_on_at_every_gateway(here: World) -> No
             await look(client)
             assert client.connection.lives == 1 + len(deaths)
             assert said(client.events) == said(undisturbed)
+
+
+# ------------------------------------------------------------------------------------------------------ checkpoints
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have a checkpoint made at every quiet time; returns how many bytes it has left to handle again."""
+    made: list[int] = []
+    begin_again = kept_session.KeptSession.begin_again
+
+    def noted(kept: kept_session.KeptSession, state: bytes, numbered: int) -> None:
+        begin_again(kept, state, numbered)
+        transport = kept._transport
+        made.append(transport.recorded - transport.checkpoint_size)
+
+    monkeypatch.setattr(kept_session, "_CHECKPOINT", 1)
+    monkeypatch.setattr(kept_session, "_SHARE", 0)
+    monkeypatch.setattr(kept_session.KeptSession, "begin_again", noted)
+    return made
+
+
+@pytest.mark.parametrize("talk", [converse, speak, look])
+async def test_a_session_goes_on_from_its_checkpoints(
+    here: World, checkpoints: list[int], talk: Callable[[Client], Awaitable[None]]
+) -> None:
+    here.tokenizer.reply = describe
+    async with session(here) as client:
+        await talk(client)
+        undisturbed = client.events
+    assert len(checkpoints) >= 5
+    assert checkpoints[-1] < 1000, "no more than the upgrade"
+    deaths = range(1, len(undisturbed), 11)
+    async with session(here, *deaths) as client:
+        await talk(client)
+        assert client.connection.lives > len(deaths) // 2
+        assert said(client.events) == said(undisturbed)
+
+
+async def test_a_session_goes_on_from_a_checkpoint_that_has_moved(
+    here: World, checkpoints: list[int]
+) -> None:
+    """The client comes back over two more connections; one has checkpoints of its own."""
+
+    async def turns(client: Client, sockets: AsyncExitStack, dies: bool) -> list[str]:
+        await client.send(
+            "session.update", session={"type": "realtime", "output_modalities": ["text"]}
+        )
+        for name in ("first", "second", "third"):
+            await client.say(name)
+            await client.send("response.create")
+            await client.until("response.done")
+            await client.until("rate_limits.updated")
+            await move(here, client, sockets)
+            if dies:
+                await client.connection.die_and_live()
+            await client.until("session.resumed")
+            if dies:
+                await client.connection.die_and_live()
+        return said(client.events)
+
+    told = []
+    for dies in (False, True):
+        async with AsyncExitStack() as sockets, session(here) as client:
+            told.append(await turns(client, sockets, dies))
+    assert told[0] == told[1]
+    assert len(checkpoints) > 6
