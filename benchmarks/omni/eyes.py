@@ -16,11 +16,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
-
-import psutil
 
 from benchmarks.omni.camera import (
     CATEGORIES,
@@ -172,15 +171,26 @@ async def _look(port: int, plan: Plan, findings: SessionFindings) -> None:
 
 
 async def _watch(pids: dict[str, int], findings: SessionFindings) -> None:
-    """Note the memory of all processes, shared memory divided among those that share it."""
+    """Note the memory of all processes."""
     start = monotonic()
-    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     while True:
         findings.memory_minutes.append((monotonic() - start) / 60)
-        for name, process in processes.items():
-            used = (await asyncio.to_thread(process.memory_full_info)).pss / 2**20
+        for name, pid in pids.items():
+            used = await asyncio.to_thread(_memory, Path(f"/proc/{pid}/smaps_rollup"))
             findings.memory.setdefault(name, []).append(used)
         await asyncio.sleep(_MEMORY_EVERY)
+
+
+def _memory(rollup: Path) -> float:
+    """Return the MiB of a process that no file has, shared memory divided among those that share it.
+
+    Pages of files are left out: what others load of the same libraries changes a process's share of them.
+    """
+    found = 0
+    for line in rollup.read_text().splitlines():
+        if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+            found += int(line.split()[1])
+    return found / 1024
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
