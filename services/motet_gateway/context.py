@@ -157,28 +157,20 @@ class GatewayContext:
             self._uploads = asyncio.create_task(store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 
-    async def open_store(self) -> None:
-        """Open the stores, and run jobs, if NATS has JetStream."""
+    async def open_store(self) -> bool:
+        """Open the stores, and run jobs; return False if NATS has no JetStream now.
+
+        Nothing is used or started before all are open. Raises one of `ERRORS`.
+        """
         client = await connect(self.bus)
         if client is None:
-            return
+            return False
         config = self.config
-        self.accounts = Accounts(
-            await SharedCounts.open(client), self.metrics.tenants, self.bus.instance
-        )
-        self.authenticator.share(self.accounts)
-        self.accounts.start()
-        self.store = await ImageStore.open(
+        counts = await SharedCounts.open(client)
+        images = await ImageStore.open(
             client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
-        self.jobs = ImageJobs(
-            self.bus, self.store, self.uploads, config.request_timeout, self.tenant_sites
-        )
-        self.jobs.start(config.jobs)
-        await self._open_videos(client)
-        documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
-        self.responses = ResponseStore(documents, self.stored)
-        self.response_queue = await WorkQueue.open(
+        responses = await WorkQueue.open(
             client,
             "motet_response_jobs",
             subjects.jobs("respond"),
@@ -186,19 +178,7 @@ class GatewayContext:
             ttl=config.response_ttl,
             patience=config.job_patience,
         )
-        documents = JetStreamDocuments(client, "motet_files", config.file_ttl)
-        self.files = FileStore(documents, self.stored, config.file_ttl)
-        self.batches = BatchStore(documents)
-        self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
-        self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
-        self.client_secrets.documents = JetStreamDocuments(client, "motet_client_secrets", LONGEST)
-        documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
-        self.idempotency = Entries(documents, self.stored)
-
-    async def _open_videos(self, client: Client) -> None:
-        config = self.config
-        documents = JetStreamDocuments(client, "motet_videos", config.video_ttl)
-        queue = await WorkQueue.open(
+        films = await WorkQueue.open(
             client,
             "motet_video_jobs",
             subjects.jobs("film"),
@@ -206,6 +186,36 @@ class GatewayContext:
             ttl=config.video_ttl,
             patience=config.job_patience,
         )
+        self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
+        self.response_queue = responses
+        self._share(counts)
+        self._draw(images)
+        self._film(client, films)
+        documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
+        self.responses = ResponseStore(documents, self.stored)
+        documents = JetStreamDocuments(client, "motet_files", config.file_ttl)
+        self.files = FileStore(documents, self.stored, config.file_ttl)
+        self.batches = BatchStore(documents)
+        self.voices = VoiceStore(JetStreamDocuments(client, "motet_voices", NEVER), self.stored)
+        self.client_secrets.documents = JetStreamDocuments(client, "motet_client_secrets", LONGEST)
+        documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
+        self.idempotency = Entries(documents, self.stored)
+        return True
+
+    def _share(self, counts: SharedCounts) -> None:
+        self.accounts = Accounts(counts, self.metrics.tenants, self.bus.instance)
+        self.authenticator.share(self.accounts)
+        self.accounts.start()
+
+    def _draw(self, store: ImageStore) -> None:
+        self.store = store
+        timeout = self.config.request_timeout
+        self.jobs = ImageJobs(self.bus, store, self.uploads, timeout, self.tenant_sites)
+        self.jobs.start(self.config.jobs)
+
+    def _film(self, client: Client, queue: WorkQueue) -> None:
+        config = self.config
+        documents = JetStreamDocuments(client, "motet_videos", config.video_ttl)
         store = VideoStore(documents, self.stored, config.video_ttl)
         self.videos = VideoJobs(
             self.bus, store, queue, self.uploads, config.video_timeout, self.tenant_sites

@@ -24,6 +24,7 @@ from motet_gateway.http.websocket import BurstProtocol
 from motet_gateway.kept.absent import Arrivals
 from motet_gateway.kept.intake import Intake
 from motet_gateway.responses.background import BackgroundResponses
+from motet_gateway.storage.jetstream import ERRORS
 from motet_shared.errors import ConfigError, InternalError
 from motet_shared.process.actor import Actor
 from motet_shared.process.telemetry import Metrics
@@ -39,9 +40,8 @@ _TICKS = 10.0  # iterations of uvicorn's main loop per second
 _BACKLOG = 2048
 _CLOSING = 2  # seconds for clients to read their last bytes
 _FINAL_ACCEPT = 1.0  # seconds in which connections that will be closed still accept requests
-_LAST_REQUESTS = (
-    10.0  # seconds in which requests that have come are admitted before others are refused
-)
+_LAST_REQUESTS = 10.0  # seconds in which requests that have come are admitted before a drain
+_STORE_EVERY = 5.0  # seconds between two looks for JetStream where there was none
 
 
 class Gateway(Actor):
@@ -56,6 +56,7 @@ class Gateway(Actor):
         self.service: GatewayContext | None = None
         self._background: BackgroundResponses | None = None
         self._batches: BatchRunner | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -69,8 +70,10 @@ class Gateway(Actor):
         self.service = GatewayContext(
             self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance)
         )
-        await self.service.open_store()
-        self._start_background(self.service)
+        if await self.service.open_store():
+            self._start_background(self.service)
+        else:
+            self._opening = asyncio.create_task(self._open_later(self.service), name="store")
         self.service.watch()
         store = self.config.descriptor_store
         if self.config.listen_fd is not None or store is not None:
@@ -86,6 +89,21 @@ class Gateway(Actor):
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         scheme = "http" if self.config.tls_cert is None else "https"
         log.info("listening on %s://%s:%d", scheme, host, self.port, extra={"port": self.port})
+
+    async def _open_later(self, service: GatewayContext) -> None:
+        """Open the stores as soon as NATS has JetStream.
+
+        It may be behind a leaf that has no connection yet, or elect a leader.
+        """
+        while True:
+            await asyncio.sleep(_STORE_EVERY)
+            try:
+                if await service.open_store():
+                    break
+            except ERRORS as error:
+                log.warning("the stores cannot be opened yet: %s %s", type(error).__name__, error)
+        self._start_background(service)
+        log.info("JetStream has been found: what is to be stored is stored from now on")
 
     def _start_background(self, service: GatewayContext) -> None:
         """Run what clients do not wait for, if there is a store."""
@@ -103,6 +121,9 @@ class Gateway(Actor):
         """Refuse new requests, let running ones end within the drain timeout, then stop."""
         if self.service is None or self._server is None or self._serving is None:
             return
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         has_successor = (
             self.config.listen_fd is not None or self.config.descriptor_store is not None
         )

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from motet_gateway.config import GatewayConfig
+from motet_gateway.service import Gateway
 from motet_gateway.storage.counts import Count, SharedCounts
 from motet_gateway.storage.documents import SMALL, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.storage.work_queue import WorkQueue
 from motet_shared.errors import StreamBroken
 from motet_shared.messages import Echo, Text
-from motet_shared.testing import NatsServer, free_port
+from motet_shared.testing import NatsServer, free_port, running
 from motet_shared.wire.bus import Bus
 from support.peers.nats_servers import Credentials
 from support.peers.tcp_proxy import TcpProxy
@@ -115,6 +117,26 @@ async def test_what_is_stored_lies_at_the_hub(leafed: Leafed) -> None:
                 await asyncio.sleep(0.05)
         working.cancel()
         assert done == ["one 1", "two 1"]
+
+
+async def test_a_gateway_that_starts_before_its_leaf_is_connected_stores_later(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    made = Credentials(tmp_path, [free_port()], [port])
+    async with made.leaf("leaf", port) as leaf, made.bus("gateway", leaf) as bus:
+        gateway = Gateway(GatewayConfig(port=0, drain_timeout=1.0), bus)
+        async with running(gateway):
+            service = gateway.service
+            assert service is not None
+            assert service.responses is None
+            async with made.hub(tmp_path / "store", port):
+                async with asyncio.timeout(30):
+                    while service.voices is None:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+                assert await service.voices.all("acme") == []
+                assert service.accounts is not None
+                await gateway.close()
 
 
 async def pending_jobs(bus: Bus) -> int:
