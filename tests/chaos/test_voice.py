@@ -223,11 +223,12 @@ async def test_all_of_them_in_one_turn(stack: SpokenStack, undisturbed: Turn) ->
     assert survived.transcript
 
 
+@pytest.mark.parametrize(("role", "items"), [("asr", 2), ("tts", 3)])
 async def test_a_turn_whose_site_goes_dark_goes_on_at_another(
-    stack: SpokenStack, undisturbed: Turn
+    role: str, items: int, stack: SpokenStack, undisturbed: Turn
 ) -> None:
-    """What thinks and speaks there is lost at once, while it speaks."""
-    survived = await turn(stack, darkened("tts", 3))
+    """What hears, thinks and speaks there is lost at once, while it hears and while it speaks."""
+    survived = await turn(stack, darkened(role, items))
     assert (survived.order, survived.text, survived.pcm) == (
         undisturbed.order,
         undisturbed.text,

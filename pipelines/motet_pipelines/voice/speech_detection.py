@@ -35,6 +35,9 @@ _ends = msgspec.msgpack.Decoder(bool)
 # Frames of two instances begin at different samples. Edges up to this many ms before the last
 # reported position count as new, or a final end of speech might never be reported.
 FRAMES_MS = 64
+# An instance that begins in the middle of speech may find its end later. Speech whose end was reported
+# begins again only if it lasts so many ms beyond what was processed then.
+CARRIED_MS = 500
 
 
 async def listen(
@@ -45,7 +48,7 @@ async def listen(
     `patience`: seconds in which a service may appear or restart before the last retryable error is
     raised.
     """
-    known = _ReportedEdges()
+    known = ReportedEdges()
     answers = Answers(request, _edges, _ends)
     while (recorded := await answers.recorded()) is not None:
         known.note(recorded)
@@ -76,12 +79,14 @@ async def listen(
                 return
 
 
-class _ReportedEdges:
+class ReportedEdges:
     """Record reported edges, as an instance that takes over reprocesses audio and may differ."""
 
     def __init__(self) -> None:
         self._until = 0  # ms up to which audio was processed
         self._state = self._seen = "silent"  # as reported, and as the current instance sees it
+        self._taken_over = 0  # ms up to which audio had been processed when the instance started
+        self._speech: float | None = None  # ms at which the speech began that the instance hears
 
     @property
     def until(self) -> int:
@@ -90,7 +95,8 @@ class _ReportedEdges:
 
     def restart(self) -> None:
         """Start with another instance."""
-        self._seen = "silent"
+        self._seen, self._speech = "silent", None
+        self._taken_over = self._until
 
     def note(self, edge: SpeechEdge) -> None:
         """Note an edge that was reported."""
@@ -106,9 +112,15 @@ class _ReportedEdges:
         ms, speech_ms, heard_ms = (
             round(base + time) for time in (edge.ms, edge.speech_ms, edge.heard_ms)
         )
+        if self._seen == "silent":
+            self._speech = None
+        elif self._speech is None:
+            self._speech = speech_ms
         if heard_ms < self._until - FRAMES_MS:
             return None
         self._until = heard_ms = max(heard_ms, self._until)
+        if self._state == "silent" and self._is_carried(heard_ms):
+            return None
         kind = edge.kind
         if self._seen != self._state:
             kind = _CHANGES[self._state, self._seen]
@@ -116,6 +128,14 @@ class _ReportedEdges:
         elif kind in _STATES:
             return None
         return SpeechEdge(kind, ms, speech_ms, heard_ms)
+
+    def _is_carried(self, heard_ms: int) -> bool:
+        """Return True if what the instance hears began before it took over, and may be over."""
+        return (
+            self._speech is not None
+            and self._speech < self._taken_over
+            and heard_ms <= self._taken_over + CARRIED_MS
+        )
 
 
 Kind = Literal["start", "stop", "idle", "pause", "resume", "heard"]

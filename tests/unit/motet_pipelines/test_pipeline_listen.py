@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_pipelines.voice.audio_buffer import LONGEST_PADDING, AudioBuffer
-from motet_pipelines.voice.speech_detection import listen
+from motet_pipelines.voice.speech_detection import ReportedEdges, listen
 from motet_shared.errors import Unavailable
 from motet_shared.messages import FEED_SIZE, Detect, ModelCard, SpeechEdge
 from motet_shared.process.actor import Actor, operation
@@ -222,6 +222,28 @@ async def test_an_end_that_another_instance_finds_a_frame_sooner_is_told() -> No
                 if edge.kind == "stop":
                     break
         assert told == [("start", 200), ("heard", 3040), ("stop", 3010)]
+
+
+def test_the_rest_of_speech_that_is_over_begins_no_other() -> None:
+    """An instance that takes over within a pause hears the end of what was said before it."""
+
+    def told(*heard: SpeechEdge) -> list[tuple[str, int]]:
+        edges = ReportedEdges()
+        for edge in (SpeechEdge("start", 700, 1000, 1100), SpeechEdge("stop", 5000, 4500, 5000)):
+            assert edges.take(edge, 0.0) is not None
+        edges.restart()
+        found = [edges.take(edge, 4000.0) for edge in heard]
+        return [(edge.kind, edge.speech_ms) for edge in found if edge is not None]
+
+    begins = SpeechEdge("start", 0, 100, 200)
+    later = SpeechEdge("heard", 0, 900, 980)
+    assert told(begins, later) == []  # no more sound comes
+    assert told(begins, later, SpeechEdge("stop", 1120, 620, 1120)) == []
+    over = SpeechEdge("stop", 1000, 500, 1000)
+    assert told(begins, over, SpeechEdge("start", 1000, 1300, 1400)) == [("start", 5300)]
+    # The end that was reported was none: the speech goes on.
+    goes_on = SpeechEdge("heard", 0, 1580, 1600)
+    assert told(begins, later, goes_on) == [("start", 5580)]
 
 
 async def test_patience_ends() -> None:
