@@ -48,7 +48,7 @@ async def listen(
     `patience`: seconds in which a service may appear or restart before the last retryable error is
     raised.
     """
-    known = ReportedEdges()
+    known = ReportedEdges(round(audio.done))  # what belongs to no turn begins none
     answers = Answers(request, _edges, _ends)
     while (recorded := await answers.recorded()) is not None:
         known.note(recorded)
@@ -82,8 +82,8 @@ async def listen(
 class ReportedEdges:
     """Record reported edges, as an instance that takes over reprocesses audio and may differ."""
 
-    def __init__(self) -> None:
-        self._until = 0  # ms up to which audio was processed
+    def __init__(self, until: int = 0) -> None:
+        self._until = until  # ms up to which audio was processed
         self._state = self._seen = "silent"  # as reported, and as the current instance sees it
         self._taken_over = 0  # ms up to which audio had been processed when the instance started
         self._speech: float | None = None  # ms at which the speech began that the instance hears
