@@ -12,11 +12,13 @@ from typing import Any
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Grammar
-from motet_shared.text.characters import characters
+from motet_shared.text.characters import characters, is_deeper
 from motet_shared.text.grammars import LONGEST, json_rule
 from motet_shared.tool_formats.tool import Tool
 from motet_shared.tool_formats.tool_format import ReplyGrammar, ToolFormat
 from motet_tokenizer.dialect import Dialect
+
+DEEPEST = 512  # lists and mappings that a value of a tool may lie within
 
 
 def grammar_of(chat: Chat, tools: list[dict[str, Any]], dialect: Dialect) -> Grammar | None:
@@ -42,6 +44,9 @@ def grammar_of(chat: Chat, tools: list[dict[str, Any]], dialect: Dialect) -> Gra
     if characters(tools, LONGEST) > LONGEST:
         message = f"`tools` have more than {LONGEST} characters, too many for a grammar of calls"
         raise BadRequest(f"{message}; shorten them", param="tools")
+    if is_deeper(tools, DEEPEST):
+        message = f"`tools` are nested more than {DEEPEST} deep; flatten them"
+        raise BadRequest(message, param="tools")
     try:
         return _grammar(chat, functions, dialect.tool_format)
     except RecursionError:

@@ -27,3 +27,18 @@ def characters(value: Any, most: int | None = None) -> int:
         elif one is not None:
             found += 1
     return found
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Return True if something in `value` lies within more than `most` lists and mappings."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
