@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests" / "extended" / "results"
 LLM_FOLDERS = ("engine", "models", "parallel")  # each a step of `families`
 UNIT_FOLDERS = ("motet_llm", "motet_tts", "motet_asr", "motet_diffusion", "motet_gateway")
+GRAPHS = "tests/kernels/gpu/services/test_gpu_graphs.py"
 TAIL = 20_000  # characters of a step's output in its result
 
 
@@ -163,7 +164,8 @@ PARTS: dict[str, list[Step]] = {
         of_families("the gateway", "tests/unit/motet_gateway"),
         of_families("other units", *without("unit", *UNIT_FOLDERS)),
         of_families("stacks", *without("", "unit", "kernels")),
-        of_families("kernels", "tests/kernels"),
+        of_families("graphs of steps, interpreted", GRAPHS),
+        of_families("kernels, the rest", "tests/kernels", f"--ignore={GRAPHS}"),
     ],
     "eyes": [
         pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
