@@ -170,22 +170,8 @@ class GatewayContext:
         images = await ImageStore.open(
             client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
-        responses = await WorkQueue.open(
-            client,
-            "motet_response_jobs",
-            subjects.jobs("respond"),
-            consumer="respond",
-            ttl=config.response_ttl,
-            patience=config.job_patience,
-        )
-        films = await WorkQueue.open(
-            client,
-            "motet_video_jobs",
-            subjects.jobs("film"),
-            consumer="film",
-            ttl=config.video_ttl,
-            patience=config.job_patience,
-        )
+        responses = await self._queue(client, "motet_response_jobs", "respond", config.response_ttl)
+        films = await self._queue(client, "motet_video_jobs", "film", config.video_ttl)
         self.batch_queue = await BatchQueue.open(client, config.file_ttl, config.job_patience)
         self.response_queue = responses
         self._share(counts)
@@ -201,6 +187,13 @@ class GatewayContext:
         documents = JetStreamDocuments(client, "motet_idempotency", config.idempotency_ttl)
         self.idempotency = Entries(documents, self.stored)
         return True
+
+    async def _queue(self, client: Client, stream: str, work: str, ttl: float) -> WorkQueue:
+        """Open the queue of one kind of work. `ttl`: seconds."""
+        patience = self.config.job_patience
+        return await WorkQueue.open(
+            client, stream, subjects.jobs(work), consumer=work, ttl=ttl, patience=patience
+        )
 
     def _share(self, counts: SharedCounts) -> None:
         self.accounts = Accounts(counts, self.metrics.tenants, self.bus.instance)
