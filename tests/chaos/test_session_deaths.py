@@ -90,20 +90,25 @@ async def talk(stack: MotetStack, **session: Any) -> AsyncIterator[Watched]:
             await client.restarted
 
 
+async def write_turn(client: Watched, stack: MotetStack, number: int, *, kills: bool) -> None:
+    """Write a turn, and wait for its reply. `kills`: the gateway, in the middle of that."""
+    content = [{"type": "input_text", "text": f"turn {number} says abc"}]
+    item = {"type": "message", "role": "user", "content": content}
+    await client.send("conversation.item.create", item=item)
+    await client.send("response.create")
+    await client.until_deltas("response.output_text.delta", 3)
+    if kills:
+        await client.kill(stack)
+    await client.until("rate_limits.updated")
+    if kills:
+        await client.restarted
+
+
 async def written(stack: MotetStack, *, kills: bool) -> tuple[list[Any], list[float]]:
     """Three written turns, and a blow into the middle of each."""
     async with talk(stack, output_modalities=["text"]) as client:
         for number in range(3):
-            content = [{"type": "input_text", "text": f"turn {number} says abc"}]
-            item = {"type": "message", "role": "user", "content": content}
-            await client.send("conversation.item.create", item=item)
-            await client.send("response.create")
-            await client.until_deltas("response.output_text.delta", 3)
-            if kills:
-                await client.kill(stack)
-            await client.until("rate_limits.updated")
-            if kills:
-                await client.restarted
+            await write_turn(client, stack, number, kills=kills)
     return what_was_written(client.events), client.pauses
 
 
@@ -297,16 +302,7 @@ async def long(stack: MotetStack, *, kills: bool) -> tuple[list[Any], list[float
             await client.until_deltas("input_audio_buffer.cleared", 20)
             if kills and number == 2:
                 await client.restarted
-            content = [{"type": "input_text", "text": f"turn {number} says abc"}]
-            item = {"type": "message", "role": "user", "content": content}
-            await client.send("conversation.item.create", item=item)
-            await client.send("response.create")
-            await client.until_deltas("response.output_text.delta", 3)
-            if kills:
-                await client.kill(stack)
-            await client.until("rate_limits.updated")
-            if kills:
-                await client.restarted
+            await write_turn(client, stack, number, kills=kills)
     return what_was_written(client.events), client.pauses
 
 
