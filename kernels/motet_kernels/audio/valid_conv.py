@@ -5,8 +5,8 @@ take 7 products instead of 16. Nothing is padded: an output needs all of its inp
 sequence can be convolved in pieces that overlap. The results differ from a plain convolution's by
 a few roundings of float32.
 
-Shapes: N steps, C input channels, O output channels, K taps, M = N - dilation · (K - 1) outputs,
-G groups of taps, P points, T tiles.
+Shapes: N steps, C input channels, O output channels, K taps, B earlier steps, A later ones,
+M = B + N + A - dilation · (K - 1) outputs, G groups of taps, P points, T tiles.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motet_kernels.runtime.arguments import check_floats
+from motet_kernels.runtime.arguments import check_floats, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 
-_CONV = Kernel("motet_conv", "pppppp" + "iiiiiiii" + "f")
+_CONV = Kernel("motet_conv", "pipi" + "pp" + "pipi" + "pp" + "iiiiiii" + "f")
 
 TILE = 4  # outputs of a tile, and taps of a group
 _PANEL = 32
@@ -81,59 +81,89 @@ class ValidConv:
         return self.weights.shape[2] // self.channels
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """Hold steps in pieces that are not joined: `before`, then `new`, then zeros.
+
+    before: `[B, C]`, or so many zeros.
+    new: `[N, C]`.
+    after: A, a number of zeros.
+    """
+
+    before: Tensor | int
+    new: Tensor
+    after: int = 0
+
+    def __len__(self) -> int:
+        before = self.before if isinstance(self.before, int) else len(self.before)
+        return before + len(self.new) + self.after
+
+    def joined(self) -> Tensor:
+        """Return the steps as one tensor."""
+        zeros = self.new.new_zeros(self.after, self.new.shape[1])
+        before = self.before
+        if isinstance(before, int):
+            before = self.new.new_zeros(before, self.new.shape[1])
+        return torch.cat([before, self.new, zeros])
+
+    def tail(self, first: int) -> Tensor:
+        """Return a copy of the steps from `first` on."""
+        if isinstance(self.before, int) or first < len(self.before):
+            return self.joined()[first:].clone()
+        kept = self.new[first - len(self.before) :]
+        return torch.cat([kept, kept.new_zeros(self.after, kept.shape[1])]) if self.after else kept.clone()
+
+
 def convolve_valid(
-    x_NC: Tensor, conv: ValidConv, slope: float = 1.0, residual_MO: Tensor | None = None
+    x: Steps, conv: ValidConv, slope: float = 1.0, residual: Steps | None = None
 ) -> Tensor:
     """Return `conv(leaky_relu(x, slope)) + bias + residual`, `[M, O]`, on the CPU.
 
-    Raises `KernelError` on arguments that do not fit or are not dense float32, and where x has no
-    more steps than the convolution's reach.
+    The residual has M steps or more. Raises `KernelError` on arguments that do not fit or are not
+    dense float32, and where x has no more steps than the convolution's reach.
     """
-    steps = _checked(x_NC, conv, residual_MO)
+    steps = _checked(x, conv, residual)
     native = _CONV.native()
     if native is None:
-        return convolve_valid_torch(x_NC, conv, slope, residual_MO)
+        return convolve_valid_torch(x, conv, slope, residual)
     out_MO = torch.empty(steps, conv.outputs)
     tiles, rows = _tiles(steps, conv)
     scratch = torch.empty(len(conv.weights) * rows * conv.channels)
     native(
-        x_NC.data_ptr(), conv.weights.data_ptr(),
-        0 if conv.bias is None else conv.bias.data_ptr(),
-        0 if residual_MO is None else residual_MO.data_ptr(),
-        out_MO.data_ptr(), scratch.data_ptr(), len(x_NC), steps, conv.channels, conv.outputs,
-        conv._groups, conv.dilation, tiles, len(conv.weights), slope,
+        *_pointers(x), conv.weights.data_ptr(), 0 if conv.bias is None else conv.bias.data_ptr(),
+        *((0, 0, 0, 0) if residual is None else _pointers(residual)),
+        out_MO.data_ptr(), scratch.data_ptr(), steps, conv.channels, conv.outputs, conv._groups,
+        conv.dilation, tiles, len(conv.weights), slope,
     )  # fmt: skip
     return out_MO
 
 
 def convolve_valid_torch(
-    x_NC: Tensor, conv: ValidConv, slope: float = 1.0, residual_MO: Tensor | None = None
+    x: Steps, conv: ValidConv, slope: float = 1.0, residual: Steps | None = None
 ) -> Tensor:
     """Compute `convolve_valid` in torch: its twin."""
-    steps = len(x_NC) - conv.reach
+    active_NC = F.leaky_relu(x.joined(), slope)
+    steps = len(active_NC) - conv.reach
     tiles, rows = _tiles(steps, conv)
     outputs, points = (TILE, len(_INPUT)) if conv._transformed else (1, 1)
     row_R = torch.arange(rows)
     first_R = row_R // conv.dilation * outputs * conv.dilation + row_R % conv.dilation
     at_RP = first_R[:, None] + torch.arange(points) * conv.dilation
-    active_NC = F.leaky_relu(x_NC, slope)
-    inputs_RPC = torch.where((at_RP < len(x_NC))[..., None], active_NC[at_RP.clamp(max=len(x_NC) - 1)], 0)
+    known_RP1 = (at_RP < len(active_NC))[..., None]
+    inputs_RPC = torch.where(known_RP1, active_NC[at_RP.clamp(max=len(active_NC) - 1)], 0)
     if conv._transformed:
         inputs_RPC = torch.einsum("pj,rjc->rpc", torch.tensor(_INPUT), inputs_RPC)
-    depth = [
-        inputs_RPC[group * conv.dilation :][:tiles] for group in range(conv._groups)
-    ]
-    made_PTO = torch.cat(depth, dim=-1).transpose(0, 1) @ conv.weights.transpose(1, 2).flatten(2)
-    made_PTO = made_PTO[..., : conv.outputs]
+    depth = [inputs_RPC[group * conv.dilation :][:tiles] for group in range(conv._groups)]
+    weights = conv.weights.transpose(1, 2).flatten(2)
+    made_PTO = (torch.cat(depth, dim=-1).transpose(0, 1) @ weights)[..., : conv.outputs]
     if conv._transformed:
         made_PTO = torch.einsum("pi,pto->ito", _powers(TILE).float(), made_PTO)
     out_MO = torch.empty(steps, conv.outputs)
     for index, made_TO in enumerate(made_PTO):
         step_T = first_R[:tiles] + index * conv.dilation
         out_MO[step_T[step_T < steps]] = made_TO[step_T < steps]
-    for part in (conv.bias, residual_MO):
-        out_MO = out_MO if part is None else out_MO + part
-    return out_MO
+    out_MO = out_MO if conv.bias is None else out_MO + conv.bias
+    return out_MO if residual is None else out_MO + residual.joined()[:steps]
 
 
 def _powers(count: int, *, scaled: bool = False) -> Tensor:
@@ -150,20 +180,29 @@ def _tiles(steps: int, conv: ValidConv) -> tuple[int, int]:
     return tiles, tiles + (conv._groups - 1) * conv.dilation
 
 
-def _checked(x_NC: Tensor, conv: ValidConv, residual_MO: Tensor | None) -> int:
+def _pointers(steps: Steps) -> tuple[int, int, int, int]:
+    """Return address and length of both pieces; the address of zeros is 0."""
+    before = (0, steps.before) if isinstance(steps.before, int) else (steps.before.data_ptr(), len(steps.before))
+    return *before, steps.new.data_ptr(), len(steps.new)
+
+
+def _checked(x: Steps, conv: ValidConv, residual: Steps | None) -> int:
     """Return the number of output steps."""
-    steps = len(x_NC) - conv.reach
-    for name, part, shape in (
-        ("x_NC", x_NC, (len(x_NC), conv.channels)),
-        ("residual_MO", residual_MO, (steps, conv.outputs)),
-    ):
-        if part is None:
-            continue
-        check_floats(name, part, 2)
-        if part.dtype != torch.float32 or part.device.type != "cpu" or not part.is_contiguous() or part.shape != shape:
-            raise KernelError(
-                f"{name}: {part.dtype} {list(part.shape)} on {part.device} must be dense float32 {list(shape)} on the CPU"
-            )
+    steps = len(x) - conv.reach
     if steps < 1:
-        raise KernelError(f"x_NC: {len(x_NC)} steps must be more than the reach {conv.reach}")
+        raise KernelError(f"x: {len(x)} steps must be more than the reach {conv.reach}")
+    if residual is not None and len(residual) < steps:
+        raise KernelError(f"residual: {len(residual)} steps must be at least {steps}, as the outputs")
+    for name, part, width in (("x", x, conv.channels), ("residual", residual, conv.outputs)):
+        for piece in () if part is None else (part.before, part.new):
+            if not isinstance(piece, int):
+                _check_piece(name, piece, width)
     return steps
+
+
+def _check_piece(name: str, piece: Tensor, width: int) -> None:
+    check_floats(name, piece, 2)
+    if piece.dtype != torch.float32 or not is_cpu(piece) or piece.shape[1] != width or not piece.is_contiguous():
+        raise KernelError(
+            f"{name}: {piece.dtype} {list(piece.shape)} on {piece.device} must be dense float32 [steps, {width}] on the CPU"
+        )

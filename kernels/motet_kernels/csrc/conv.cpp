@@ -36,11 +36,25 @@ constexpr float OUTPUT[OUTPUTS][POINTS] = {
     {0, 1, -1, 8, -8, 0.125f, 1},
 };
 
+// Steps of `width` numbers in two pieces. Steps of an absent piece and beyond both are zeros, a null pointer.
+struct Rows {
+    const float* before;
+    int64_t before_count;
+    const float* rest;
+    int64_t rest_count, width;
+
+    const float* at(int64_t row) const {
+        if (row < before_count) return before ? before + row * width : nullptr;
+        row -= before_count;
+        return row < rest_count ? rest + row * width : nullptr;
+    }
+};
+
 struct Conv {
-    const float *x, *weights, *bias, *residual;
+    Rows x, residual;
+    const float *weights, *bias;
     float *out, *v;
-    int64_t rows, steps, channels, outputs, groups, dilation;  // rows of x; steps of out
-    int64_t tiles, v_rows;
+    int64_t steps, channels, outputs, groups, dilation, tiles, v_rows;
     float slope;
     int64_t base(int64_t tile, int size) const { return tile / dilation * size * dilation + tile % dilation; }
 };
@@ -52,10 +66,7 @@ template <int P>
 void transform(const Conv& c, int64_t tile) {
     const int64_t first = c.base(tile, P == 1 ? 1 : OUTPUTS), C = c.channels;
     const float* from[P];
-    for (int j = 0; j < P; j++) {
-        const int64_t row = first + j * c.dilation;
-        from[j] = row < c.rows ? c.x + row * C : nullptr;
-    }
+    for (int j = 0; j < P; j++) from[j] = c.x.at(first + j * c.dilation);
     float* to = c.v + tile * C;
     const int64_t point = c.v_rows * C;
     const vec slope = vset(c.slope);
@@ -150,18 +161,19 @@ void task(const Conv& c, int64_t begin, int64_t end, int64_t column) {
             UNROLL for (int i = 0; i < Y; i++) {
                 const int64_t step = first + i * c.dilation;
                 if (step >= c.steps) break;
-                const int64_t at = step * c.outputs + o;
+                const float* residual = c.residual.at(step);
+                float* out = c.out + step * c.outputs + o;
                 if (left >= W) {
                     vec sum = y[i];
                     if (c.bias) sum = sum + vload(c.bias + o);
-                    if (c.residual) sum = sum + vload(c.residual + at);
-                    vstore(c.out + at, sum);
+                    if (residual) sum = sum + vload(residual + o);
+                    vstore(out, sum);
                 } else {
                     float lanes[W];
                     vstore(lanes, y[i]);
                     for (int64_t lane = 0; lane < left; lane++)
-                        c.out[at + lane] = lanes[lane] + (c.bias ? c.bias[o + lane] : 0.0f) +
-                                           (c.residual ? c.residual[at + lane] : 0.0f);
+                        out[lane] = lanes[lane] + (c.bias ? c.bias[o + lane] : 0.0f) +
+                                    (residual ? residual[o + lane] : 0.0f);
                 }
             }
         }
@@ -187,12 +199,16 @@ void run(const Conv& c) {
 
 }  // namespace
 
-// out [steps, outputs] of x [rows, channels], rows >= steps + dilation · (taps - 1); residual and bias may be null.
-// `tiles` and `tiles + (groups - 1) · dilation` rows of scratch v [points, …, channels] as the wrapper computes them.
-EXPORT int64_t motet_conv(const float* x, const float* weights, const float* bias, const float* residual, float* out,
-                          float* v, int64_t rows, int64_t steps, int64_t channels, int64_t outputs, int64_t groups,
-                          int64_t dilation, int64_t tiles, int64_t points, float slope) {
-    const Conv c{x, weights, bias, residual, out, v, rows, steps, channels, outputs, groups, dilation,
+// out [steps, outputs] of `before` (null: zeros), x, and zeros after it; the residual likewise, and the bias may be null.
+// Scratch v is [points, tiles + (groups - 1) · dilation, channels], `tiles` as many as begin before `steps`.
+EXPORT int64_t motet_conv(const float* before, int64_t before_rows, const float* x, int64_t rows, const float* weights,
+                          const float* bias, const float* residual_before, int64_t residual_before_rows,
+                          const float* residual, int64_t residual_rows, float* out, float* v, int64_t steps,
+                          int64_t channels, int64_t outputs, int64_t groups, int64_t dilation, int64_t tiles,
+                          int64_t points, float slope) {
+    const Conv c{{before, before_rows, x, rows, channels},
+                 {residual_before, residual_before_rows, residual, residual_rows, outputs},
+                 weights, bias, out, v, steps, channels, outputs, groups, dilation,
                  tiles, tiles + (groups - 1) * dilation, slope};
     if (points == 1) run<1>(c);
     else run<POINTS>(c);
