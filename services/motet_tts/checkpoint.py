@@ -87,7 +87,7 @@ def load(config: EngineConfig) -> SpeechModel:
     settings = _settings(folder)
     check_checkpoint(folder)
     check_weights(folder / "voices")
-    kind = str(settings.get("model_type"))
+    kind = model_type(config)
     loader = FAMILIES.get(kind) or ANSWERING.get(kind)
     if loader is None:
         cause = REFUSED.get(kind, "is no speech model that is known here")
@@ -97,6 +97,11 @@ def load(config: EngineConfig) -> SpeechModel:
     own = getattr(torch, str(settings.get("dtype") or settings.get("torch_dtype")), None)
     dtype = find_dtype(config.dtype, own, device, ConfigError)
     return loader(folder, config, device=device, dtype=dtype)
+
+
+def model_type(config: EngineConfig) -> str:
+    """Return the `model_type` of the checkpoint. Raises ConfigError if its config is unreadable."""
+    return str(_settings(Path(config.model)).get("model_type"))
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -193,6 +198,8 @@ FAMILIES: dict[str, _Loader] = {
     "vibevoice": _codec_lm("vibevoice", "VibeVoice"),
     "vits": _vits,
 }
+# Families whose steps are long enough for several threads although their weights are few.
+LONG_STEPS = frozenset({"vits"})
 # Models that speak what they answer, from the states of their language model (docs/graphs.md).
 ANSWERING: dict[str, _Loader] = {
     "qwen2_5_omni": _omni("Qwen25Omni"),

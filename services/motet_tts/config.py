@@ -22,7 +22,8 @@ class EngineConfig:
     device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
     dtype: of weights and activations; "auto" is float32 on a CPU, the checkpoint's on a GPU.
         "float16" is for GPUs.
-    threads: CPU threads that compute; 0: one for a small model, else torch's own choice.
+    threads: CPU threads that compute; 0: one for a small model of short steps, else torch's own
+        choice.
     greedy: always pick the likeliest code, without noise, whatever the checkpoint's generation
         settings are.
     first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a

@@ -61,7 +61,9 @@ class ValidConv:
         points = taps_KCO.double()[None]
         if taps > 2:
             padded = F.pad(points[0], (0, 0, 0, 0, 0, -taps % TILE))
-            points = torch.einsum("pk,gkco->pgco", _powers(TILE, scaled=True), padded.unflatten(0, (-1, TILE)))
+            points = torch.einsum(
+                "pk,gkco->pgco", _powers(TILE, scaled=True), padded.unflatten(0, (-1, TILE))
+            )
         rows = F.pad(points.flatten(1, 2), (0, -outputs % _PANEL))
         weights = rows.unflatten(-1, (-1, _PANEL)).transpose(1, 2).float().contiguous()
         bias = None if bias_O is None else bias_O.float().contiguous()
@@ -111,7 +113,11 @@ class Steps:
         if isinstance(self.before, int) or first < len(self.before):
             return self.joined()[first:].clone()
         kept = self.new[first - len(self.before) :]
-        return torch.cat([kept, kept.new_zeros(self.after, kept.shape[1])]) if self.after else kept.clone()
+        return (
+            torch.cat([kept, kept.new_zeros(self.after, kept.shape[1])])
+            if self.after
+            else kept.clone()
+        )
 
 
 def convolve_valid(
@@ -182,7 +188,11 @@ def _tiles(steps: int, conv: ValidConv) -> tuple[int, int]:
 
 def _pointers(steps: Steps) -> tuple[int, int, int, int]:
     """Return address and length of both pieces; the address of zeros is 0."""
-    before = (0, steps.before) if isinstance(steps.before, int) else (steps.before.data_ptr(), len(steps.before))
+    before = (
+        (0, steps.before)
+        if isinstance(steps.before, int)
+        else (steps.before.data_ptr(), len(steps.before))
+    )
     return *before, steps.new.data_ptr(), len(steps.new)
 
 
@@ -192,7 +202,9 @@ def _checked(x: Steps, conv: ValidConv, residual: Steps | None) -> int:
     if steps < 1:
         raise KernelError(f"x: {len(x)} steps must be more than the reach {conv.reach}")
     if residual is not None and len(residual) < steps:
-        raise KernelError(f"residual: {len(residual)} steps must be at least {steps}, as the outputs")
+        raise KernelError(
+            f"residual: {len(residual)} steps must be at least {steps}, as the outputs"
+        )
     for name, part, width in (("x", x, conv.channels), ("residual", residual, conv.outputs)):
         for piece in () if part is None else (part.before, part.new):
             if not isinstance(piece, int):
@@ -202,7 +214,7 @@ def _checked(x: Steps, conv: ValidConv, residual: Steps | None) -> int:
 
 def _check_piece(name: str, piece: Tensor, width: int) -> None:
     check_floats(name, piece, 2)
-    if piece.dtype != torch.float32 or not is_cpu(piece) or piece.shape[1] != width or not piece.is_contiguous():
-        raise KernelError(
-            f"{name}: {piece.dtype} {list(piece.shape)} on {piece.device} must be dense float32 [steps, {width}] on the CPU"
-        )
+    dense = is_cpu(piece) and piece.is_contiguous() and piece.shape[1] == width
+    if not dense or piece.dtype != torch.float32:
+        found = f"{piece.dtype} {list(piece.shape)} on {piece.device}"
+        raise KernelError(f"{name}: {found} must be dense float32 [steps, {width}] on the CPU")

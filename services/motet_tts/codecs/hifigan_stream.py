@@ -29,7 +29,9 @@ class StreamedVocoder:
 
     def __init__(self, decoder: Any):
         places = count()
-        share = 1 / decoder.num_kernels  # a mean is taken by the layer after it: leaky ReLU is linear in a factor
+        share = (
+            1 / decoder.num_kernels
+        )  # a mean is taken by the layer after it: leaky ReLU is linear in a factor
         self._first = _Layer(places, decoder.conv_pre)
         self._speaker = getattr(decoder, "cond", None)
         slope = float(decoder.config.leaky_relu_slope)
@@ -37,7 +39,9 @@ class StreamedVocoder:
         for index, up in enumerate(decoder.upsampler):
             blocks = decoder.resblocks[index * decoder.num_kernels :][: decoder.num_kernels]
             layer = _Layer(places, up, slope, share if index else 1.0)
-            self._stages.append((layer, [_Block(places, block) for block in blocks], [next(places) for _ in blocks]))
+            self._stages.append(
+                (layer, [_Block(places, block) for block in blocks], [next(places) for _ in blocks])
+            )
         self._last = _Layer(places, decoder.conv_post, _LAST_SLOPE, share)
 
     def decode(

@@ -19,7 +19,7 @@ import torch
 
 from motet_kernels.runtime.device import describe, dtype_name
 from motet_shared.errors import BadRequest, Overloaded
-from motet_tts.checkpoint import SpeechModel, TokenFed, load
+from motet_tts.checkpoint import LONG_STEPS, SpeechModel, TokenFed, load, model_type
 from motet_tts.config import EngineConfig
 
 from .failures import failure, not_finite
@@ -177,6 +177,6 @@ class Engine:
 
 def _is_small(config: EngineConfig) -> bool:
     """Return True if one thread is best: layers finish before a second thread could synchronize."""
-    return (
+    return model_type(config) not in LONG_STEPS and (
         sum(file.stat().st_size for file in Path(config.model).glob("*.safetensors")) < _SMALL_MODEL
     )

@@ -1,10 +1,9 @@
 """Run VITS and MMS: a sentence's latents at once, its samples in chunks, for low latency.
 
 The same computation as transformers' `VitsModel`, whose output is the reference; noise is drawn in
-the same order from a generator seeded by (seed, sentence). The vocoder is convolutional: a chunk
-with enough frames on both sides equals that part of the whole.
+the same order from a generator seeded by (seed, sentence).
 
-Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
+Shapes: L tokens, T frames, F latent dimensions, E speaker dimensions.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, VitsModel
 from transformers.utils import is_phonemizer_available, is_uroman_available
 
-from motet_kernels import gpu
 from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
 from motet_shared.process.batch_isolation import computed
 from motet_tts.codecs.codec import on_host
-from motet_tts.codecs.hifigan import FusedVocoder
-from motet_tts.codecs.windows import hifigan_reach
+from motet_tts.codecs.vocoders import Latents, vocoder_of
 from motet_tts.engine.failures import failure
 from motet_tts.engine.utterance import Key, StepOutput, Utterance
 
@@ -43,9 +40,8 @@ class VitsSentence:
     ids: token ids.
     first_tokens: index of the first token of each word.
     speaker: embedding `[1, E, 1]`.
-    latents: `[F, T]`, once computed.
+    latents: once computed.
     starts: the first sample of each word.
-    at: frames decoded so far.
     """
 
     key: Key
@@ -53,9 +49,8 @@ class VitsSentence:
     ids: list[int]
     first_tokens: list[int]
     speaker: Tensor | None
-    latents: Tensor | None = None
+    latents: Latents | None = None
     starts: tuple[int, ...] | None = None
-    at: int = 0
 
 
 class Vits:
@@ -73,8 +68,7 @@ class Vits:
         self.device, self.dtype = device, dtype
         self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._model.duration_predictor.float()  # in 16 bits its splines would not be monotonic
-        fuses = gpu.takes(self._model.decoder.conv_pre.weight)
-        self._vocoder = FusedVocoder(self._model.decoder) if fuses else self._model.decoder
+        self._vocoder = vocoder_of(self._model.decoder)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         _check(self._tokenizer, folder)
         config = self._model.config
@@ -89,12 +83,10 @@ class Vits:
         self._frame_samples = 1
         for rate in config.upsample_rates:
             self._frame_samples *= rate
-        self._context = hifigan_reach(config)
-        # A chunk costs its context too, so it has at least as many frames as its context.
-        self._first = max(
-            self._context, round(first_chunk * self.sample_rate / self._frame_samples)
+        self._first, self._later = (
+            max(1, round(seconds * self.sample_rate / self._frame_samples))
+            for seconds in (first_chunk, chunk)
         )
-        self._chunk = max(3 * self._context, round(chunk * self.sample_rate / self._frame_samples))
         self._sentences: list[VitsSentence] = []
 
     def __len__(self) -> int:
@@ -124,16 +116,17 @@ class Vits:
     def step(self) -> list[StepOutput]:
         """Compute latents of new sentences and every sentence's next chunk.
 
-        Chunks of equal size are decoded in one pass. A sentence that fails it ends alone.
+        A sentence that fails ends alone.
         """
-        outputs, groups = [], dict[tuple[int, int, int], list[VitsSentence]]()
+        outputs, groups = [], dict[tuple[int, ...], list[VitsSentence]]()
         for sentence in self._sentences:
             try:
-                begin, end, low, high = self._planned(sentence)
+                latents = self._planned(sentence)
             except Exception as error:
                 outputs.append(StepOutput(sentence.key, error=failure(error, self.device)))
             else:
-                groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
+                group = self._vocoder.group(latents, self._end(latents))
+                groups.setdefault(group, []).append(sentence)
         rows = [sentence for group in groups.values() for sentence in group]
         waveforms = on_host(
             [waveform for group in groups.values() for waveform in computed(self._decode, group)]
@@ -161,24 +154,26 @@ class Vits:
             letter * step + offset for letter in first_letters
         ]
 
-    def _planned(self, sentence: VitsSentence) -> tuple[int, int, int, int]:
-        """Return the window that is due, after computing the latents of a new sentence."""
+    def _planned(self, sentence: VitsSentence) -> Latents:
+        """Return the latents, after computing those of a new sentence."""
         if sentence.latents is None:
             self._plan(sentence)
-        return self._window(sentence)
+        assert sentence.latents is not None
+        return sentence.latents
+
+    def _end(self, latents: Latents) -> int:
+        return self._vocoder.due(latents, self._first, self._later)
 
     def _plan(self, sentence: VitsSentence) -> None:
         """Compute the durations and latents of a sentence."""
         if not sentence.ids:
-            sentence.latents, sentence.starts = (
-                torch.zeros(self._model.config.flow_size, 0, device=self.device),
-                (),
-            )
+            nothing = torch.zeros(self._model.config.flow_size, 0, device=self.device)
+            sentence.latents, sentence.starts = Latents(nothing, sentence.speaker), ()
             return
         with _GENERATOR, torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_numbers(sentence.utterance.seed, sentence.utterance.index))
             durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
-        sentence.latents = latents_FT
+        sentence.latents = Latents(latents_FT, sentence.speaker)
         begins_L = (durations_L.cumsum(0) - durations_L) * self._frame_samples
         sentence.starts = tuple(
             int(begins_L[min(token, len(begins_L) - 1)]) for token in sentence.first_tokens
@@ -213,44 +208,24 @@ class Vits:
         mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype, device=self.device)
         return durations_L, model.flow(prior_1FT, mask_11T, speaker, reverse=True)[0]
 
-    def _window(self, sentence: VitsSentence) -> tuple[int, int, int, int]:
-        """Return (begin, end) of the frames due, and of the frames with context that they need.
-
-        The first chunk is shorter.
-        """
-        assert sentence.latents is not None
-        total = sentence.latents.shape[1]
-        begin = sentence.at
-        end = min(total, begin + (self._chunk if begin else self._first))
-        return begin, end, max(0, begin - self._context), min(total, end + self._context)
-
     def _decode(self, group: Sequence[VitsSentence]) -> list[Tensor]:
-        """Return the samples of the frames that are due, per sentence."""
-        windows = [self._window(sentence) for sentence in group]
-        begin, end, low, high = windows[0]
-        if high == low:
-            return [torch.zeros(0, device=self.device) for _ in group]
-        parts = [
-            s.latents[:, w[2] : w[3]]
-            for s, w in zip(group, windows, strict=True)
-            if s.latents is not None
-        ]
-        speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
-        speaker = torch.cat(speakers) if speakers else None
-        waveforms_BN = self._vocoder(torch.stack(parts), speaker).squeeze(1).float()
-        size = self._frame_samples
-        return [
-            waveform[(begin - low) * size : (end - low) * size].clone() for waveform in waveforms_BN
-        ]
+        """Return the samples that are due, per sentence."""
+        latents = [self._planned(sentence) for sentence in group]
+        return self._vocoder.decode(latents, [self._end(one) for one in latents])
 
     def _output(self, sentence: VitsSentence, samples: Tensor | Exception) -> StepOutput:
         if isinstance(samples, Exception):
             return StepOutput(sentence.key, error=failure(samples, self.device))
-        assert sentence.latents is not None
-        end = self._window(sentence)[1]
-        starts, sentence.at = (None if sentence.at else sentence.starts), end
-        done = end >= sentence.latents.shape[1]
-        return StepOutput(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=end)
+        latents = self._planned(sentence)
+        starts, sentence.starts = sentence.starts, None
+        return StepOutput(
+            sentence.key,
+            samples,
+            starts,
+            done=latents.at >= latents.total,
+            tokens=len(sentence.ids),
+            frames=latents.at,
+        )
 
     def check_integrity(self) -> None:
         """Do nothing: there is no state besides the list of sentences."""
