@@ -11,20 +11,11 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.voice.sentences import SENTENCES
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
 from motet_tts.engine.utterance import Utterance
 
-SENTENCES = (
-    "There are two red circles and a blue square in this picture.",
-    "The green star is bigger than the yellow circle beside it.",
-    "Can you tell me how many of these small squares are white?",
-    "My brother has never seen the sea in the middle of winter.",
-    "Nobody knows why the old clock on the wall stopped at noon.",
-    "She put the letters into a drawer and closed it without a word.",
-    "After a long walk we had some bread and tea by the river.",
-    "Please move the black circle a little further to the left.",
-)
 WARM_FRAMES = 12
 
 

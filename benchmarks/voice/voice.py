@@ -38,7 +38,9 @@ QUICK = Plan(
     asr=AsrPlan(
         shape="whisper-least", clips=((1.0, 4), (4.0, 8)), batches=(1, 2), repeats=1, rounds=1
     ),
-    tts=TtsPlan(streams=(1, 2), frames=20, repeats=1, rounds=1, vits_repeats=0),
+    tts=TtsPlan(
+        streams=(1, 2), frames=20, repeats=1, rounds=1, vits="the least size", vits_repeats=1
+    ),
     turns=TurnsPlan(turns=2, interruptions=1),
 )
 

@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for x, residual, message in (
         (Steps(0, torch.randn(2, 4)), None, "x: 2 steps"),
         (Steps(0, torch.randn(9, 5)), None, r"x: torch.float32 \[9, 5\]"),
-        (Steps(0, torch.randn(4, 9).T), None, "dense"),
+        (Steps(0, torch.randn(4, 9).T), None, "stride 9"),
         (Steps(0, torch.randn(9, 4).double()), None, "float64"),
         (Steps(0, torch.randn(9, 4)), Steps(0, torch.randn(6, 4)), "residual: 6 steps"),
     ):
