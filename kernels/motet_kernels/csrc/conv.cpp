@@ -189,7 +189,7 @@ void run(const Conv& c) {
     {
 #pragma omp for schedule(static)
         for (int64_t tile = 0; tile < c.v_rows; tile++) transform<P>(c, tile);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic) nowait
         for (int64_t index = 0; index < chunks * columns; index++) {
             const int64_t chunk = index / columns, begin = c.tiles * chunk / chunks;
             task<P>(c, begin, c.tiles * (chunk + 1) / chunks, index % columns * COLUMNS);
