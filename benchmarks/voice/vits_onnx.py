@@ -33,7 +33,7 @@ def vits_onnx(folder: Path, text: str) -> Path:
     )
 
 
-class _Graph(nn.Module):
+class Graph(nn.Module):
     """Compute speech `[1, 1, N]` of token ids `[1, L]`, with the scales as inputs."""
 
     def __init__(self, model: Any):
@@ -73,7 +73,6 @@ class _Graph(nn.Module):
 
 def _export(folder: Path, ids_1L: Tensor, path: Path) -> None:
     model: Any = VitsModel.from_pretrained(folder).eval()
-    model.decoder.remove_weight_norm() if hasattr(model.decoder.conv_pre, "weight_g") else None
     path.mkdir()
     one = torch.ones(1)
     # The exporter's last pass looks for functions of custom operators, with a package that we do not need otherwise.
@@ -81,7 +80,7 @@ def _export(folder: Path, ids_1L: Tensor, path: Path) -> None:
     with warnings.catch_warnings(), torch.inference_mode(), last_pass:
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Graph(model), (ids_1L, torch.tensor([ids_1L.shape[1]]), one, one, one), str(path / MODEL),
+            Graph(model), (ids_1L, torch.tensor([ids_1L.shape[1]]), one, one, one), str(path / MODEL),
             input_names=[*INPUTS], output_names=["y"], opset_version=17, dynamo=False,
         )  # fmt: skip
     vocab: dict[str, int] = json.loads((folder / "vocab.json").read_text())

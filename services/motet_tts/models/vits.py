@@ -69,6 +69,7 @@ class Vits:
         self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._model.duration_predictor.float()  # in 16 bits its splines would not be monotonic
         self._vocoder = vocoder_of(self._model.decoder)
+        del self._model.decoder  # the vocoder holds what it needs of it
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         _check(self._tokenizer, folder)
         config = self._model.config

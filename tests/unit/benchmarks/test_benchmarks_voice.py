@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer, VitsModel
 
 from benchmarks.engine.llm import transformers_dtype
 from benchmarks.voice import voice
@@ -19,11 +22,19 @@ from benchmarks.voice.asr import (
     asr_report,
     asr_targets,
 )
-from benchmarks.voice.checkpoint import whisper_checkpoint
+from benchmarks.voice.checkpoint import vits_checkpoint, whisper_checkpoint
 from benchmarks.voice.clips import clips
 from benchmarks.voice.speech import RATE, questions, spoken
 from benchmarks.voice.timing import WrongLength, measured
-from benchmarks.voice.tts import Stream, TtsFindings, tts_targets
+from benchmarks.voice.tts import (
+    SHERPA,
+    SHERPA_PYTHON,
+    Stream,
+    TtsFindings,
+    TtsPlan,
+    tts_report,
+    tts_targets,
+)
 from benchmarks.voice.turns import (
     AUDIBLE,
     STAGES,
@@ -36,6 +47,7 @@ from benchmarks.voice.turns import (
     turns_report,
     turns_targets,
 )
+from benchmarks.voice.vits_onnx import INPUTS, MODEL, TOKENS, Graph, vits_onnx
 from motet_shared.quantiles import quantile
 
 
@@ -187,6 +199,40 @@ def test_speech_is_judged_by_stream() -> None:
         "pocket-tts: first audio p50, alone": True,
     }
     assert quantile([1.0, 2.0], 0.5) == 1.0
+    vits = TtsPlan().vits_name
+    found = TtsFindings({vits: {1: [Stream(0.1, 1.0, 5.0)]}}, {SHERPA: "it is not installed"})
+    assert [target.what for target in tts_targets(found)] == [f"{vits}: real-time factor, 1 stream"]
+    assert "* sherpa-onnx is absent: it is not installed" in tts_report(found)
+    found = TtsFindings({**found.spoken, SHERPA: {1: [Stream(1.5, 1.5, 5.0)]}})
+    (peer, factor) = tts_targets(found)
+    assert (peer.what, peer.value, peer.met) == ("motet / sherpa-onnx, 1 stream", 1.5, True)
+    assert (factor.value, factor.met) == (0.2, True)
+    assert f"{vits} is 1.50 times as fast as sherpa-onnx" in tts_report(found)
+
+
+def test_vits_is_exported_as_sherpa_onnx_reads_it(cache: Path) -> None:
+    folder = vits_checkpoint(cache, "the least size")
+    text = "so."
+    exported = vits_onnx(folder, text)
+    content = (exported / MODEL).read_bytes()
+    for name in INPUTS:
+        assert name.encode() in content
+    for key, value in (("frontend", "characters"), ("comment", "mms-tts"), ("add_blank", "1")):
+        assert (
+            bytes([len(key)]) + key.encode() + bytes([18, len(value)]) + value.encode() in content
+        )
+    assert "  1\n" in (exported / TOKENS).read_text()
+    assert vits_onnx(folder, "we") == exported  # as many tokens
+    model = VitsModel.from_pretrained(folder).eval()
+    tokens_of = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    nothing, one = torch.zeros(1), torch.ones(1)
+    length = torch.tensor([tokens_of["input_ids"].shape[1]])
+    with torch.inference_mode():
+        got = Graph(model)(tokens_of["input_ids"], length, nothing, one, nothing)
+        wanted = model(**tokens_of).waveform
+        slow = Graph(model)(tokens_of["input_ids"], length, nothing, 2 * one, nothing)
+    torch.testing.assert_close(got[0], wanted, rtol=0, atol=1e-5)
+    assert slow.shape[-1] > 1.5 * got.shape[-1]
 
 
 def test_missing_speech_models_are_reported(
@@ -204,6 +250,7 @@ def test_recognizers_and_voices_are_measured(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WHISPER_PYTHON, "/usr/bin/false")
+    peer = bool(os.environ.get(SHERPA_PYTHON))
     output = tmp_path / "voice.json"
     only = ["--only", "asr", "tts", "--cache", str(cache), "--output", str(output)]
     voice.main(
@@ -230,11 +277,13 @@ def test_recognizers_and_voices_are_measured(
     for runs in ours.values():
         assert all(seconds > 0 for seconds in (runs["features"][0], runs["whole"][0]))
     assert list(found["asr"]["missing"]) == ["faster-whisper int8"]
-    (streams,) = found["tts"]["spoken"].values()
-    assert [len(rows) for rows in streams.values()] == [1, 2]
-    assert all(
-        0 < row["first"] <= row["last"] and row["speech"] > 0.5
-        for rows in streams.values()
-        for row in rows
-    )
+    assert len(found["tts"]["spoken"]) == (3 if peer else 2)
+    assert list(found["tts"]["missing"]) == ([] if peer else [SHERPA])
+    for name, streams in found["tts"]["spoken"].items():
+        assert [len(rows) for rows in streams.values()] == [1] if name == SHERPA else [1, 2]
+        assert all(
+            0 < row["first"] <= row["last"] and row["speech"] > 0.5
+            for rows in streams.values()
+            for row in rows
+        )
     assert "Load average" in capsys.readouterr().out
