@@ -110,14 +110,9 @@ class Steps:
 
     def tail(self, first: int) -> Tensor:
         """Return a copy of the steps from `first` on."""
-        if isinstance(self.before, int) or first < len(self.before):
-            return self.joined()[first:].clone()
-        kept = self.new[first - len(self.before) :]
-        return (
-            torch.cat([kept, kept.new_zeros(self.after, kept.shape[1])])
-            if self.after
-            else kept.clone()
-        )
+        before = self.before if isinstance(self.before, int) else len(self.before)
+        kept = self.joined()[first:] if self.after or first < before else self.new[first - before :]
+        return kept.clone()
 
 
 def convolve_valid(
