@@ -261,7 +261,7 @@ def test_nan_ends_its_sentence_and_leaves_nothing_behind(
         def planned(sentence: Any) -> None:
             plan(sentence)
             if sentence.key == BAD:
-                sentence.latents = sentence.latents * torch.nan
+                sentence.latents.frames = sentence.latents.frames * torch.nan
 
         monkeypatch.setattr(model, "_plan", planned)
     found = spoken(made, *keys)
