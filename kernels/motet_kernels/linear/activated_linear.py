@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from motet_kernels import gates
 from motet_kernels.linear.linear import Linear, input_arguments
@@ -64,11 +64,11 @@ def _fused(
     linear: Linear, x: Tensor, activation: str, dtype: torch.dtype, *, gated: bool
 ) -> Tensor | None:
     """Return the result of the one kernel; None where it is of no use."""
+    if not _is_plain(linear) or not linear.is_exact:
+        return None
     rows, width = x.numel() // linear.in_features, linear.out_features // (1 + gated)
     if (
-        type(linear) is not Linear
-        or not linear.is_exact
-        or rows < MANY_ROWS
+        rows < MANY_ROWS
         or not is_cpu(x)
         or (gated and linear.out_features % (2 * PANEL))
         or (gated and activation == "gelu")
@@ -87,9 +87,13 @@ def _fused(
     return out
 
 
+def _is_plain(linear: nn.Module) -> bool:
+    return isinstance(linear, Linear) and linear.is_plain
+
+
 def _wide(linear: Linear, x: Tensor) -> Tensor:
     """Return the product in float32, or in the type of x where the format computes in another way."""
-    if type(linear) is Linear and is_cpu(x):
+    if _is_plain(linear) and is_cpu(x):
         return linear.into(torch.float32, x)
     out: Tensor = linear(x)
     return out

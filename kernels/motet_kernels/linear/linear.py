@@ -79,6 +79,11 @@ class Linear(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight_arguments = self._addresses()
 
+    @property
+    def is_plain(self) -> bool:
+        """Return True if this is all that a call computes: panels of a CPU, and no hooks."""
+        return type(self) is Linear and not (self._forward_hooks or self._forward_pre_hooks)
+
     @classmethod
     def from_panels(cls, weight_NK: Tensor, bias_N: Tensor | None, form: str) -> Linear:
         """Pack checked weights in panels, for the CPU."""
@@ -104,7 +109,7 @@ class Linear(nn.Module):
         return self._multiply(x, residual, shape, x.dtype)
 
     def into(self, dtype: torch.dtype, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return what `forward` does, in `dtype`, float32 or bfloat16: for weights packed in panels.
+        """Return what `forward` does, in `dtype`, float32 or bfloat16, if `is_plain`.
 
         The residual is of that type.
         """

@@ -179,7 +179,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the output; a `residual` of x's shape is added to it."""
         down, linear = self.down_proj, self.gate_up.linear
-        if type(down) is Linear and down.format == "bfloat16":
+        if isinstance(down, Linear) and down.is_plain and down.format == "bfloat16":
             # It rounds its input to bfloat16: better where that is made.
             hidden = gated_linear(linear, x, self.activation, dtype=torch.bfloat16)
             return down.into(x.dtype, hidden, residual)
