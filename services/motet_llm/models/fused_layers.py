@@ -180,8 +180,7 @@ class Mlp(nn.Module):
         """Return the output; a `residual` of x's shape is added to it."""
         down, linear = self.down_proj, self.gate_up.linear
         if isinstance(down, Linear) and down.is_plain and down.format == "bfloat16":
-            # It rounds its input to bfloat16: better where that is made.
-            hidden = gated_linear(linear, x, self.activation, dtype=torch.bfloat16)
+            hidden = gated_linear(linear, x, self.activation, narrows=True)
             return down.into(x.dtype, hidden, residual)
         output: Tensor = down(gated_linear(linear, x, self.activation), residual)
         return output
