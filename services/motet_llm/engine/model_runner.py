@@ -55,8 +55,8 @@ from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
 from motet_models.graph_sizes import StepShape, graph_sizes
 from motet_shared.errors import ConfigError
-from motet_shared.process.memory_turn import MemoryTurn
 from motet_shared.process.freed_memory import return_freed
+from motet_shared.process.memory_turn import MemoryTurn
 from motet_shared.process.starts import START
 
 from .decode_graphs import DecodeGraphs, is_plain_decode
