@@ -148,7 +148,11 @@ def switches(plan: Plan) -> list[Switch]:
         ),
         *(
             Switch(
-                f"latency_goal by default against 0, {what}", {}, {"latency_goal": 0.0}, jobs, figure
+                f"latency_goal by default against 0, {what}",
+                {},
+                {"latency_goal": 0.0},
+                jobs,
+                figure,
             )
             for jobs in (one_and_long, eight_and_long)
             for what, figure in (("1/TTFT", promptness), ("1/p99 ITL", smoothness))

@@ -70,7 +70,9 @@ def _read(pid: int, name: str) -> ProcessMemory | None:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")}
+    sizes = {
+        line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")
+    }
     if "Pss" not in sizes:
         return None
     kinds = (sizes[f"Pss_{kind}"] for kind in ("Anon", "Shmem", "File"))

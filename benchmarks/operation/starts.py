@@ -234,9 +234,7 @@ async def _first_token(url: str) -> None:
 def targets(runs: Sequence[Run], plan: Plan) -> list[Target]:
     first, worker, memory = (
         statistics.median(values)
-        for values in zip(
-            *((r.first_token, r.worker, total(r.memory)) for r in runs), strict=True
-        )
+        for values in zip(*((r.first_token, r.worker, total(r.memory)) for r in runs), strict=True)
     )
     stack = "chat alone" if plan.chat_only else "default stack"
     return [
@@ -271,7 +269,10 @@ def _memory_table(runs: Sequence[Run]) -> str:
     """Return the memory of each process of the round whose total is the median."""
     processes = sorted(runs, key=lambda run: total(run.memory))[len(runs) // 2].memory
     rows = [
-        [one.name, *(f"{size / 1e6:,.0f}" for size in (one.pss, one.anonymous, one.shared, one.files))]
+        [
+            one.name,
+            *(f"{size / 1e6:,.0f}" for size in (one.pss, one.anonymous, one.shared, one.files)),
+        ]
         for one in [*processes, _sum(processes)]
     ]
     return table(["MB of", "PSS", "anonymous", "shared", "files"], rows)

@@ -43,10 +43,10 @@ class TokenBudget:
 
         chunk = max((decode_slowdown - 1) · t(rows), latency_goal - t(rows)) / c
 
-    prefill tokens; without a latency_goal, `SHARED_GOAL` / rows stands for it. An urgent request may slow streams down more, by `URGENT_SLOWDOWN`: one that was
-    interrupted (moved here or preempted, so that its stream stands still meanwhile), and one that is
-    crowded out: the streams it slows down are mostly of one tenant, which was served at least as
-    much.
+    prefill tokens; without a latency_goal, `SHARED_GOAL` / rows stands for it. An urgent request may
+    slow streams down more, by `URGENT_SLOWDOWN`: one that was interrupted (moved here or preempted,
+    so that its stream stands still meanwhile), and one that is crowded out: the streams it slows
+    down are mostly of one tenant, which was served at least as much.
 
     streams: requests that decode in the step.
     spent: tokens prefilled so far by all requests together.

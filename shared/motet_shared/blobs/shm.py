@@ -2,7 +2,8 @@
 
 A segment is a file in /dev/shm, mapped by its owner for writing and by readers for reading: header,
 key table, bytes. It is found by name, takes memory from its beginning on, in steps, as its owner
-needs it, and is removed when its owner is gone. `blobs.lease` decides which reader may read what, and when a range is reused.
+needs it, and is removed when its owner is gone. `blobs.lease` decides which reader may read what,
+and when a range is reused.
 
 A reader finds the key of its blob in the table, copies the bytes, and checks the table again: the
 owner erases an entry before the bytes are overwritten, and keys are never reused, so bytes of
