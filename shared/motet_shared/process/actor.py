@@ -37,6 +37,7 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
+from .freed_memory import return_freed
 from .memory_turn import MemoryTurn, abandon_turns
 from .starts import START, collect_rarely, go_on, process_began
 
@@ -214,6 +215,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     try:
         await _first(actor.start(), stopping.wait())
         collect_rarely()
+        return_freed()
         await _first(actor.wait_crashed(), stopping.wait())
     except ConfigError:
         await bus.close()
