@@ -33,14 +33,13 @@ from motet_shared.errors import ConfigError
 from .families import EncoderFamily, FixedResolution
 from .native import NativeResolution
 from .omni import Omni
-from .packed import pack
+from .packed import leave_out, pack
 from .pixtral import Pixtral
 from .processed import Processed
 from .processors import load_processor
 from .sounds import Sounds
 from .tiles import Tiles
 from .tower_attention import prefers_packed_attention, use_packed_attention
-from .unread import leave_out
 from .voxtral import Voxtral
 
 _LOAD_ERRORS = (

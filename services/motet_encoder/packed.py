@@ -1,12 +1,17 @@
 """Run a tower on Motet's kernels: packed matrices, norms and activations in transformers' modules.
 
 On a CPU the result of a row depends on that row alone, so pictures do not depend on their batch.
+Parts that no feature reads are left out: LLaVA and its relatives take their features from a layer
+before the last one (`vision_feature_layer`), while transformers computes the whole tower.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import GELUTanh, SiLUActivation
 
 from motet_kernels import gpu
@@ -119,6 +124,50 @@ def _matrix(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
 
 def _is_one_patch(conv: nn.Conv3d) -> bool:
     return conv.kernel_size == conv.stride and conv.groups == 1 and not any(map(int, conv.padding))
+
+
+def leave_out(towers: PreTrainedModel) -> None:
+    """Replace what no feature of `towers` depends on; the numbers of the other layers stay."""
+    for module in towers.modules():
+        if getattr(
+            module, "use_head", False
+        ):  # its result is `pooler_output`, a vector per picture
+            module.use_head = False
+            del module.head
+    tower = getattr(towers, "vision_tower", None)
+    wanted = getattr(towers.config, "vision_feature_layer", None)
+    if isinstance(tower, PreTrainedModel) and wanted is not None:
+        layers = _layers(tower)
+        deepest = max(_number(index, len(layers)) for index in _as_list(wanted))
+        for layer in layers[deepest:]:
+            _skip(layer)
+
+
+def _as_list(wanted: int | list[int]) -> list[int]:
+    return [wanted] if isinstance(wanted, int) else list(wanted)
+
+
+def _number(index: int, num_layers: int) -> int:
+    """Return the number of layers below hidden state `index`, of which there are `num_layers` + 1."""
+    return index if index >= 0 else num_layers + 1 + index
+
+
+def _layers(tower: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers whose outputs are the tower's hidden states, in order."""
+    recorded = getattr(tower, "_can_record_outputs", None) or {}
+    kind: Any = recorded.get("hidden_states")
+    return [] if kind is None else [m for m in tower.modules() if isinstance(m, kind)]
+
+
+def _skip(layer: nn.Module) -> None:
+    """Make a layer return its input, and drop its weights."""
+    for name in list(layer._modules):
+        delattr(layer, name)
+    layer.forward = _unchanged
+
+
+def _unchanged(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
 
 
 class PatchMatrix(nn.Module):
