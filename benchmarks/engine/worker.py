@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.engine.prompts import prompts_of
 from benchmarks.engine.turns import serve
+from motet_shared.process.starts import collect_rarely
 
 Run = dict[str, Any]
 
@@ -47,6 +48,7 @@ class Motet:
             max_running=most, device=task["device"], **task.get("options", {}),
         )  # fmt: skip
         self._engine = Engine(config)
+        collect_rarely()
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
         from motet_llm.engine.outputs import StepOutput

@@ -22,6 +22,7 @@ from transformers import AutoModelForImageTextToText
 from motet_encoder.checkpoint import load_family
 from motet_encoder.engine import Engine
 from motet_encoder.families import Prepared
+from motet_shared.process.starts import collect_rarely
 
 Encoder = Callable[[list[Prepared]], list[Tensor]]
 
@@ -43,6 +44,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         f"transformers {task['dtype']}, one batch": lambda given: _features(theirs, given),
     }
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    collect_rarely()
     made: dict[str, list[Tensor]] = {}
     for repeat in range(task["rounds"] + 1):
         for name, encoder in encoders.items():

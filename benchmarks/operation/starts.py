@@ -1,8 +1,9 @@
 """Measure the time from `motet up` to the first chat token, and to start another decode worker.
 
 `python benchmarks/run.py starts --help`. Each round is a `motet up` with the bundled models and all
-services, one question as soon as the stack is ready, then `motet scale decode=2`. Stages are those
-that each process logs when it is ready. The numbers go to `results/starts.json`.
+services, one question as soon as the stack is ready, a pause after which the memory of its
+processes is read, then `motet scale decode=2`. Stages are those that each process logs when it is
+ready. The numbers go to `results/starts.json`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.operation.memory import ProcessMemory, memory_of, total
 from benchmarks.stack.stack import STOP_SECONDS
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
@@ -31,7 +33,8 @@ from motet_shared.testing import free_port
 RESULTS = RESULTS_FOLDER / "starts.json"
 MODEL = "pocket-chat"
 QUESTION = "There are two red circles and a blue square. How many circles are there?"
-CHAT_LIMIT, WORKER_LIMIT = 10.0, 6.0  # seconds
+CHAT_LIMIT, WORKER_LIMIT = 10.0, 3.0  # seconds
+MEMORY_LIMIT = 1.2e9  # bytes of the idle stack with all services
 TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
 _STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up", "registered")
 
@@ -40,25 +43,31 @@ _STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up
 class Plan:
     """Define how much is measured.
 
-    chat_only: run only the services of chat.
+    chat_only: run only the services of chat. idle: seconds between the first token and the reading
+    of the memory.
     """
 
     rounds: int = 5
     chat_only: bool = False
+    idle: float = 20.0
 
 
-QUICK = Plan(rounds=1, chat_only=True)
+QUICK = Plan(rounds=1, chat_only=True, idle=0.5)
 
 
 @dataclass
 class Run:
-    """Hold one round: seconds until ready, the first token and another worker, and stages by role."""
+    """Hold one round: seconds until ready, the first token and another worker, and stages by role.
+
+    memory: of the idle stack, by process.
+    """
 
     ready: float = 0.0
     first_token: float = 0.0
     worker: float = 0.0
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
     worker_stages: dict[str, float] = field(default_factory=dict)
+    memory: list[ProcessMemory] = field(default_factory=list)
 
 
 class Up:
@@ -103,6 +112,13 @@ class Up:
         """Return the stages of the ready instances of a role, in order."""
         found = [ready for ready in self.ready if ready["role"] == role]
         return [{stage: ready[stage] for stage in _STAGES if stage in ready} for ready in found]
+
+    async def memory(self) -> list[ProcessMemory]:
+        """Return the memory of its processes, named after their roles."""
+        async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as http:
+            reply = (await http.get(f"{self.url}/metrics/stack")).raise_for_status()
+        names = {one["pid"]: one["role"] for one in reply.json()["instances"]}
+        return await asyncio.to_thread(memory_of, self._process.pid, names)
 
     async def scale(self, *counts: str) -> None:
         """Run `motet scale`. Raises RuntimeError if it fails."""
@@ -161,17 +177,19 @@ async def measure(plan: Plan) -> list[Run]:
     for number in range(plan.rounds):
         print(f"  round {number + 1} ...", flush=True)
         async with running(plan) as up:
-            runs.append(await _run(up))
+            runs.append(await _run(up, plan.idle))
     return runs
 
 
-async def _run(up: Up) -> Run:
+async def _run(up: Up, idle: float) -> Run:
     run = Run()
     await _until_ready(up)
     run.ready = monotonic() - up.began
     await _first_token(up.url)
     run.first_token = monotonic() - up.began
     await up.until({"decode": 1})
+    await asyncio.sleep(idle)
+    run.memory = await up.memory()
     requested = monotonic()
     scaling = asyncio.create_task(up.scale("decode=2"))
     try:
@@ -213,18 +231,20 @@ async def _first_token(url: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- telling
-def targets(runs: Sequence[Run]) -> list[Target]:
-    first, worker = (
-        statistics.median(times)
-        for times in zip(*((r.first_token, r.worker) for r in runs), strict=True)
+def targets(runs: Sequence[Run], plan: Plan) -> list[Target]:
+    first, worker, memory = (
+        statistics.median(values)
+        for values in zip(*((r.first_token, r.worker, total(r.memory)) for r in runs), strict=True)
     )
+    stack = "chat alone" if plan.chat_only else "default stack"
     return [
         Target("`motet up` to the first chat token", first, CHAT_LIMIT, "s"),
         Target("another decode worker, until ready", worker, WORKER_LIMIT, "s"),
+        Target(f"idle {stack}, PSS", memory / 1e9, MEMORY_LIMIT / 1e9, "GB"),
     ]
 
 
-def report(runs: Sequence[Run]) -> str:
+def report(runs: Sequence[Run], plan: Plan) -> str:
     whole = [
         ["ready", *_spread([run.ready for run in runs])],
         ["first chat token", *_spread([run.first_token for run in runs])],
@@ -239,9 +259,28 @@ def report(runs: Sequence[Run]) -> str:
         [
             table(["seconds until", "median", "least", "most"], whole),
             table(["seconds of", "all", *_STAGES], lines),
-            targets_table(targets(runs)),
+            _memory_table(runs),
+            targets_table(targets(runs, plan)),
         ]
     )
+
+
+def _memory_table(runs: Sequence[Run]) -> str:
+    """Return the memory of each process of the round whose total is the median."""
+    processes = sorted(runs, key=lambda run: total(run.memory))[len(runs) // 2].memory
+    rows = [
+        [
+            one.name,
+            *(f"{size / 1e6:,.0f}" for size in (one.pss, one.anonymous, one.shared, one.files)),
+        ]
+        for one in [*processes, _sum(processes)]
+    ]
+    return table(["MB of", "PSS", "anonymous", "shared", "files"], rows)
+
+
+def _sum(processes: Sequence[ProcessMemory]) -> ProcessMemory:
+    sizes = ([one.pss, one.anonymous, one.shared, one.files] for one in processes)
+    return ProcessMemory("all", *map(sum, zip(*sizes, strict=True)))
 
 
 def _spread(values: Sequence[float]) -> list[str]:
@@ -267,8 +306,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(measure(plan))
-    print(f"{load_line(before)}\n\n{report(runs)}", flush=True)
-    write(args.file, before, plan, {"runs": runs}, targets(runs))
+    print(f"{load_line(before)}\n\n{report(runs, plan)}", flush=True)
+    write(args.file, before, plan, {"runs": runs}, targets(runs, plan))
 
 
 if __name__ == "__main__":

@@ -9,17 +9,16 @@ only: they depend on the machine.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.report.runs import measured
 from benchmarks.report.summary import TARGETS_FOLDER, Kept, figure, kept
 from benchmarks.support.document import conditions, load_line
 from benchmarks.support.measures import Target, table
-from benchmarks.support.paths import ROOT
 
 CHECKS: dict[str, tuple[str, ...]] = {
     "codes": ("--threads", "1", "--steps", "40"),
@@ -64,29 +63,6 @@ def compared(before: Kept, now: Kept) -> Iterator[Compared]:
             yield Compared(now.name, by_name[target.what], target)
 
 
-def measured(name: str, arguments: Sequence[str], folder: Path) -> Kept:
-    """Run a benchmark, and return its targets.
-
-    Raises RuntimeError with the end of its output if it fails, or takes longer than `TIMEOUT`.
-    """
-    output = folder / f"{name}.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), name, *arguments]
-    try:
-        ended = subprocess.run(
-            [*command, "--output", str(output)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=TIMEOUT,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{name} took longer than {TIMEOUT:g} s") from error
-    if ended.returncode:
-        raise RuntimeError(f"{name} ended with {ended.returncode}: {ended.stdout[-2000:]}")
-    return kept(output)
-
-
 def report(found: Sequence[Compared], tolerance: float) -> str:
     rows = [
         [
@@ -120,7 +96,9 @@ def main(argv: Iterable[str] | None = None) -> int:
                 print(f"{name}: nothing was kept; `make bench ARGS='summary --take FILE'` does it")
                 continue
             print(f"{name} …", flush=True)
-            found += compared(kept(path), measured(name, CHECKS[name], Path(folder)))
+            found += compared(
+                kept(path), measured(name, CHECKS[name], Path(folder), timeout=TIMEOUT)
+            )
     print(f"\n{load_line(before)}; {before['processor']}\n\n{report(found, args.tolerance)}")
     return int(any(one.is_worse(args.tolerance) for one in found))
 

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.voice.clips import RATE, Sound, clips
 from benchmarks.voice.timing import Part, Recognizer, Times, measured
+from motet_shared.process.starts import collect_rarely
 
 
 class Motet:
@@ -30,6 +31,7 @@ class Motet:
             **task.get("options", {}),
         )  # fmt: skip
         self._engine: Any = load_engine(config)
+        collect_rarely()
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         from motet_asr.engine.request import TranscriptionOptions

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from motet_kernels import gpu
-from motet_kernels.runtime.arguments import GPU_FLOATS, is_cpu
+from motet_kernels.runtime.arguments import FLOATS, GPU_FLOATS, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 
-_GATE = Kernel("motet_gate", "pipiii")
-_GATED_KERNEL = Kernel("motet_gated", "pipiii")
+_GATE = Kernel("motet_gate", "piipiii")
+_GATED_KERNEL = Kernel("motet_gated", "piipiii")
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -70,8 +70,8 @@ def gated(x: Tensor, activation: str) -> Tensor:
     """Return `activation(gate) · up` of rows `[..., 2C]` that hold both: `[..., C]` in x's type.
 
     `activation` is "silu" or "gelu_tanh"; the gate is the first half of a row. x is float32,
-    bfloat16 or float16, as for the activations; native for float32 on the CPU. Raises `KernelError`
-    on others and on an odd width.
+    bfloat16 or float16, as for the activations; native for float32 and bfloat16 on the CPU. Raises
+    `KernelError` on others and on an odd width.
     """
     if activation not in _GATED or x.shape[-1] % 2:
         raise KernelError(
@@ -83,13 +83,14 @@ def gated(x: Tensor, activation: str) -> Tensor:
         from motet_kernels.gpu import gates as kernels
 
         return kernels.gated(_rows(x), activation).view(*x.shape[:-1], x.shape[-1] // 2)
-    native = _GATED_KERNEL.native() if is_cpu(x) and x.dtype == torch.float32 else None
+    native = _GATED_KERNEL.native() if is_cpu(x) and x.dtype in FLOATS else None
     if native is None:
         return gated_torch(x, activation)
     x_MC = _rows(x)
-    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2)
+    out = torch.empty(*x.shape[:-1], x.shape[-1] // 2, dtype=x.dtype)
     kind = list(_GATED).index(activation)
-    native(x_MC.data_ptr(), x_MC.stride(0), out.data_ptr(), len(x_MC), out.shape[-1], kind)
+    rows = x_MC.data_ptr(), x.dtype == torch.bfloat16, x_MC.stride(0)
+    native(*rows, out.data_ptr(), len(x_MC), out.shape[-1], kind)
     return out
 
 
@@ -119,11 +120,12 @@ def _gate(x_MC: Tensor, name: str) -> Tensor:
         from motet_kernels.gpu import gates as kernels
 
         return kernels.activated(x_MC, name)
-    native = _GATE.native() if is_cpu(x_MC) and x_MC.dtype == torch.float32 else None
+    native = _GATE.native() if is_cpu(x_MC) and x_MC.dtype in FLOATS else None
     if native is None:
         return activated_torch(x_MC, name)
-    out_MC = torch.empty(x_MC.shape)
-    native(x_MC.data_ptr(), x_MC.stride(0), out_MC.data_ptr(), *x_MC.shape, _KINDS[name])
+    out_MC = torch.empty(x_MC.shape, dtype=x_MC.dtype)
+    rows = x_MC.data_ptr(), x_MC.dtype == torch.bfloat16, x_MC.stride(0)
+    native(*rows, out_MC.data_ptr(), *x_MC.shape, _KINDS[name])
     return out_MC
 
 

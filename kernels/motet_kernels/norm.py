@@ -12,31 +12,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from motet_kernels import gpu
-from motet_kernels.runtime.arguments import check_device, check_floats, is_cpu
+from motet_kernels.runtime.arguments import FLOATS, check_device, check_floats, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 
-_RMS = Kernel("motet_rms_norm", "pippiiff")
-_LAYER = Kernel("motet_layer_norm", "pipppiif")
+_RMS = Kernel("motet_rms_norm", "piippiiff")
+_LAYER = Kernel("motet_layer_norm", "piipppiif")
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """Return `x / sqrt(mean(x²) + eps) · (offset + weight)` over the last dimension of x.
 
     x is `[..., C]`, the result of the same shape and type. Weights are dense float32. Native for
-    float32 on the CPU. Raises `KernelError` on others.
+    float32 and bfloat16 on the CPU. Raises `KernelError` on others.
     """
     _check_rms(x, weight_C)
     if gpu.takes(x):
         from motet_kernels.gpu import norm as kernels
 
         return kernels.rms_norm(_rows(x), weight_C, eps, offset).view(x.shape)
-    native = _RMS.native() if is_cpu(x) and x.dtype == torch.float32 else None
+    native = _RMS.native() if is_cpu(x) and x.dtype in FLOATS else None
     if native is None:
         return rms_norm_torch(x, weight_C, eps, offset)
-    x_MC, out = _rows(x), torch.empty(x.shape)
+    x_MC, out = _rows(x), torch.empty(x.shape, dtype=x.dtype)
     native(
         x_MC.data_ptr(),
+        x.dtype == torch.bfloat16,
         x_MC.stride(0),
         weight_C.data_ptr(),
         out.data_ptr(),
@@ -74,7 +75,7 @@ def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tenso
     """Return `(x - mean) / sqrt(variance + eps) · weight + bias` over the last dimension of x.
 
     x is `[..., C]`, the result of the same shape and type. Weights and biases are dense float32.
-    Native for float32 on the CPU. Raises `KernelError` on others.
+    Native for float32 and bfloat16 on the CPU. Raises `KernelError` on others.
     """
     for name, part in (("weight_C", weight_C), ("bias_C", bias_C)):
         if part.dtype != torch.float32 or part.shape != x.shape[-1:] or not part.is_contiguous():
@@ -86,12 +87,13 @@ def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tenso
         from motet_kernels.gpu import norm as kernels
 
         return kernels.layer_norm(_rows(x), weight_C, bias_C, eps).view(x.shape)
-    native = _LAYER.native() if is_cpu(x) and x.dtype == torch.float32 else None
+    native = _LAYER.native() if is_cpu(x) and x.dtype in FLOATS else None
     if native is None:
         return layer_norm_torch(x, weight_C, bias_C, eps)
-    x_MC, out = _rows(x), torch.empty(x.shape)
+    x_MC, out = _rows(x), torch.empty(x.shape, dtype=x.dtype)
     weights = weight_C.data_ptr(), bias_C.data_ptr()
-    native(x_MC.data_ptr(), x_MC.stride(0), *weights, out.data_ptr(), *x_MC.shape, eps)
+    rows = x_MC.data_ptr(), x.dtype == torch.bfloat16, x_MC.stride(0)
+    native(*rows, *weights, out.data_ptr(), *x_MC.shape, eps)
     return out
 
 

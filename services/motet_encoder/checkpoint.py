@@ -25,7 +25,6 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
-from motet_kernels import gpu
 from motet_kernels.runtime.device import dtype_name, find_dtype
 from motet_models.checkpoints import check_checkpoint
 from motet_models.image_support import HEARING_TYPES, MODEL_TYPES, accepts_audio
@@ -34,13 +33,13 @@ from motet_shared.errors import ConfigError
 from .families import EncoderFamily, FixedResolution
 from .native import NativeResolution
 from .omni import Omni
-from .packed import pack
+from .packed import leave_out, pack
 from .pixtral import Pixtral
 from .processed import Processed
 from .processors import load_processor
 from .sounds import Sounds
 from .tiles import Tiles
-from .tower_attention import use_packed_attention
+from .tower_attention import prefers_packed_attention, use_packed_attention
 from .voxtral import Voxtral
 
 _LOAD_ERRORS = (
@@ -121,8 +120,9 @@ def load_family(
     own = config.dtype or getattr(tower, "dtype", None) or config.get_text_config().dtype
     dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
     towers = _load_towers(folder, config, dtype).to(device)
+    leave_out(towers)
     pack(towers, weights)
-    if gpu.is_gpu(device) and not hears:
+    if not hears and prefers_packed_attention(device, dtype):
         use_packed_attention(towers)
     return (family or (Sounds if hears else Processed))(towers, processor, tokenizer)
 

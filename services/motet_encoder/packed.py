@@ -1,22 +1,30 @@
-"""Run a tower on Motet's kernels: transformers' modules with packed matrices and a faster GELU.
+"""Run a tower on Motet's kernels: packed matrices, norms and activations in transformers' modules.
 
-On a CPU the result of a row depends on that row alone, so pictures do not depend on their batch. On
-a GPU layer norms and attention are replaced too.
+On a CPU the result of a row depends on that row alone, so pictures do not depend on their batch.
+Parts that no feature reads are left out: LLaVA and its relatives take their features from a layer
+before the last one (`vision_feature_layer`), while transformers computes the whole tower.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUTanh
+from transformers import PreTrainedModel
+from transformers.activations import GELUTanh, SiLUActivation
 
 from motet_kernels import gpu
 from motet_kernels.gates import gelu_tanh
+from motet_kernels.linear.activated_linear import activated_linear, gated_linear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.pack import pack_linear
-from motet_kernels.norm import layer_norm
+from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 
+_ACTIVATIONS: dict[type, str] = {SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh"}
+_COMPARED = 4  # rows
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative
 _LANGUAGE_TENSORS = ("language_model", "text_model")
 
 
@@ -35,8 +43,6 @@ def pack(model: nn.Module, weights: str) -> None:
             continue
         for child_name, child in list(parent.named_children()):
             packed = _packed(child, weights)
-            if packed is None and gpu.is_gpu(device):
-                packed = _on_gpu(child)
             if packed is not None:
                 setattr(parent, child_name, packed)
 
@@ -49,18 +55,66 @@ def _packed(module: nn.Module, weights: str) -> nn.Module | None:
         return PatchMatrix(module)
     if isinstance(module, GELUTanh):
         return FastGELU()
-    return None
-
-
-def _on_gpu(module: nn.Module) -> nn.Module | None:
-    """Return a further replacement of a module on a GPU, where every launch counts, or None."""
     if (
         type(module) is nn.LayerNorm
         and len(module.normalized_shape) == 1
         and module.bias is not None
     ):
         return FastNorm(module)
-    return None
+    return _rms_norm(module) or _gated_mlp(module, weights) or _mlp(module, weights)
+
+
+def _rms_norm(module: nn.Module) -> nn.Module | None:
+    """Return a module that computes the same as `module`, if that is a root mean square norm."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = getattr(module, "weight", None)
+    if (
+        not type(module).__name__.endswith("RMSNorm")
+        or not isinstance(weight, Tensor)
+        or weight.dim() != 1
+        or not isinstance(eps, float)
+    ):
+        return None
+    fast = FastRMSNorm(weight, eps)
+    return fast if _same(fast, module, len(weight), weight) else None
+
+
+def _gated_mlp(module: nn.Module, weights: str) -> nn.Module | None:
+    """Return a module that computes `down(activation(gate(x)) · up(x))`, if `module` does."""
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    activation = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)))
+    if (
+        not (type(gate) is type(up) is type(down) is nn.Linear)
+        or (gate.bias is None) != (up.bias is None)
+        or gate.out_features != up.out_features
+        or activation is None
+    ):
+        return None
+    exact = GatedMLP(gate, up, down, activation, "exact")
+    if not _same(exact, module, gate.in_features, gate.weight):
+        return None
+    return exact if weights == "exact" else GatedMLP(gate, up, down, activation, weights)
+
+
+def _mlp(module: nn.Module, weights: str) -> nn.Module | None:
+    """Return a module that computes `fc2(activation(fc1(x)))`, if `module` does."""
+    first, last = getattr(module, "fc1", None), getattr(module, "fc2", None)
+    activation = _ACTIVATIONS.get(type(getattr(module, "activation_fn", None)))
+    if not type(first) is type(last) is nn.Linear or activation is None:
+        return None
+    exact = MLP(first, last, activation, "exact")
+    if not _same(exact, module, first.in_features, first.weight):
+        return None
+    return exact if weights == "exact" else MLP(first, last, activation, weights)
+
+
+@torch.inference_mode()
+def _same(fast: nn.Module, module: nn.Module, width: int, like: Tensor) -> bool:
+    """Return True if both modules give the same for random rows, but for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_COMPARED, width, generator=generator).to(like)
+    wanted, found = module(x).float(), fast(x).float()
+    return bool((found - wanted).norm() <= _TOLERANCES[like.dtype] * wanted.norm())
 
 
 def _matrix(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
@@ -70,6 +124,50 @@ def _matrix(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
 
 def _is_one_patch(conv: nn.Conv3d) -> bool:
     return conv.kernel_size == conv.stride and conv.groups == 1 and not any(map(int, conv.padding))
+
+
+def leave_out(towers: PreTrainedModel) -> None:
+    """Replace what no feature of `towers` depends on; the numbers of the other layers stay."""
+    for module in towers.modules():
+        if getattr(
+            module, "use_head", False
+        ):  # its result is `pooler_output`, a vector per picture
+            module.use_head = False
+            del module.head
+    tower = getattr(towers, "vision_tower", None)
+    wanted = getattr(towers.config, "vision_feature_layer", None)
+    if isinstance(tower, PreTrainedModel) and wanted is not None:
+        layers = _layers(tower)
+        deepest = max(_number(index, len(layers)) for index in _as_list(wanted))
+        for layer in layers[deepest:]:
+            _skip(layer)
+
+
+def _as_list(wanted: int | list[int]) -> list[int]:
+    return [wanted] if isinstance(wanted, int) else list(wanted)
+
+
+def _number(index: int, num_layers: int) -> int:
+    """Return the number of layers below hidden state `index`, of which there are `num_layers` + 1."""
+    return index if index >= 0 else num_layers + 1 + index
+
+
+def _layers(tower: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers whose outputs are the tower's hidden states, in order."""
+    recorded = getattr(tower, "_can_record_outputs", None) or {}
+    kind: Any = recorded.get("hidden_states")
+    return [] if kind is None else [m for m in tower.modules() if isinstance(m, kind)]
+
+
+def _skip(layer: nn.Module) -> None:
+    """Make a layer return its input, and drop its weights."""
+    for name in list(layer._modules):
+        delattr(layer, name)
+    layer.forward = _unchanged
+
+
+def _unchanged(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden_states
 
 
 class PatchMatrix(nn.Module):
@@ -94,10 +192,52 @@ class FastGELU(nn.Module):
     """Compute GELU by tanh natively; torch's takes four times as long on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32 and not gpu.takes(x):
-            out: Tensor = nn.functional.gelu(x, approximate="tanh")
-            return out
         return gelu_tanh(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class GatedMLP(nn.Module):
+    """Compute `down(activation(gate(x)) · up(x))`, with gate and up as one product."""
+
+    def __init__(
+        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, weights: str
+    ):
+        super().__init__()
+        bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
+        self._gate_up = _matrix(torch.cat((gate.weight, up.weight)), bias, weights)
+        self._down = _matrix(down.weight, down.bias, weights)
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._down(gated_linear(self._gate_up, x, self._activation))
+        return out
+
+
+class MLP(nn.Module):
+    """Compute `fc2(activation(fc1(x)))`."""
+
+    def __init__(self, first: nn.Linear, last: nn.Linear, activation: str, weights: str):
+        super().__init__()
+        self._first = _matrix(first.weight, first.bias, weights)
+        self._last = _matrix(last.weight, last.bias, weights)
+        self._activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._last(activated_linear(self._first, x, self._activation))
+        return out
+
+
+class FastRMSNorm(nn.Module):
+    """Compute a root mean square norm in one pass, with weights in float32."""
+
+    weight: Tensor
+
+    def __init__(self, weight_C: Tensor, eps: float):
+        super().__init__()
+        self._eps = eps
+        self.register_buffer("weight", weight_C.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self._eps)
 
 
 class FastNorm(nn.Module):

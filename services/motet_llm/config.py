@@ -135,9 +135,10 @@ class EngineSettings:
         default=1.8,
         min=0,
     )
-    latency_goal: float = setting(
-        "seconds between tokens up to which prefill may stretch steps beyond decode_slowdown",
-        default=0.0,
+    latency_goal: float | None = setting(
+        "seconds between tokens up to which prefill may stretch steps beyond decode_slowdown (default: "
+        "0.1, divided by the running streams)",
+        default=None,
         min=0,
     )
     max_running: int = setting("most requests in one step", default=64, min=1)
@@ -244,7 +245,7 @@ class EngineConfig(EngineSettings):
 
     def _check_bounds(self, field: Field[Any]) -> None:
         low, high, value = field.metadata["min"], field.metadata["max"], getattr(self, field.name)
-        if low is None:
+        if low is None or (value is None and field.default is None):
             return
         is_whole = isinstance(field.default, int)
         if is_whole and (not isinstance(value, int) or isinstance(value, bool)):

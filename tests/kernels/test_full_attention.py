@@ -61,9 +61,22 @@ def test_rounding_costs_a_thousandth_even_where_attention_is_spread_over_a_long_
         assert float((out - right).norm() / right.norm()) < 3e-3
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("dim", [1, 33, 64])
+def test_bfloat16_is_multiplied_as_it_is(backend: str, tokens: int, dim: int) -> None:
+    query, key, value = (part.bfloat16() for part in parts(tokens, 2, dim))
+    out = full_attention(query, key, value, scale=dim**-0.5)
+    assert out.dtype == torch.bfloat16
+    # Probabilities and results lose at most 2^-9 of themselves, and probabilities add up to 1.
+    near = float(value.abs().max()) / 128
+    right = expected(query, key, value, dim**-0.5)
+    torch.testing.assert_close(out.double(), right, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rounded", [False, True])
-def test_the_number_of_threads_changes_no_bit(isa: str, rounded: bool) -> None:
-    query, key, value = parts(300, 3, 64)
+def test_the_number_of_threads_changes_no_bit(isa: str, rounded: bool, dtype: torch.dtype) -> None:
+    query, key, value = (part.to(dtype) for part in parts(300, 3, 64))
     one = full_attention(query, key, value, scale=0.1, rounded=rounded)
     torch.set_num_threads(3)
     three = full_attention(query, key, value, scale=0.1, rounded=rounded)
@@ -71,10 +84,13 @@ def test_the_number_of_threads_changes_no_bit(isa: str, rounded: bool) -> None:
     assert torch.equal(one, three)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("what", [0, 1, 2])
-def test_what_is_no_number_does_not_pass_for_one(backend: str, rounded: bool, what: int) -> None:
-    sound = parts(40, 2, 16)
+def test_what_is_no_number_does_not_pass_for_one(
+    backend: str, rounded: bool, what: int, dtype: torch.dtype
+) -> None:
+    sound = tuple(part.to(dtype) for part in parts(40, 2, 16))
     sound[what][7, 1, 3] = math.nan
     out = full_attention(*sound, scale=0.25, rounded=rounded)
     assert out[:, 0].isfinite().all()

@@ -43,6 +43,18 @@ def test_gelu_by_tanh_equals_float64(backend: str) -> None:
     assert bool(((out - oracle).abs() <= 1e-6 * VALUES.abs() + 1e-36).all())
 
 
+@pytest.mark.parametrize("name", [*ORACLES, "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("width", [1, 24, 1000])
+def test_bfloat16_is_computed_in_float32_and_rounded_once(isa: str, name: str, width: int) -> None:
+    x_MC = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    gate = getattr(gates, name)
+    assert torch.equal(gate(x_MC), gate(x_MC.float()).bfloat16())
+    if name in ("silu", "gelu_tanh"):
+        both_MC = torch.cat((x_MC, x_MC.flip(0)), dim=1)
+        right = gates.gated(both_MC.float(), name).bfloat16()
+        assert torch.equal(gates.gated(both_MC, name), right)
+
+
 @pytest.mark.parametrize("name", ORACLES)
 def test_special_values(backend: str, name: str) -> None:
     x_MC = torch.tensor([[torch.inf, torch.nan, 0.0, 1e30, -1e30]])

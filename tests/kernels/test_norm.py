@@ -37,6 +37,15 @@ def test_layer_norm(backend: str, width: int) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [5, 16, 100, 1024])
+def test_bfloat16_is_computed_in_float32_and_rounded_once(isa: str, width: int) -> None:
+    x, weight = randn(6, width).bfloat16(), randn(width)
+    assert torch.equal(rms_norm(x, weight, 1e-6), rms_norm(x.float(), weight, 1e-6).bfloat16())
+    assert torch.equal(
+        layer_norm(x, weight, weight, 1e-5), layer_norm(x.float(), weight, weight, 1e-5).bfloat16()
+    )
+
+
 @pytest.mark.parametrize("width", [3, 48, 130])
 def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, width: int) -> None:
     x, weight = randn(40, width), randn(width)

@@ -19,6 +19,8 @@ from motet_kernels.runtime.native import Kernel
 from motet_kernels.spans import Spans
 
 _ATTEND = Kernel("motet_full_attention", "piipiipiipiiifi")
+_PAIRS = Kernel("motet_full_attention_pairs", "")
+_EXACT, _ROUNDED, _PAIRED = range(3)  # as the native kernel counts them
 
 
 def full_attention(
@@ -30,7 +32,8 @@ def full_attention(
     slices of one matrix. `rounded` multiplies in 16-bit integer steps: queries and keys relative to
     their own largest value, values in 1023 steps relative to their channel's. That is twice as fast
     on CPUs without instructions for narrower types, with an error of about a thousandth. The twin
-    and GPUs ignore it. On the CPU a token's result is bit-identical for the same sequence, whatever
+    and GPUs ignore it, and so do CPUs with instructions for bfloat16 for inputs that all are of it:
+    there weights are rounded to bfloat16. On the CPU a token's result is bit-identical for the same sequence, whatever
     the number of threads. Raises `KernelError` on inputs that do not fit each other.
     """
     tensors = {"query_SHD": query_SHD, "key_SHD": key_SHD, "value_SHD": value_SHD}
@@ -49,8 +52,10 @@ def full_attention(
     attend = _ATTEND.native() if is_cpu(query_SHD) else None
     if attend is None:
         return full_attention_torch(query_SHD, key_SHD, value_SHD, scale=scale)
-    query, key, value = (tensor.float() for tensor in tensors.values())
-    out = torch.empty(query.shape)
+    is_paired = all(t.dtype == torch.bfloat16 for t in tensors.values()) and multiplies_pairs()
+    dtype = torch.bfloat16 if is_paired else torch.float32
+    query, key, value = (tensor.to(dtype) for tensor in tensors.values())
+    out = torch.empty(query.shape, dtype=dtype)
     attend(
         *(query.data_ptr(), *query.stride()[:2]),
         *(key.data_ptr(), *key.stride()[:2]),
@@ -58,9 +63,15 @@ def full_attention(
         out.data_ptr(),
         *query.shape,
         scale,
-        rounded,
+        _PAIRED if is_paired else _ROUNDED if rounded else _EXACT,
     )
     return out.to(query_SHD.dtype)
+
+
+def multiplies_pairs() -> bool:
+    """Return True if the CPU has instructions for products of bfloat16."""
+    pairs = _PAIRS.native()
+    return pairs is not None and bool(pairs())
 
 
 @lru_cache(maxsize=16)

@@ -6,7 +6,9 @@
 //   * a block is the KEYS positions from a multiple of KEYS on; a segment is SEGMENT positions with a softmax of its
 //     own, and segments are merged in order. A long row is split over threads at segments, or not at all;
 //   * a score is summed over D in vector lanes, then over the lanes in the order of vsum_each; values are added to a
-//     line's accumulator key by key. Tiles only choose what is done side by side;
+//     line's accumulator key by key. Tiles only choose what is done side by side. Beside a bfloat16 cache, where the
+//     processor has dot products of two such numbers, queries and weights of keys are rounded to bfloat16, and values are
+//     added two keys at a time, from a block's even ones on;
 //   * a key that a line does not see is left out, not multiplied by zero: a NaN in it stays where it is.
 //
 // Shapes: N packed tokens, B rows, M table entries per row, H heads, K key/value heads, P blocks, S slots per block,
@@ -72,6 +74,14 @@ struct Walk {
             int64_t at = (a.starts[tile.row] + tile.query + l / tile.num_heads) * a.query_token +
                          (tile.head + l % tile.num_heads) * a.query_head;
             float* query = query_LDp + l * dp;
+            if (a.paired()) {
+                bf16* to = reinterpret_cast<bf16*>(query_LDp) + l * dp;
+                if (a.query_bf16)
+                    memcpy(to, static_cast<const bf16*>(a.query_NHD) + at, dp * sizeof(bf16));
+                else
+                    narrow_row(static_cast<const float*>(a.query_NHD) + at, dp, 1.0f, to);
+                continue;
+            }
             if (a.query_bf16)
                 widen_row(static_cast<const bf16*>(a.query_NHD) + at, a.key_dim, query, dp);
             else
@@ -114,10 +124,12 @@ struct Walk {
     void block(State state, bool fetch) {
         const bool whole = a.key_dim == dp && a.value_dim == vp;
         const int64_t value_bytes = a.shared() ? 0 : a.value_dim * sizeof(T), key_bytes = fetch ? a.key_dim * sizeof(T) : 0;
+        if constexpr (PAIRED && std::is_same_v<T, bf16>)
+            if (a.paired()) return attend<bf16, T>(state, now, value_bytes, key_bytes);
         // A few lines widen what they load in registers; more of them share what was widened once.
         if constexpr (sizeof(T) > 1)
             if (whole && (std::is_same_v<T, float> || lines <= 4))
-                return attend<T>(state, now, value_bytes, key_bytes);
+                return attend<float, T>(state, now, value_bytes, key_bytes);
         Rows wide = now;
         for (int k = now.from; k < now.to; k++) {
             wide.key[k] = wide.value[k] = reinterpret_cast<const char*>(wide_keys + k * dp);
@@ -131,20 +143,24 @@ struct Walk {
                 int near = k < now.from ? now.from : now.to - 1;
                 wide.key[k] = wide.key[near], wide.value[k] = wide.value[near];
             }
-        attend<float>(state, wide, 0, key_bytes);
+        attend<float, float>(state, wide, 0, key_bytes);
     }
 
-    template <typename T>
+    // Query: the type of queries and of weights, float or, in products of pairs, bf16.
+    template <typename Query, typename T>
     void attend(State state, const Rows& rows, int64_t value_bytes, int64_t key_bytes) {
+        constexpr bool paired = std::is_same_v<Query, bf16>;
         auto keys = reinterpret_cast<const T* const*>(rows.key), values = reinterpret_cast<const T* const*>(rows.value);
+        const Query* query = reinterpret_cast<const Query*>(query_LDp);
+        const float scale = paired ? float(a.scale) : 1.0f;
         each_group([&](auto count, int l) {
-            score_lines<count>(query_LDp + l * dp, dp, keys, seen_L + l, scores + l * KEYS, rows.value,
+            score_lines<count>(query + l * dp, dp, keys, seen_L + l, scale, scores + l * KEYS, rows.value,
                                l ? 0 : value_bytes);
         });
-        soften(state);
+        soften(state, paired);
         each_group([&](auto count, int l) {
-            value_lines<count>(state.out_LVp + l * vp, vp, decay_L + l, scores + l * KEYS, seen_L + l, values, 0,
-                               next.key, l ? 0 : key_bytes);
+            value_lines<count>(state.out_LVp + l * vp, vp, decay_L + l, reinterpret_cast<const Query*>(scores + l * KEYS),
+                               seen_L + l, values, 0, next.key, l ? 0 : key_bytes);
         });
     }
 
@@ -157,7 +173,7 @@ struct Walk {
     }
 
     // Scores to weights against the largest score so far, and by how much what is already summed decays.
-    void soften(State state) {
+    void soften(State state, bool paired) {
         for (int l = 0; l < lines; l++) {
             decay_L[l] = state.max_L[l];
             if (seen_L[l].empty()) continue;
@@ -166,10 +182,12 @@ struct Walk {
         }
         for (int l = 0; l < lines; l += W) vstore(decay_L + l, vexp(vload(decay_L + l) - vload(state.max_L + l)));
         for (int l = 0; l < lines; l++) {
-            if (seen_L[l].empty())
+            if (seen_L[l].empty()) {
                 decay_L[l] = 1.0f;
-            else
-                state.sum_L[l] = state.sum_L[l] * decay_L[l] + weigh(scores + l * KEYS, seen_L[l], state.max_L[l]);
+                continue;
+            }
+            state.sum_L[l] = state.sum_L[l] * decay_L[l] + weigh(scores + l * KEYS, seen_L[l], state.max_L[l]);
+            if (paired) narrow_weights(scores + l * KEYS, seen_L[l]);
         }
     }
 };
@@ -205,7 +223,8 @@ void finish(const Tile& tile, State state) {
             vstore(both, vexp(vload(both)));
             factor = both[0] / (state.sum_L[l] * both[0] + both[1]);
         }
-        const float* out = state.out_LVp + l * tile.vp();
+        float* out = state.out_LVp + l * tile.vp();
+        if (a.paired()) unpair(out, tile.vp());
         const int64_t at = (token * a.heads + head) * a.value_dim;
         if (a.query_bf16)
             narrow_row(out, a.value_dim, factor, static_cast<bf16*>(a.out_NHV) + at);

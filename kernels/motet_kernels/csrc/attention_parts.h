@@ -37,6 +37,8 @@ struct Arguments {
         return causal ? lengths_B[row] - queries(row) + query : lengths_B[row] - 1;
     }
     int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+    // Whether products are of pairs of bfloat16 numbers: those of a bfloat16 cache, queries and weights rounded to them.
+    bool paired() const { return PAIRED && cache_type == 1 && key_dim % PAIRS == 0 && value_dim % PAIRS == 0; }
     // Values that are the first columns of the keys, as in multi-head latent attention.
     bool shared() const {
         return key_PKSD == value_PKSV && key_block == value_block && key_head == value_head && key_slot == value_slot;

@@ -2,10 +2,14 @@
 //
 // A line is a query token and a head; a register tile takes NL lines at once. How lines and keys are put into tiles
 // never shows in the result: see attention.cpp.
+//
+// Loops over float32 queries and weights read keys and values of any type. Those over bfloat16 ones (PAIRED) read bfloat16
+// keys and values, in dot products of two: of two columns for scores, of two keys for values.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "simd.h"
 
@@ -27,9 +31,33 @@ INLINE void prefetch(const char* at, int64_t bytes) {
 // The k-th row of a block to fetch: a core reads faster from several places than from one.
 INLINE int spread(int k) { return k % 4 * (KEYS / 4) + k / 4; }
 
+#if defined(__AVX512BF16__)
+constexpr bool PAIRED = true;
+constexpr int PAIRS = 2 * W;  // bfloat16 numbers of a vector
+
+INLINE __m512i load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
+// Assembler: see dot() in linear_integer.cpp.
+INLINE vec dot_pairs(vec sum, __m512i a, __m512i b) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+}
+#else
+constexpr bool PAIRED = false;
+constexpr int PAIRS = 2 * W;
+#endif
+
 // Scores of NL lines and W / NL keys. A sum runs over D in lanes, then over the lanes.
+template <int NL>
+INLINE void store_scores(const vec (&sums)[W], float scale, float* scores) {
+    constexpr int NK = W / NL;
+    float tile[W];
+    vstore(tile, vsum_each(sums) * vset(scale));
+#pragma GCC unroll 16
+    for (int l = 0; l < NL; l++) memcpy(scores + l * KEYS, tile + l * NK, NK * sizeof(float));
+}
+
 template <int NL, typename T>
-void score_tile(const float* query, int64_t dim, const T* const* keys, float* scores) {
+void score_tile(const float* query, int64_t dim, const T* const* keys, float scale, float* scores) {
     constexpr int NK = W / NL;
     vec sums[W];
 #pragma GCC unroll 16
@@ -45,15 +73,34 @@ void score_tile(const float* query, int64_t dim, const T* const* keys, float* sc
             for (int l = 0; l < NL; l++) sums[l * NK + k] = fma(q[l], key, sums[l * NK + k]);
         }
     }
-    float tile[W];
-    vstore(tile, vsum_each(sums));
-#pragma GCC unroll 16
-    for (int l = 0; l < NL; l++) memcpy(scores + l * KEYS, tile + l * NK, NK * sizeof(float));
+    store_scores<NL>(sums, scale, scores);
 }
 
+#if defined(__AVX512BF16__)
+template <int NL>
+void score_tile(const bf16* query, int64_t dim, const bf16* const* keys, float scale, float* scores) {
+    constexpr int NK = W / NL;
+    vec sums[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) sums[i] = vset(0.0f);
+    for (int64_t d = 0; d < dim; d += PAIRS) {
+        __m512i q[NL];
+#pragma GCC unroll 16
+        for (int l = 0; l < NL; l++) q[l] = load_pairs(query + l * dim + d);
+#pragma GCC unroll 16
+        for (int k = 0; k < NK; k++) {
+            __m512i key = load_pairs(keys[k] + d);
+#pragma GCC unroll 16
+            for (int l = 0; l < NL; l++) sums[l * NK + k] = dot_pairs(sums[l * NK + k], q[l], key);
+        }
+    }
+    store_scores<NL>(sums, scale, scores);
+}
+#endif
+
 // Scores of NL lines with the keys that any of them sees, while the values of these keys are on their way.
-template <int NL, typename T>
-void score_lines(const float* query, int64_t dim, const T* const* keys, const Range* seen, float* scores,
+template <int NL, typename Query, typename T>
+void score_lines(const Query* query, int64_t dim, const T* const* keys, const Range* seen, float scale, float* scores,
                  const char* const* values, int64_t value_bytes) {
     constexpr int NK = W / NL;
     int from = KEYS, to = 0;
@@ -63,7 +110,7 @@ void score_lines(const float* query, int64_t dim, const T* const* keys, const Ra
     }
     for (int k = from / NK * NK; k < to; k += NK) {
         for (int i = 0; i < NK; i++) prefetch(values[spread(k + i)], value_bytes);
-        score_tile<NL>(query, dim, keys + k, scores + k);
+        score_tile<NL>(query, dim, keys + k, scale, scores + k);
     }
 }
 
@@ -96,6 +143,16 @@ INLINE float weigh(float* scores, Range seen, float max) {
     }
     return vsum_lanes(sum);
 }
+
+#if defined(__AVX512BF16__)
+// Weights that a line sees, in place to bfloat16.
+INLINE void narrow_weights(float* scores, Range seen) {
+    bf16* to = reinterpret_cast<bf16*>(scores);
+    for (int k = seen.from / W * W; k < seen.to; k += W) vstore(to + k, vload(scores + k));
+}
+#else
+INLINE void narrow_weights(float*, Range) {}
+#endif
 
 // NV vectors of NL accumulators: decayed, then each line's weighted values added key by key. Keys that all lines see
 // are taken together, those before and after line by line.
@@ -139,12 +196,88 @@ void value_tile(float* out, int64_t dim, const float* decay, const float* weight
     }
 }
 
+#if defined(__AVX512BF16__)
+// As above, two keys at a time, from an even one on: of two of which a line sees one, the other counts as zero. Two
+// vectors of accumulators hold 2 · W columns, fours of them in turn (see `unpair`). Weights are those of narrow_weights().
+template <int NL, int NV>
+void value_tile(float* out, int64_t dim, const float* decay, const bf16* weights, const Range* seen,
+                const bf16* const* values, int64_t column, const char* const* next, int64_t next_bytes) {
+    static_assert(NV % 2 == 0);
+    vec sums[NL][NV];
+#pragma GCC unroll 16
+    for (int l = 0; l < NL; l++)
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) sums[l][v] = vload(out + l * dim + column + v * W) * vset(decay[l]);
+    auto weight_of = [&](int l, int k) __attribute__((always_inline)) {
+        int32_t two;
+        memcpy(&two, weights + l * 2 * KEYS + k, sizeof two);
+        return _mm512_set1_epi32(two);
+    };
+    auto add = [&](int l, int from, int to) __attribute__((always_inline)) {
+        for (int k = from / 2 * 2; k < to; k += 2) {
+            __m512i weight = weight_of(l, k);
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v += 2) {
+                __m512i none = _mm512_setzero_si512();
+                __m512i even = k >= from ? load_pairs(values[k] + column + v * W) : none;
+                __m512i odd = k + 1 < to ? load_pairs(values[k + 1] + column + v * W) : none;
+                weight = k >= from ? weight : _mm512_and_si512(weight, _mm512_set1_epi32(int(0xffff0000)));
+                weight = k + 1 < to ? weight : _mm512_and_si512(weight, _mm512_set1_epi32(0xffff));
+                sums[l][v] = dot_pairs(sums[l][v], weight, _mm512_unpacklo_epi16(even, odd));
+                sums[l][v + 1] = dot_pairs(sums[l][v + 1], weight, _mm512_unpackhi_epi16(even, odd));
+            }
+        }
+    };
+    int from = seen[0].from, to = seen[0].to;
+    for (int l = 1; l < NL; l++) from = std::max(from, seen[l].from), to = std::min(to, seen[l].to);
+    from = (from + 1) / 2 * 2, to = to / 2 * 2;
+    if (from >= to) from = to = KEYS;
+#pragma GCC unroll 16
+    for (int l = 0; l < NL; l++) add(l, seen[l].from, std::min(from, seen[l].to));
+    for (int k = from; k < to; k += 2) {
+        prefetch(next[spread(k)], next_bytes);
+        prefetch(next[spread(k + 1)], next_bytes);
+        __m512i value[NV];
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v += 2) {
+            __m512i even = load_pairs(values[k] + column + v * W), odd = load_pairs(values[k + 1] + column + v * W);
+            value[v] = _mm512_unpacklo_epi16(even, odd), value[v + 1] = _mm512_unpackhi_epi16(even, odd);
+        }
+#pragma GCC unroll 16
+        for (int l = 0; l < NL; l++) {
+            __m512i weight = weight_of(l, k);
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; v++) sums[l][v] = dot_pairs(sums[l][v], weight, value[v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int l = 0; l < NL; l++) {
+        add(l, to, seen[l].to);
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) vstore(out + l * dim + column + v * W, sums[l][v]);
+    }
+}
+
+// Put the columns of accumulators of pairs in order, in place. dim: a multiple of 2 · W.
+INLINE void unpair(float* out, int64_t dim) {
+    for (int64_t d = 0; d < dim; d += PAIRS) {
+        vec low = vload(out + d), high = vload(out + d + W);
+        const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+        vstore(out + d, _mm512_permutex2var_ps(low, first, high));
+        vstore(out + d + W, _mm512_permutex2var_ps(low, second, high));
+    }
+}
+#else
+INLINE void unpair(float*, int64_t) {}
+#endif
+
 // All columns from `column` on, the next block's keys on their way with the first of them.
-template <int NL, int NV = std::min(8, ACCUMULATORS / NL), typename T>
-void value_lines(float* out, int64_t dim, const float* decay, const float* weights, const Range* seen,
+template <int NL, int NV = std::min(8, ACCUMULATORS / NL), typename Weight, typename T>
+void value_lines(float* out, int64_t dim, const float* decay, const Weight* weights, const Range* seen,
                  const T* const* values, int64_t column, const char* const* next, int64_t next_bytes) {
     for (; column + NV * W <= dim; column += NV * W, next_bytes = 0)
         value_tile<NL, NV>(out, dim, decay, weights, seen, values, column, next, next_bytes);
-    if constexpr (NV > 1)
+    if constexpr (NV > (std::is_same_v<Weight, bf16> ? 2 : 1))
         value_lines<NL, NV / 2>(out, dim, decay, weights, seen, values, column, next, next_bytes);
 }

@@ -15,11 +15,11 @@ constexpr int COLUMNS = NV * W;
 constexpr int64_t TILES = 8;  // that a thread takes at a time
 
 struct Arguments {
-    const float *query, *key, *value;  // [S, H, D], strides in elements
+    const void *query, *key, *value;  // [S, H, D] of float or, for pairs, bf16; strides in elements
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
     int64_t tokens, heads, dim;
     float scale;
-    float* out;  // [S, H, D]
+    void* out;  // [S, H, D], of the same type
 
     int64_t padded() const { return (tokens + COLUMNS - 1) / COLUMNS * COLUMNS; }
     int64_t panels() const { return (dim + COLUMNS - 1) / COLUMNS; }
@@ -27,6 +27,7 @@ struct Arguments {
 
 // As they are: a step of a product takes in one number.
 struct Exact {
+    using Number = float;
     using Word = float;
     using Sum = vec;
     static constexpr int64_t PER_STEP = 1, FLUSH = INT64_MAX;
@@ -39,6 +40,7 @@ struct Exact {
 
 // In 16-bit steps: a step takes in two numbers, and sums are exact for FLUSH of them.
 struct Rounded {
+    using Number = float;
     using Word = int32_t;
     using Sum = word;
     static constexpr int64_t PER_STEP = 2, FLUSH = 32;
@@ -48,6 +50,24 @@ struct Rounded {
     INLINE Sum all(Word x) { return wset(x); }
     INLINE Sum add(Sum sum, Sum b, Sum a) { return pairs(sum, b, a); }
     INLINE vec to_vec(Sum sum) { return to_float(sum); }
+};
+
+// bfloat16 numbers as they are, two to a step; weights are rounded to them.
+struct Paired {
+    using Number = bf16;
+    using Word = int32_t;
+    using Sum = vec;
+    static constexpr int64_t PER_STEP = 2, FLUSH = INT64_MAX;
+    INLINE Sum zero() { return vset(0.0f); }
+    INLINE Sum load(const Word* p) { return vload(reinterpret_cast<const float*>(p)); }
+    INLINE vec to_vec(Sum sum) { return sum; }
+#if defined(__AVX512BF16__)
+    INLINE Sum all(Word x) { return _mm512_castsi512_ps(_mm512_set1_epi32(x)); }
+    INLINE Sum add(Sum sum, Sum b, Sum a) {  // assembler: see dot() in integer.h
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
+        return sum;
+    }
+#endif
 };
 
 // out [MR][stride], COLUMNS of it: a [steps][MR] times b [steps][COLUMNS].
@@ -83,6 +103,7 @@ Multiply<Format> multiply_for(int rows, std::integer_sequence<int, I...>) {
     return tiles[rows - 1];
 }
 
+// The low halves of both.
 int32_t joined(int32_t low, int32_t high) { return int32_t(uint32_t(low) << 16 >> 16 | uint32_t(high) << 16); }
 
 // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
@@ -92,6 +113,12 @@ INLINE int32_t bits_of(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);
     return bits;
+}
+
+int32_t narrowed(float x) {
+    bf16 narrow_x;
+    narrow(x, &narrow_x);
+    return narrow_x.bits;
 }
 
 // By what a number of which `largest` holds the bits is multiplied to become at most `most`, and the step; NaN if it is
@@ -119,7 +146,9 @@ float rounded(const float* from, int64_t count, float most, int32_t* to) {
 template <class Format>
 struct Head {
     using Word = typename Format::Word;
-    static constexpr bool EXACT = std::is_same_v<Format, Exact>;
+    using Number = typename Format::Number;
+    static constexpr bool EXACT = std::is_same_v<Format, Exact>, PAIRED = std::is_same_v<Format, Paired>;
+    static constexpr bool ROUNDED = std::is_same_v<Format, Rounded>;
     const Arguments& a;
     int64_t head;
     char* memory;  // bytes() of it
@@ -154,16 +183,26 @@ struct Head {
     }
 
   private:
-    const float* value(int64_t s) const { return a.value + s * a.value_token + head * a.value_head; }
+    const Number* query(int64_t s) const {
+        return static_cast<const Number*>(a.query) + s * a.query_token + head * a.query_head;
+    }
+    const Number* key(int64_t s) const {
+        return static_cast<const Number*>(a.key) + s * a.key_token + head * a.key_head;
+    }
+    const Number* value(int64_t s) const {
+        return static_cast<const Number*>(a.value) + s * a.value_token + head * a.value_head;
+    }
     Word* value_at(int64_t s, int64_t d) const {
         return values() + (d / COLUMNS * value_steps(a) + s / Format::PER_STEP) * COLUMNS + d % COLUMNS;
     }
 
     void pack_key(int64_t s) const {
-        const float* from = a.key + s * a.key_token + head * a.key_head;
+        const Number* from = key(s);
         Word* to = keys() + s / COLUMNS * COLUMNS * key_steps(a) + s % COLUMNS;
         if constexpr (EXACT) {
             for (int64_t d = 0; d < a.dim; d++) to[d * COLUMNS] = from[d];
+        } else if constexpr (PAIRED) {
+            for (int64_t k = 0; k < key_steps(a); k++) to[k * COLUMNS] = pair(from, k);
         } else {
             int32_t* line = integers.get<int32_t>(a.dim + 1);
             key_scales()[s] = rounded(from, a.dim, most(), line);
@@ -172,7 +211,22 @@ struct Head {
         }
     }
 
+    // Numbers 2k and 2k + 1 of a row.
+    Word pair(const bf16* from, int64_t k) const {
+        return joined(from[2 * k].bits, 2 * k + 1 < a.dim ? from[2 * k + 1].bits : 0);
+    }
+
     void pack_values() const {
+        if constexpr (PAIRED) {
+            for (int64_t s = 0; s < a.tokens; s += 2)
+                for (int64_t d = 0; d < a.dim; d++)
+                    *value_at(s, d) = joined(value(s)[d].bits, s + 1 < a.tokens ? value(s + 1)[d].bits : 0);
+        } else {
+            pack_rounded_values();
+        }
+    }
+
+    void pack_rounded_values() const {
         int32_t* largest = integers.get<int32_t>(2 * a.dim);
         float* inverse = reinterpret_cast<float*>(largest + a.dim);
         std::fill(largest, largest + a.dim, 0);
@@ -180,7 +234,7 @@ struct Head {
             for (int64_t d = 0; d < a.dim; d++) largest[d] = std::max(largest[d], bits_of(value(s)[d]) & 0x7fffffff);
         for (int64_t d = 0; d < a.dim; d++) value_scales()[d] = step_of(largest[d], Rounded::MOST_VALUE, inverse + d);
         for (int64_t s = 0; s < a.tokens; s += 2) {
-            const float *one = value(s), *other = s + 1 < a.tokens ? value(s + 1) : nullptr;
+            const Number *one = value(s), *other = s + 1 < a.tokens ? value(s + 1) : nullptr;
             for (int64_t d = 0; d < a.dim; d++) {
                 const float next = other ? other[d] * inverse[d] : 0.0f;
                 *value_at(s, d) = Word(joined(bits_of(one[d] * inverse[d] + ROUND), bits_of(next + ROUND)));
@@ -209,8 +263,11 @@ struct Head {
     }
 
     float pack_query(int64_t s, Word* to, int rows) const {
-        const float* from = a.query + s * a.query_token + head * a.query_head;
-        if constexpr (EXACT) {
+        const Number* from = query(s);
+        if constexpr (PAIRED) {
+            for (int64_t k = 0; k < key_steps(a); k++) to[k * rows] = pair(from, k);
+            return a.scale;
+        } else if constexpr (EXACT) {
             for (int64_t d = 0; d < a.dim; d++) to[d * rows] = from[d] * a.scale;
             return 1.0f;
         } else {
@@ -229,7 +286,8 @@ struct Head {
         vec best = vset(-INFINITY), nan = vset(0.0f);
         for (int64_t s = 0; s < tokens; s += W) {
             vec x = vload(scores + s);
-            if constexpr (!EXACT) x = x * vload(by_key + s) * vset(scale);
+            if constexpr (PAIRED) x = x * vset(scale);
+            if constexpr (ROUNDED) x = x * vload(by_key + s) * vset(scale);
             nan = nan + x * vset(0.0f);  // the largest may pass over a NaN
             vstore(scores + s, x);
             best = vmax(best, s < whole ? x : vkeep(x, 0, int(tokens - whole), vset(-INFINITY)));
@@ -239,7 +297,7 @@ struct Head {
         for (int64_t s = 0; s < tokens; s += W) {
             vec x = vexp(vload(scores + s) - largest);
             if (s >= whole) x = vkeep(x, 0, int(tokens - whole), vset(0.0f));
-            if constexpr (!EXACT) {
+            if constexpr (ROUNDED) {
                 vec steps = fma(x, vset(Rounded::MOST_WEIGHT), vset(ROUND));
                 x = steps - vset(ROUND);
                 vstore(scores + s, steps);
@@ -255,15 +313,17 @@ struct Head {
         for (int64_t k = 0; k < value_steps(a); k++) {
             if constexpr (EXACT)
                 to[k * rows] = scores[k];
+            else if constexpr (PAIRED)
+                to[k * rows] = joined(narrowed(scores[2 * k]), narrowed(scores[2 * k + 1]));
             else
                 to[k * rows] = joined(bits_of(scores[2 * k]), bits_of(scores[2 * k + 1]));
         }
     }
 
     void finish(const float* from, int64_t row, int64_t column, float factor) const {
-        float* to = a.out + (row * a.heads + head) * a.dim + column;
+        Number* to = static_cast<Number*>(a.out) + (row * a.heads + head) * a.dim + column;
         for (int64_t d = 0; d < std::min<int64_t>(COLUMNS, a.dim - column); d++)
-            to[d] = from[d] * (EXACT ? factor : factor * value_scales()[column + d]);
+            narrow(from[d] * (ROUNDED ? factor * value_scales()[column + d] : factor), to + d);
     }
 
     static inline thread_local Scratch integers, queries, weighed, scored;
@@ -291,13 +351,29 @@ void run(const Arguments& a) {
 
 }  // namespace
 
-EXPORT int64_t motet_full_attention(const float* query, int64_t query_token, int64_t query_head, const float* key,
-                                    int64_t key_token, int64_t key_head, const float* value, int64_t value_token,
-                                    int64_t value_head, float* out, int64_t tokens, int64_t heads, int64_t dim,
-                                    float scale, int64_t is_rounded) {
+// Whether this instruction set multiplies pairs of bfloat16 numbers: `kind` 2 below.
+EXPORT int64_t motet_full_attention_pairs() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Kind 0 is exact and 1 rounded, of float32; 2 is of bfloat16, where there are instructions for it.
+EXPORT int64_t motet_full_attention(const void* query, int64_t query_token, int64_t query_head, const void* key,
+                                    int64_t key_token, int64_t key_head, const void* value, int64_t value_token,
+                                    int64_t value_head, void* out, int64_t tokens, int64_t heads, int64_t dim,
+                                    float scale, int64_t kind) {
     const Arguments a{query, key, value, query_token, query_head, key_token, key_head, value_token, value_head,
                       tokens, heads, dim, scale, out};
     if (tokens <= 0) return 0;
-    is_rounded ? run<Rounded>(a) : run<Exact>(a);
+#if defined(__AVX512BF16__)
+    if (kind == 2) {
+        run<Paired>(a);
+        return 0;
+    }
+#endif
+    kind == 1 ? run<Rounded>(a) : run<Exact>(a);
     return 0;
 }

@@ -6,6 +6,7 @@
 //
 // Packed weights: [N/32][K/2][2][32] float32, or [N/32][K/2][32][2] bfloat16, that is, 32-bit words that hold k and
 // k + 1 of a column. N and K are padded with zeros.
+#include "gates.h"
 #include "linear.h"
 #include "replay.h"
 
@@ -167,6 +168,7 @@ struct FloatProduct : Product {
     const char* weights;
     int64_t pairs;
     float* packed;  // the input's tiles, [pairs][STEPS][rows] each
+    int64_t biases = 0;  // numbers in `bias`, where outputs are activated
 
     template <class Format, typename T>
     void pack(int64_t row, int rows) const {
@@ -238,6 +240,45 @@ struct FloatProduct : Product {
                 finish(out + ((panel - start) * rows + m) * PANEL, row + m, 1, panel * PANEL);
     }
 
+    // As `block`, of activated outputs: of GATED ones panel p is the gate of what panel p + N / PANEL holds.
+    template <class Format, vec (*F)(vec), bool GATED>
+    void activated_block(int64_t start, int64_t end, const Tiles& tiles, int64_t first, int64_t last) const {
+        constexpr int64_t SETS = GATED ? 2 : 1;
+        const int64_t row = tiles.start(first), rows = tiles.start(last) - row;
+        float* out = block_out.get<float>(rows * PANEL * BLOCK_CHUNK * SETS);
+        Product plain = *this;
+        plain.bias = nullptr;
+        for (int64_t panel = start; panel < end; panel++)
+            for (int64_t set = 0; set < SETS; set++)
+                for (int64_t k = 0; k < pairs; k += BLOCK)
+                    step<Format>(panel + set * N / PANEL, k, std::min(BLOCK, pairs - k), tiles, first, last,
+                                 out + ((panel - start) * SETS + set) * rows * PANEL);
+        for (int64_t m = 0; m < rows; m++)
+            for (int64_t panel = start; panel < end; panel++) {
+                float* values = out + ((panel - start) * SETS * rows + m) * PANEL;
+                const float* more = GATED ? values + rows * PANEL : nullptr;
+                for (int n = 0; n < PANEL; n += W) {
+                    const int64_t column = panel * PANEL + n;
+                    vec x = vload(values + n);
+                    if (bias) x = x + bias_at(column);
+                    x = F(x);
+                    if constexpr (GATED) {
+                        vec up = vload(more + n);
+                        x = x * (bias ? up + bias_at(N + column) : up);
+                    }
+                    vstore(values + n, x);
+                }
+                plain.finish(values, row + m, 1, panel * PANEL);
+            }
+    }
+
+    vec bias_at(int64_t column) const { return column + W <= biases ? vload(bias + column) : partial_bias(column); }
+    vec partial_bias(int64_t column) const {
+        float lane[W] = {};
+        for (int64_t n = column; n < biases; n++) lane[n - column] = bias[n];
+        return vload(lane);
+    }
+
     template <class Format>
     void step(int64_t panel, int64_t k, int64_t count, const Tiles& tiles, int64_t first, int64_t last, float* out) const {
         using Kept = std::conditional_t<Format::WIDEN, Float32, Format>;
@@ -271,13 +312,25 @@ struct FloatProduct : Product {
                         [&](int64_t start, int64_t end, int64_t) { stream<Format>(start, end, few); });
             return;
         }
+        over_blocks<Format>(threads, [&](auto... where) { block<Format>(where...); });
+    }
+
+    template <class Format, vec (*F)(vec), bool GATED>
+    void run_activated() const {
+        const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
+        over_blocks<Format>(threads, [&](auto... where) { activated_block<Format, F, GATED>(where...); });
+    }
+
+    // Pack the input, and call compute(first panel, end panel, tiles, first tile, end tile) for all blocks of the output.
+    template <class Format, typename Compute>
+    void over_blocks(int threads, Compute&& compute) const {
         const Tiles tiles(M, MAX_ROWS);
         const int64_t most = std::max<int64_t>(2, BLOCK_INPUT / (Format::STEPS * pairs * MAX_ROWS));
         const int64_t groups = (tiles.count + most - 1) / most;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
         for (int64_t t = 0; t < tiles.count; t++) pack<Format>(tiles.start(t), tiles.size(t));
         over_panels(threads, N, BLOCK_CHUNK, groups, [&](int64_t start, int64_t end, int64_t group) {
-            block<Format>(start, end, tiles, tiles.count * group / groups, tiles.count * (group + 1) / groups);
+            compute(start, end, tiles, tiles.count * group / groups, tiles.count * (group + 1) / groups);
         });
     }
 
@@ -299,6 +352,34 @@ EXPORT int64_t motet_linear_float(const void* input, int64_t input_bf16, int64_t
                          nullptr};
     product.packed = FloatProduct::packed_input.get<float>(M * 2 * product.pairs);
     weights_bf16 ? product.run<Bfloat16>() : product.run<Float32>();
+    return 0;
+}
+
+// out [M, N] = activation(input [M, K] · Wᵀ + bias), rounded once; kind 0 is SiLU, 1 GELU by tanh, 2 GELU. If `gated`, of
+// gate and up, [2 N, K] in `weights`, and N is a multiple of PANEL: activation(gate) · up. Bits are those of the product
+// in float32 and the kernels of gates.cpp. For many rows.
+EXPORT int64_t motet_linear_activated(const void* input, int64_t input_bf16, int64_t input_stride, const void* weights,
+                                      int64_t weights_bf16, const float* bias, void* out, int64_t out_bf16,
+                                      int64_t out_stride, int64_t M, int64_t N, int64_t K, int64_t kind, int64_t gated) {
+    if (M <= 0) return 0;
+    FloatProduct product{{input, input_bf16, input_stride, bias, nullptr, 0, out, out_bf16, out_stride, M, N, K},
+                         static_cast<const char*>(weights),
+                         (K + 1) / 2,
+                         nullptr,
+                         gated ? 2 * N : N};
+    product.packed = FloatProduct::packed_input.get<float>(M * 2 * product.pairs);
+    auto run = [&](auto format) {
+        using Format = decltype(format);
+        if (gated)
+            kind == 0 ? product.run_activated<Format, silu, true>() : product.run_activated<Format, gelu_tanh, true>();
+        else if (kind == 0)
+            product.run_activated<Format, silu, false>();
+        else if (kind == 1)
+            product.run_activated<Format, gelu_tanh, false>();
+        else
+            product.run_activated<Format, gelu, false>();
+    };
+    weights_bf16 ? run(Bfloat16()) : run(Float32());
     return 0;
 }
 

@@ -1,4 +1,4 @@
-// The norms of one row, for kernels that have one in hand.
+// The norms of one row of float32 or bfloat16, for kernels that have one in hand.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,8 @@
 #include "parts.h"
 
 // out = x / sqrt(mean(x^2) + eps) * (offset + weight). In place if out is x.
-INLINE void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps, float offset) {
+template <typename T>
+INLINE void rms_norm(const T* x, const float* weight, T* out, int64_t width, float eps, float offset) {
     vec sums[4] = {vset(0), vset(0), vset(0), vset(0)};
     int64_t i = 0;
     for (; i + 4 * W <= width; i += 4 * W)
@@ -32,7 +33,8 @@ INLINE void rms_norm(const float* x, const float* weight, float* out, int64_t wi
 }
 
 // out = (x - mean) / sqrt(variance + eps) * weight + bias. In place if out is x.
-INLINE void layer_norm(const float* x, const float* weight, const float* bias, float* out, int64_t width, float eps) {
+template <typename T>
+INLINE void layer_norm(const T* x, const float* weight, const float* bias, T* out, int64_t width, float eps) {
     const int64_t whole = width / W * W, rest = width - whole;
     vec sum = vset(0);
     for (int64_t i = 0; i < whole; i += W) sum = sum + vload(x + i);
@@ -45,7 +47,7 @@ INLINE void layer_norm(const float* x, const float* weight, const float* bias, f
         squares = fma(v, v, squares);
     }
     float variance = vsum_lanes(squares);
-    for (int64_t i = whole; i < width; i++) variance += (x[i] - middle) * (x[i] - middle);
+    for (int64_t i = whole; i < width; i++) variance += (widen(x[i]) - middle) * (widen(x[i]) - middle);
     const vec scale = vset(1.0f / std::sqrt(variance / float(width) + eps));
     for (int64_t i = 0; i < whole; i += W)
         vstore(out + i, fma((vload(x + i) - mean) * scale, vload(weight + i), vload(bias + i)));

@@ -6,14 +6,16 @@
 #include "simd.h"
 
 // The first `count` lanes, zeros behind them.
-INLINE vec vload_part(const float* p, int64_t count) {
-    float lane[W] = {};
+template <typename T>
+INLINE vec vload_part(const T* p, int64_t count) {
+    T lane[W] = {};
     std::copy(p, p + count, lane);
     return vload(lane);
 }
 
-INLINE void vstore_part(float* p, vec x, int64_t count) {
-    float lane[W];
+template <typename T>
+INLINE void vstore_part(T* p, vec x, int64_t count) {
+    T lane[W];
     vstore(lane, x);
     std::copy(lane, lane + count, p);
 }

@@ -109,7 +109,7 @@ class CodeLinear(Linear):
 
     def _set(self, parts: CodeParts) -> None:
         super().__init__(parts.packed, None, parts.bias_N, parts.shape, parts.form)
-        self.codes, self.offset, self._exact = parts.codes, parts.offset, False
+        self.codes, self.offset, self.is_exact = parts.codes, parts.offset, False
         self.precise, levels = parts.precise, LEVELS.get(parts.codes)
         self.levels = None if levels is None else levels.table(precise=parts.precise)
         kind = _KINDS.get((self.codes, parts.precise))

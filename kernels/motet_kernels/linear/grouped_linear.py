@@ -69,7 +69,7 @@ class GroupedLinear(Linear):
         self.register_buffer(
             "order_K", None if weights.order_K is None else weights.order_K.to(device, torch.int32)
         )
-        self._exact = False
+        self.is_exact = False
 
     @classmethod
     def of_rows(
@@ -90,7 +90,7 @@ class GroupedLinear(Linear):
             made.register_buffer(name, tensor)
         for name in ("shift_NG", "levels"):
             made.register_buffer(name, None)
-        made._exact = False
+        made.is_exact = False
         return made
 
     scale_NG: Tensor

@@ -59,15 +59,15 @@ class Linear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("scale_N", scale_N)
         self.register_buffer("bias_N", bias_N)
-        self._exact = form not in ("int8", "int4")
-        self._weights = self._addresses()
+        self.is_exact = form not in ("int8", "int4")
+        self.weight_arguments = self._addresses()  # of the native kernels
 
     def _addresses(self) -> tuple[int, int | None, int | None]:
         """Return the kernel arguments for the weights: their address, type or scales, and bias."""
         scale, bias = self.scale_N, self.bias_N
         kind = (
             self.format == "bfloat16"
-            if self._exact
+            if self.is_exact
             else None
             if scale is None
             else scale.data_ptr()
@@ -77,7 +77,12 @@ class Linear(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, and take the addresses of its own weights."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._weights = self._addresses()
+        self.weight_arguments = self._addresses()
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if this is all that a call computes: panels of a CPU, and no hooks."""
+        return type(self) is Linear and not (self._forward_hooks or self._forward_pre_hooks)
 
     @classmethod
     def from_panels(cls, weight_NK: Tensor, bias_N: Tensor | None, form: str) -> Linear:
@@ -101,20 +106,40 @@ class Linear(nn.Module):
         as `check` does.
         """
         shape = self.check(x, residual)
-        kernel = (_FLOAT if self._exact else _INTEGER).native() if is_cpu(x) else None
+        return self._multiply(x, residual, shape, x.dtype)
+
+    def into(self, dtype: torch.dtype, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return what `forward` does, in `dtype`, float32 or bfloat16, if `is_plain`.
+
+        The residual is of that type.
+        """
+        shape = self.check(x, residual, dtype)
+        return self._multiply(x, residual, shape, dtype)
+
+    def _multiply(
+        self, x: Tensor, residual: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        kernel = (_FLOAT if self.is_exact else _INTEGER).native() if is_cpu(x) else None
         if kernel is None:
-            return self.forward_torch(x, residual)
-        out = x.new_empty(shape)
+            wide = None if residual is None else residual.float()
+            return self.forward_torch(x.float(), wide).to(dtype)
+        out = x.new_empty(shape, dtype=dtype)
         _kept, inputs = input_arguments(x, self.in_features)
         _more, ends = output_arguments(residual, out, 0)
         kernel(
-            *inputs, *self._weights, *ends,
+            *inputs, *self.weight_arguments, *ends,
             x.numel() // self.in_features, self.out_features, self.in_features,
         )  # fmt: skip
         return out
 
-    def check(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
-        """Return the product's shape; raise `KernelError` if x or the residual does not fit."""
+    def check(
+        self, x: Tensor, residual: Tensor | None, dtype: torch.dtype | None = None
+    ) -> tuple[int, ...]:
+        """Return the product's shape; raise `KernelError` if x or the residual does not fit.
+
+        dtype: of the result, by default that of x.
+        """
+        dtype = x.dtype if dtype is None else dtype
         if x.dtype not in self.inputs:
             raise KernelError(
                 f"x: {x.dtype} must be {' or '.join(str(kind)[6:] for kind in self.inputs)}"
@@ -122,9 +147,9 @@ class Linear(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.in_features:
             raise KernelError(f"x: shape {list(x.shape)} must end with {self.in_features} features")
         shape = (*x.shape[:-1], self.out_features)
-        if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
+        if residual is not None and (residual.shape != shape or residual.dtype != dtype):
             raise KernelError(
-                f"residual: {residual.dtype} {list(residual.shape)} must be {x.dtype} {list(shape)}, as the result"
+                f"residual: {residual.dtype} {list(residual.shape)} must be {dtype} {list(shape)}, as the result"
             )
         return shape
 
@@ -178,7 +203,7 @@ class Linear(nn.Module):
         on an id outside of the weights. On a GPU ids are not checked, which would synchronize with
         the device: such an id triggers a device assertion.
         """
-        if not self._exact:
+        if not self.is_exact:
             raise KernelError(
                 f"format: {self.format!r} has no exact rows; keep the embedding's own table"
             )
@@ -197,7 +222,7 @@ class Linear(nn.Module):
         if native is None:
             return self.rows_torch(ids)
         out = torch.empty(*ids.shape, self.in_features)
-        packed, is_bf16, _ = self._weights
+        packed, is_bf16, _ = self.weight_arguments
         native(packed, is_bf16, ids_M.data_ptr(), out.data_ptr(), len(ids_M), self.in_features)
         return out
 

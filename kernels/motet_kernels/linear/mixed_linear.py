@@ -36,7 +36,7 @@ class MixedLinear(Linear):
         self.in_features, self.out_features = widths.pop(), sum(part.out_features for part in parts)
         self.format = "mixed"
         self.inputs = min((part.inputs for part in parts), key=len)
-        self._exact = False
+        self.is_exact = False
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the product as `Linear.forward` does."""

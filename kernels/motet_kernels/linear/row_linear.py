@@ -61,9 +61,9 @@ class RowLinear(Linear):
         """
         shape = self.check(x, residual)
         check_device("x", x, "the weight", self.packed)
-        if self._exact and x.dtype == self.packed.dtype:
+        if self.is_exact and x.dtype == self.packed.dtype:
             return self._product(x, residual)
-        if self._exact or not gpu.takes(x):
+        if self.is_exact or not gpu.takes(x):
             return self.forward_torch(x, residual)
         from motet_kernels.gpu.linear import linear as kernels
 

@@ -10,7 +10,6 @@ provides them on request (`madvise`) where its setting `transparent_hugepage` is
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import mmap
 import threading
@@ -45,15 +44,6 @@ def huge_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         pages, start = _chunk
         _chunk = pages, start + -(-nbytes // 64) * 64
         return torch.frombuffer(pages, dtype=dtype, count=count, offset=start).view(shape)
-
-
-def return_freed() -> None:
-    """Give freed memory of the allocator back to the operating system.
-
-    glibc keeps free memory between live allocations: after a model was loaded, that is much.
-    """
-    with contextlib.suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _map(nbytes: int) -> tuple[mmap.mmap, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,9 @@ _PACKAGES = {
     "WanImageToVideoPipeline": "ftfy",
 }
 _NOT_COMPARED = ("PRXPipeline",)
+# A family's first word begins the names of its pipelines; these are in the names of those for a kind.
+_FAMILY = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z]+")
+_MARKS = {DRAW: ("Pipeline",), CHANGE: ("Img2Img", "Image", "Edit"), FILL: ("Inpaint",)}
 # Inputs that some pipelines require, and no route of a picture has.
 _FOREIGN_INPUTS = (
     "control_image",
@@ -136,10 +140,27 @@ def relatives(pipeline: Any) -> dict[str, Any]:
     return found
 
 
+def may_have_relative(name: str, kind: str) -> bool:
+    """Return False if no pipeline of diffusers for a kind is called like the one of this name.
+
+    diffusers' own search for relatives imports the pipelines of all families, 30 MB of memory.
+    """
+    import diffusers
+
+    family = _FAMILY.match(name.removesuffix("Pipeline"))
+    return family is None or any(
+        other != name and any(mark in other for mark in _MARKS[kind])
+        for other in dir(diffusers)
+        if other.startswith(family[0]) and other.endswith("Pipeline")
+    )
+
+
 def _relative(pipeline: Any, kind: str) -> Any:
     """Return diffusers' pipeline of the same family for a kind; None if it has none."""
     import diffusers
 
+    if not may_have_relative(type(pipeline).__name__, kind):
+        return None
     auto = {
         DRAW: diffusers.AutoPipelineForText2Image,
         CHANGE: diffusers.AutoPipelineForImage2Image,

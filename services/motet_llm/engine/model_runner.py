@@ -32,7 +32,6 @@ from motet_kernels.runtime.device import (
 )
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.graphs import graphs_on
-from motet_kernels.runtime.memory import return_freed
 from motet_kernels.runtime.replay import can_replay
 from motet_kernels.spans import upload
 from motet_llm.adapters.bank import AdapterBank, Matrix, named_folders, slot_of
@@ -56,6 +55,7 @@ from motet_llm.weights.packing import Packing
 from motet_models.capacity import KvLayout, format_bytes
 from motet_models.graph_sizes import StepShape, graph_sizes
 from motet_shared.errors import ConfigError
+from motet_shared.process.freed_memory import return_freed
 from motet_shared.process.memory_turn import MemoryTurn
 from motet_shared.process.starts import START
 

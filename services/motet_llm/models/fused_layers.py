@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from motet_kernels import gpu
 from motet_kernels.attention.head_norm import HeadNorm
 from motet_kernels.attention.rotary import PackedHeads
-from motet_kernels.gates import gated
+from motet_kernels.linear.activated_linear import gated_linear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import add_rms_norm, rms_norm
 from motet_llm.attention.options import AttentionOptions, Reach, Temperature
@@ -178,7 +178,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the output; a `residual` of x's shape is added to it."""
-        output: Tensor = self.down_proj(gated(self.gate_up.linear(x), self.activation), residual)
+        down, linear = self.down_proj, self.gate_up.linear
+        if isinstance(down, Linear) and down.is_plain and down.format == "bfloat16":
+            hidden = gated_linear(linear, x, self.activation, narrows=True)
+            return down.into(x.dtype, hidden, residual)
+        output: Tensor = down(gated_linear(linear, x, self.activation), residual)
         return output
 
 

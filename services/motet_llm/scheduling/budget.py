@@ -17,6 +17,9 @@ SMALLEST_CHUNK = (
     32  # tokens: 8 or 16 take as long (beside four streams of pocket-chat, on a Zen 3: 3.6 ms)
 )
 URGENT_SLOWDOWN = 5.0  # multiplier on decode_slowdown for urgent requests
+# Seconds, divided by the streams of a step: the latency goal where none is set. One stream keeps ten
+# tokens/s, faster than speech. Eight streams have 12.5 ms, hardly more than decode_slowdown permits.
+SHARED_GOAL = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class SchedulerLimits:
     max_running: int
     max_waiting: int
     decode_slowdown: float = 0.0
-    latency_goal: float = 0.0
+    latency_goal: float | None = 0.0
     static_batching: bool = False
     contiguous_kv: bool = False
 
@@ -40,10 +43,10 @@ class TokenBudget:
 
         chunk = max((decode_slowdown - 1) · t(rows), latency_goal - t(rows)) / c
 
-    prefill tokens. An urgent request may slow streams down more, by `URGENT_SLOWDOWN`: one that was
-    interrupted (moved here or preempted, so that its stream stands still meanwhile), and one that is
-    crowded out: the streams it slows down are mostly of one tenant, which was served at least as
-    much.
+    prefill tokens; without a latency_goal, `SHARED_GOAL` / rows stands for it. An urgent request may
+    slow streams down more, by `URGENT_SLOWDOWN`: one that was interrupted (moved here or preempted,
+    so that its stream stands still meanwhile), and one that is crowded out: the streams it slows
+    down are mostly of one tenant, which was served at least as much.
 
     streams: requests that decode in the step.
     spent: tokens prefilled so far by all requests together.
@@ -74,7 +77,10 @@ class TokenBudget:
         if not urgent and self._pace.needs_decode_sample(len(self._streams)):
             return 0
         slowdown = self._limits.decode_slowdown * (URGENT_SLOWDOWN if urgent else 1.0)
-        chunk = self._pace.chunk(len(self._streams), slowdown, self._limits.latency_goal)
+        goal = self._limits.latency_goal
+        if goal is None:
+            goal = SHARED_GOAL / len(self._streams)
+        chunk = self._pace.chunk(len(self._streams), slowdown, goal)
         return int(min(self._most, max(SMALLEST_CHUNK, chunk)))
 
     def left_for(self, request: Request) -> int:

@@ -38,12 +38,13 @@ class PublishedBlobs:
         """Copy `data` into the segment; return its key and digest.
 
         Blocks until `deadline` (monotonic) for room. Raises BlobError if the data can never fit,
-        Overloaded if there was no room in time.
+        Overloaded if there was no room in time, or the system has no memory for it.
         """
         with self._freed:
             lease = self._reserve(len(data), readers, ttl, deadline)
             self._leases.pin(lease)
         try:
+            self.segment.provide(lease.offset, lease.nbytes)
             copy(self.segment.view(lease.offset, lease.nbytes), data)
             computed = digest_of(data) if digest else ""
             with self._freed:

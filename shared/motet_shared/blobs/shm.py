@@ -1,8 +1,9 @@
 """Create, attach and remove shared-memory segments of blobs.
 
 A segment is a file in /dev/shm, mapped by its owner for writing and by readers for reading: header,
-key table, bytes. It is created and faulted in once, found by name, and removed when its owner is
-gone. `blobs.lease` decides which reader may read what, and when a range is reused.
+key table, bytes. It is found by name, takes memory from its beginning on, in steps, as its owner
+needs it, and is removed when its owner is gone. `blobs.lease` decides which reader may read what,
+and when a range is reused.
 
 A reader finds the key of its blob in the table, copies the bytes, and checks the table again: the
 owner erases an entry before the bytes are overwritten, and keys are never reused, so bytes of
@@ -22,12 +23,13 @@ import re
 import secrets
 import stat
 import struct
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from motet_shared.blobs.buffer import copy
-from motet_shared.errors import BlobError
+from motet_shared.errors import BlobError, Overloaded
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"motet-([a-z0-9]+(?:-[a-z0-9]+)*)-[0-9a-f]{8}")
@@ -37,6 +39,7 @@ _ENTRY = struct.Struct("<16sQQ")  # token (zeros: no blob), offset in the segmen
 _MAGIC = b"MotetB01"
 _TABLE = 64  # offset of the table
 _PAGE = 4096
+_GROWTH = 4 << 20  # bytes that a segment grows by, at least
 _POPULATE_WRITE = 23  # madvise(2), Linux 5.14; not in Python's mmap yet
 
 
@@ -61,13 +64,14 @@ class Segment:
         self.name, self.slots = name, slots
         self.begin = _begin(slots)  # offset of the first byte after header and table
         self._memory, self._lock, self._path = memory, lock, path
+        self._present = 0  # bytes of the file that have memory, for the owner
+        self._growing = threading.Lock()
 
     @classmethod
     def create(cls, instance: str, capacity: int, slots: int, folder: Path | None = SHM) -> Segment:
-        """Create a segment for `capacity` bytes with all pages present; without a folder, unnamed.
+        """Create a segment for `capacity` bytes; without a folder, unnamed.
 
-        Raises BlobError if the memory is not available: it is allocated now, to avoid a bus error
-        in the middle of a copy.
+        Raises BlobError if the folder has less room than that. `provide` takes the memory.
         """
         name = f"motet-{instance}-{secrets.token_hex(4)}" if folder else ""
         if folder and not _NAME.fullmatch(name):
@@ -78,15 +82,18 @@ class Segment:
         fd = _new_file(path)
         size = _begin(slots) + capacity
         try:
-            os.posix_fallocate(fd, 0, size)
-            memory = mmap.mmap(fd, size)
+            if folder is not None and _room(folder) < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.truncate(fd, size)
+            segment = cls(name, mmap.mmap(fd, size), slots, fd, path)
+            segment._grow(segment.begin)
         except OSError as error:
             _discard(fd, path)
-            raise BlobError(_no_memory(error, size, folder)) from None
-        with suppress(OSError):  # older kernels map pages at first touch
-            memory.madvise(_POPULATE_WRITE)
-        _HEAD.pack_into(memory, 0, _MAGIC, slots)
-        return cls(name, memory, slots, fd, path)
+            raise BlobError(
+                f"cannot make a blob segment of {size} bytes: {_reason(error, folder)}"
+            ) from None
+        _HEAD.pack_into(segment._memory, 0, _MAGIC, slots)
+        return segment
 
     @classmethod
     def attach(cls, name: str, folder: Path = SHM) -> Segment:
@@ -107,6 +114,32 @@ class Segment:
         if _begin(slots) > len(memory):
             raise AttachFailed(f"segment {name} is too short for its table of {slots}")
         return cls(name, memory, slots, None, None)
+
+    def provide(self, offset: int, nbytes: int) -> None:
+        """Take the memory of the owner's bytes at `offset`, which `view` may then write.
+
+        Raises Overloaded if there is none: written without it, they would cause a bus error.
+        """
+        end = self.begin + offset + nbytes
+        with self._growing:
+            if end <= self._present:
+                return
+            try:
+                self._grow(min(max(end, self._present + _GROWTH), len(self._memory)))
+            except OSError as error:
+                folder = self._path.parent if self._path is not None else None
+                raise Overloaded(
+                    f"no memory for {nbytes} bytes of blobs: {_reason(error, folder)}"
+                ) from None
+
+    def _grow(self, end: int) -> None:
+        """Take the memory of the file's bytes up to `end`. Raises OSError."""
+        assert self._lock is not None
+        end = min(-(-end // _PAGE) * _PAGE, len(self._memory))
+        os.posix_fallocate(self._lock, self._present, end - self._present)
+        with suppress(OSError):  # older kernels map pages at first touch
+            self._memory.madvise(_POPULATE_WRITE, self._present, end - self._present)
+        self._present = end
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """Return the bytes at `offset`, counted from the table's end; writable for the owner."""
@@ -224,11 +257,17 @@ def _remove_abandoned(path: Path) -> bool:
     return True
 
 
-def _no_memory(error: OSError, size: int, folder: Path | None) -> str:
+def _room(folder: Path) -> int:
+    """Return the bytes that are free in a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _reason(error: OSError, folder: Path | None) -> str:
+    """Return why memory could not be taken, with the remedy."""
     if error.errno != errno.ENOSPC or folder is None:
-        return f"cannot make a blob segment of {size} bytes: {error.strerror}"
-    room = os.statvfs(folder)
+        return str(error.strerror)
     return (
-        f"cannot make a blob segment of {size} bytes: {folder} has {room.f_bavail * room.f_frsize} free; "
-        "lower the blob capacity or enlarge it (containers: shm_size)"
+        f"{folder} has {_room(folder)} free; lower the blob capacity or enlarge it (containers: "
+        "shm_size)"
     )

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -38,8 +37,9 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
+from .freed_memory import return_freed
 from .memory_turn import MemoryTurn, abandon_turns
-from .starts import START, go_on, process_began
+from .starts import START, collect_rarely, go_on, process_began
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,8 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     stopping = _on_signals(actor.leave, actor.hurry)
     try:
         await _first(actor.start(), stopping.wait())
-        _collect_rarely()
+        collect_rarely()
+        return_freed()
         await _first(actor.wait_crashed(), stopping.wait())
     except ConfigError:
         await bus.close()
@@ -232,18 +233,6 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         go_on()
         os.execv(actor.becomes[0], actor.becomes)
     return 0
-
-
-def _collect_rarely() -> None:
-    """Exclude loaded objects from garbage collection from now on, and collect less often.
-
-    Frames are short-lived lists without cycles, but at the default thresholds the collector would
-    search them for cycles several times per engine step, and occasionally search everything that
-    the libraries have loaded: that stalls all streams of a tokenizer for a third of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 def _on_signals(first: asyncio.Event, second: asyncio.Event) -> asyncio.Event:

@@ -126,3 +126,15 @@ def importing() -> Iterator[None]:
         gc.freeze()
         gc.enable()
     START.mark("imports")
+
+
+def collect_rarely() -> None:
+    """Exclude loaded objects from garbage collection from now on, and collect less often.
+
+    Frames are short-lived lists without cycles, but at the default thresholds the collector would
+    search them for cycles several times per engine step, and occasionally search everything that
+    the libraries have loaded: that stalls all streams of a tokenizer for a third of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import check, summary
+from benchmarks.report import check, sitting, summary
 from benchmarks.support.document import conditions, processor, write
 from benchmarks.support.measures import Target
 
@@ -100,3 +100,18 @@ def test_a_check_without_kept_targets_says_so(
     assert "codes: nothing was kept" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         check.main(["unknown"])
+
+
+def test_a_sitting_keeps_the_targets_of_each_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of them fails, and the other one is kept all the same."""
+    monkeypatch.setattr(sitting, "BENCHMARKS", {"nothing": (), "adapters": ("--quick",)})
+    kept_at: list[Path] = []
+    monkeypatch.setattr(sitting, "take", kept_at.append)
+    monkeypatch.setattr(sitting, "write_page", lambda: None)
+    assert sitting.main(["--folder", str(tmp_path)]) == 1
+    assert kept_at == [tmp_path / "adapters.json"]
+    printed = capsys.readouterr().out
+    assert "nothing … failed" in printed
+    assert "## [adapters]" in printed

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.pipelines import auto_pipeline
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -30,7 +31,13 @@ from motet_diffusion.pipeline.loading import (  # noqa: E402
     read,
 )
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory  # noqa: E402
-from motet_diffusion.pipeline.support import pipeline_class  # noqa: E402
+from motet_diffusion.pipeline.support import (  # noqa: E402
+    CHANGE,
+    DRAW,
+    FILL,
+    may_have_relative,
+    pipeline_class,
+)
 from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter  # noqa: E402
 from support.engine.recording_engine import Pixels, RecordingEngine, assert_alike  # noqa: E402
 from support.families import picture_families  # noqa: E402
@@ -162,6 +169,25 @@ def test_the_page_lists_every_pipeline_of_diffusers_once() -> None:
 
 
 @pytest.mark.long
+def test_relatives_are_looked_for_where_diffusers_may_have_one() -> None:
+    relatives = {
+        DRAW: auto_pipeline.AUTO_TEXT2IMAGE_PIPELINES_MAPPING,
+        CHANGE: auto_pipeline.AUTO_IMAGE2IMAGE_PIPELINES_MAPPING,
+        FILL: auto_pipeline.AUTO_INPAINT_PIPELINES_MAPPING,
+    }
+    for family in {family for mapping in relatives.values() for family in mapping}:
+        own = {kind: mapping[family] for kind, mapping in relatives.items() if family in mapping}
+        for one in own.values():
+            missed = [
+                other.__name__
+                for kind, other in own.items()
+                if other is not one and not may_have_relative(one.__name__, kind)
+            ]
+            assert not missed, one.__name__
+    assert not may_have_relative("PixArtSigmaPipeline", CHANGE)
+    assert not may_have_relative("PixArtSigmaPipeline", FILL)
+
+
 def test_a_model_that_only_changes_pictures_or_only_whole_ones_says_so(
     folder: Callable[[str], Path],
 ) -> None:

@@ -94,6 +94,38 @@ def test_pictures_of_any_size_are_encoded_as_by_transformers(
         assert torch.allclose(found[key].result, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@torch.inference_mode()
+def test_bfloat16_is_as_near_to_the_exact_embeddings_as_transformers_is(
+    made: tuple[str, Path, EncoderFamily],
+) -> None:
+    """Norms, gates, products and attention round to it once each, as transformers does or less often."""
+    name, folder, family = made
+    narrow = load_family(folder, torch.bfloat16)
+    exact, found = (one.encode([one.prepare(picture(1), 0)])[0] for one in (family, narrow))
+    inputs, _ = theirs(name, folder, picture(1).size)
+    inputs = {n: p.bfloat16() if p.is_floating_point() else p for n, p in inputs.items()}
+    seen = reference(folder).bfloat16().model.get_image_features(**inputs)
+    beside = torch.stack(
+        [layer[0] for layer in (seen.pooler_output, *getattr(seen, "deepstack_features", []))]
+    ).float()
+    assert float((found - exact).norm()) < 2 * float((beside - exact).norm()) + 1e-3
+
+
+@pytest.mark.parametrize("name", ["llava_clip", "llava_siglip"])
+def test_what_no_feature_reads_is_not_kept(name: str, tmp_path: Path) -> None:
+    """LLaVA reads the last layer but one or the last, and no vector of the whole picture."""
+    folder = tiny_vlm(name, tmp_path)
+    tower, whole = load_family(folder, torch.float32).model.vision_tower, reference(folder)
+    layers = [
+        [m for m in one.modules() if type(m).__name__.endswith("EncoderLayer")]
+        for one in (tower, whole.model.vision_tower)
+    ]
+    last = name == "llava_siglip"  # which reads the last layer
+    kept = [len(list(layer.children())) > 0 for layer in layers[0]]
+    assert kept == [*[True] * (len(layers[1]) - 1), last]
+    assert not hasattr(tower, "head")
+
+
 def test_alike_pictures_are_encoded_together(made: tuple[str, Path, EncoderFamily]) -> None:
     _, _, family = made
     engine = Engine(family, max_patches=10_000)

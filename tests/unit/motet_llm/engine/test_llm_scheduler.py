@@ -285,8 +285,10 @@ def make_pace() -> StepTimeEstimate:
     return pace
 
 
-@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 60), (0.05, 60), (0.13, 200)])
-def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, chunk: int) -> None:
+@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 60), (0.05, 60), (0.13, 200), (None, 140)])
+def test_prefilling_stretches_steps_of_running_streams_only_so_far(
+    goal: float | None, chunk: int
+) -> None:
     limits: dict[str, Any] = {"token_budget": 512, "decode_slowdown": 2.0, "latency_goal": goal}
     scheduler = make_scheduler(num_blocks=200, pace=make_pace(), **limits)
     scheduler.add(make_request(0, prompt=4))
@@ -300,6 +302,24 @@ def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, 
     assert steps_of(run_step(scheduler)) == {"r1": 400 - chunk}, (
         "nobody decodes: nobody is disturbed"
     )
+
+
+@pytest.mark.parametrize(("streams", "chunk"), [(1, 140), (2, 40), (3, 60), (8, 60)])
+def test_without_a_latency_goal_streams_share_one(streams: int, chunk: int) -> None:
+    """Two streams may wait for 50 ms, 20 more than a step takes; more, for twice a step's time."""
+    pace = make_pace()
+    for _ in range(10):
+        pace.note(0.030, num_decodes=streams, num_prefill_tokens=0)
+    slowdown = 1.2 if streams == 2 else 2.0
+    limits: dict[str, Any] = {"decode_slowdown": slowdown, "latency_goal": None}
+    scheduler = make_scheduler(
+        num_blocks=400, pace=pace, token_budget=512, max_running=16, **limits
+    )
+    for arrival in range(streams):
+        scheduler.add(make_request(arrival, prompt=4))
+    run_step(scheduler)
+    scheduler.add(make_request(streams, prompt=400))
+    assert steps_of(run_step(scheduler))[f"r{streams}"] == chunk
 
 
 def test_a_stream_that_was_interrupted_may_slow_others_down_more_and_goes_first() -> None:

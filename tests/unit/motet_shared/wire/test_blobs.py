@@ -471,14 +471,43 @@ async def test_without_shared_memory_blobs_travel_by_tcp(reader: BlobStore, tmp_
         assert not list(blobs_shm.SHM.glob("motet-owner-x-*"))
 
 
-async def test_too_little_memory_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_little_memory_is_said_at_the_start() -> None:
+    with pytest.raises(BlobError, match=r"/dev/shm .*\d+ .*shm_size"):
+        await BlobStore("owner-y", 1 << 50).start()
+    assert not list(blobs_shm.SHM.glob("motet-owner-y-*"))
+
+
+def held(file: Path) -> tuple[int, int]:
+    """Return the bytes that a file takes, and its size."""
+    found = file.stat()
+    return found.st_blocks * 512, found.st_size
+
+
+async def test_a_segment_takes_memory_as_it_is_needed(reader: BlobStore, tmp_path: Path) -> None:
+    async with BlobStore("owner-z", 64 * MB, folder=tmp_path) as store:
+        (name,) = os.listdir(tmp_path)
+        assert held(tmp_path / name)[0] < MB < 64 * MB < held(tmp_path / name)[1]
+        ref = store.put(bytes(range(256)) * (9 << 12))
+        assert bytes(await reader.get(ref)) == bytes(range(256)) * (9 << 12)
+        assert 9 * MB < held(tmp_path / name)[0] < 16 * MB
+        whole = await store.put_async(bytes(64 * MB), wait=5.0)
+        assert await reader.get(whole) == bytes(64 * MB)
+        assert len(set(held(tmp_path / name))) == 1
+
+
+async def test_a_put_for_which_there_is_no_memory_is_refused_and_keeps_nothing(
+    owner: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(BlobError, match=r"/dev/shm .*\d+ .*shm_size"):
-        await BlobStore("owner-y", MB).start()
-    assert not list(blobs_shm.SHM.glob("motet-owner-y-*"))
+    before = owner.stats()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(Overloaded, match=r"\d+ free; .*shm_size"):
+            owner.put(b"data")
+    assert owner.stats() == before
+    assert owner.put(b"data").nbytes == 4
 
 
 async def test_a_store_without_capacity_only_reads(reader: BlobStore) -> None:
