@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import VitsModel
 
 from motet_tts.codecs.vocoders import Latents, Vocoder, _Streams, _Windows, vocoder_of
-from tests.support.checkpoints import tts_checkpoints
+from support.checkpoints import tts_checkpoints
 
 
 def pieces(vocoder: Vocoder, frames_FT: Tensor, speaker: Tensor | None, size: int) -> list[Tensor]:
