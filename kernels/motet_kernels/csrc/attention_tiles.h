@@ -148,7 +148,7 @@ INLINE float weigh(float* scores, Range seen, float max) {
 // Weights that a line sees, in place to bfloat16.
 INLINE void narrow_weights(float* scores, Range seen) {
     bf16* to = reinterpret_cast<bf16*>(scores);
-    for (int k = seen.from / W * W; k < seen.to; k += W) vstore(to + k, vload(scores + k));
+    for (int k = seen.from / W * W; k < seen.to; k += W) vstore_operand(to + k, vload(scores + k));
 }
 #else
 INLINE void narrow_weights(float*, Range) {}

@@ -184,8 +184,8 @@ struct FloatProduct : Product {
             alignas(64) bf16 words[MAX_ROWS * 2 * W];
             for (; k + 2 * W <= K; k += 2 * W) {
                 for (int m = 0; m < rows; m++) {
-                    vstore(words + m * 2 * W, vload(from + m * input_stride + k));
-                    vstore(words + m * 2 * W + W, vload(from + m * input_stride + k + W));
+                    vstore_operand(words + m * 2 * W, vload(from + m * input_stride + k));
+                    vstore_operand(words + m * 2 * W + W, vload(from + m * input_stride + k + W));
                 }
                 transpose(reinterpret_cast<const float*>(words), W, rows, to + k / 2 * rows);
             }

@@ -47,10 +47,6 @@ INLINE vec vload(const bf16* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 INLINE void vstore(float* p, vec x) { _mm512_storeu_ps(p, x); }
-#if defined(__AVX512BF16__)
-// As below, but denormal numbers become 0.
-INLINE void vstore(bf16* p, vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x)); }
-#else
 INLINE void vstore(bf16* p, vec x) {
     __m512i bits = _mm512_castps_si512(x);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -58,6 +54,13 @@ INLINE void vstore(bf16* p, vec x) {
     up = _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(up));
 }
+#if defined(__AVX512BF16__)
+// For products of pairs, which take denormal numbers as 0: so do these roundings.
+INLINE void vstore_operand(bf16* p, vec x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+}
+#else
+INLINE void vstore_operand(bf16* p, vec x) { vstore(p, x); }
 #endif
 INLINE vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 // The second operand where either is NaN.
