@@ -32,12 +32,21 @@ def conditions() -> dict[str, Any]:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(sys.argv),
         "processor": processor(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": _load(),
     }
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return a command without the folder of the script, and without where it writes its result."""
+    kept = list(words[1:])
+    if "--output" in kept:
+        place = kept.index("--output")
+        del kept[place : place + 2]
+    return shlex.join([Path(words[0]).name, *kept])
 
 
 def _load() -> list[float]:

@@ -18,7 +18,9 @@ def _result(folder: Path, name: str, *targets: Target) -> Path:
     return path
 
 
-def test_conditions_name_the_processor_and_the_commit(tmp_path: Path) -> None:
+def test_conditions_name_the_processor_and_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text(
         "processor : 0\nmodel name\t: A 64-Core\nflags\t\t: fpu avx2 avx512f ht\n\n" * 2
@@ -26,6 +28,9 @@ def test_conditions_name_the_processor_and_the_commit(tmp_path: Path) -> None:
     assert processor(info) == "A 64-Core avx2, avx512f"
     assert len(str(conditions()["commit"]).rstrip("+")) in (0, 8)
     assert conditions()["processor"]
+    words = ["/somewhere/llm.py", "--rounds", "1", "--output", "/else/where.json", "--quick"]
+    monkeypatch.setattr("sys.argv", words)
+    assert conditions()["command"] == "llm.py --rounds 1 --quick"
 
 
 def test_a_taken_result_is_on_the_page_without_its_findings(tmp_path: Path) -> None:
