@@ -16,7 +16,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
@@ -31,6 +30,7 @@ from benchmarks.omni.camera import (
     scene_without,
 )
 from benchmarks.omni.trend import Slope, ratio_interval, slope
+from benchmarks.operation.memory import rollup
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import Target, table, targets_table
@@ -176,21 +176,18 @@ async def _watch(pids: dict[str, int], findings: SessionFindings) -> None:
     while True:
         findings.memory_minutes.append((monotonic() - start) / 60)
         for name, pid in pids.items():
-            used = await asyncio.to_thread(_memory, Path(f"/proc/{pid}/smaps_rollup"))
+            used = await asyncio.to_thread(_memory, pid)
             findings.memory.setdefault(name, []).append(used)
         await asyncio.sleep(_MEMORY_EVERY)
 
 
-def _memory(rollup: Path) -> float:
+def _memory(pid: int) -> float:
     """Return the MiB of a process that no file has, shared memory divided among those that share it.
 
     Pages of files are left out: what others load of the same libraries changes a process's share of them.
     """
-    found = 0
-    for line in rollup.read_text().splitlines():
-        if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-            found += int(line.split()[1])
-    return found / 1024
+    sizes = rollup(pid)
+    return (sizes["Pss_Anon"] + sizes["Pss_Shmem"]) / (1 << 20)
 
 
 # ------------------------------------------------------------------------------------------------------------ policies

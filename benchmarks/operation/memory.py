@@ -65,14 +65,20 @@ def _name(pid: int) -> str:
     return program if module is None else module[1].rpartition(".")[2].removesuffix("_process")
 
 
+def rollup(pid: int) -> dict[str, int]:
+    """Return the sizes of a process's memory in bytes, by the kernel's names (`smaps_rollup`).
+
+    Raises OSError if it has ended.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")}
+
+
 def _read(pid: int, name: str) -> ProcessMemory | None:
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+        sizes = rollup(pid)
     except OSError:
         return None
-    sizes = {
-        line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")
-    }
     if "Pss" not in sizes:
         return None
     kinds = (sizes[f"Pss_{kind}"] for kind in ("Anon", "Shmem", "File"))

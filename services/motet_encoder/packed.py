@@ -23,6 +23,7 @@ from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 
 _ACTIVATIONS: dict[type, str] = {SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh"}
+Parts = tuple[tuple[nn.Linear, ...], nn.Linear, str]  # of an MLP, as `MLP` takes them
 _COMPARED = 4  # rows
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # relative
 _LANGUAGE_TENSORS = ("language_model", "text_model")
@@ -61,7 +62,7 @@ def _packed(module: nn.Module, weights: str) -> nn.Module | None:
         and module.bias is not None
     ):
         return FastNorm(module)
-    return _rms_norm(module) or _gated_mlp(module, weights) or _mlp(module, weights)
+    return _rms_norm(module) or _mlp(module, weights)
 
 
 def _rms_norm(module: nn.Module) -> nn.Module | None:
@@ -79,8 +80,19 @@ def _rms_norm(module: nn.Module) -> nn.Module | None:
     return fast if _same(fast, module, len(weight), weight) else None
 
 
-def _gated_mlp(module: nn.Module, weights: str) -> nn.Module | None:
-    """Return a module that computes `down(activation(gate(x)) · up(x))`, if `module` does."""
+def _mlp(module: nn.Module, weights: str) -> nn.Module | None:
+    """Return an `MLP` that computes the same as `module`, if that is one, gated or not."""
+    parts = _gated_parts(module) or _plain_parts(module)
+    if parts is None:
+        return None
+    exact, read = MLP(*parts, "exact"), parts[0][0]
+    if not _same(exact, module, read.in_features, read.weight):
+        return None
+    return exact if weights == "exact" else MLP(*parts, weights)
+
+
+def _gated_parts(module: nn.Module) -> Parts | None:
+    """Return the parts of `down(activation(gate(x)) · up(x))`."""
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
     activation = _ACTIVATIONS.get(type(getattr(module, "act_fn", None)))
     if (
@@ -90,22 +102,16 @@ def _gated_mlp(module: nn.Module, weights: str) -> nn.Module | None:
         or activation is None
     ):
         return None
-    exact = GatedMLP(gate, up, down, activation, "exact")
-    if not _same(exact, module, gate.in_features, gate.weight):
-        return None
-    return exact if weights == "exact" else GatedMLP(gate, up, down, activation, weights)
+    return (gate, up), down, activation
 
 
-def _mlp(module: nn.Module, weights: str) -> nn.Module | None:
-    """Return a module that computes `fc2(activation(fc1(x)))`, if `module` does."""
+def _plain_parts(module: nn.Module) -> Parts | None:
+    """Return the parts of `fc2(activation(fc1(x)))`."""
     first, last = getattr(module, "fc1", None), getattr(module, "fc2", None)
     activation = _ACTIVATIONS.get(type(getattr(module, "activation_fn", None)))
     if not type(first) is type(last) is nn.Linear or activation is None:
         return None
-    exact = MLP(first, last, activation, "exact")
-    if not _same(exact, module, first.in_features, first.weight):
-        return None
-    return exact if weights == "exact" else MLP(first, last, activation, weights)
+    return (first,), last, activation
 
 
 @torch.inference_mode()
@@ -129,10 +135,8 @@ def _is_one_patch(conv: nn.Conv3d) -> bool:
 def leave_out(towers: PreTrainedModel) -> None:
     """Replace what no feature of `towers` depends on; the numbers of the other layers stay."""
     for module in towers.modules():
-        if getattr(
-            module, "use_head", False
-        ):  # its result is `pooler_output`, a vector per picture
-            module.use_head = False
+        if getattr(module, "use_head", False):
+            module.use_head = False  # what it computed is `pooler_output`, a vector per picture
             del module.head
     tower = getattr(towers, "vision_tower", None)
     wanted = getattr(towers.config, "vision_feature_layer", None)
@@ -195,34 +199,26 @@ class FastGELU(nn.Module):
         return gelu_tanh(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
-class GatedMLP(nn.Module):
-    """Compute `down(activation(gate(x)) · up(x))`, with gate and up as one product."""
+class MLP(nn.Module):
+    """Compute `last(activation(first(x)))`, or `last(activation(gate(x)) · up(x))`.
+
+    first: the one matrix, or gate and up, which are one product.
+    """
 
     def __init__(
-        self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, activation: str, weights: str
+        self, first: tuple[nn.Linear, ...], last: nn.Linear, activation: str, weights: str
     ):
         super().__init__()
-        bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
-        self._gate_up = _matrix(torch.cat((gate.weight, up.weight)), bias, weights)
-        self._down = _matrix(down.weight, down.bias, weights)
-        self._activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._down(gated_linear(self._gate_up, x, self._activation))
-        return out
-
-
-class MLP(nn.Module):
-    """Compute `fc2(activation(fc1(x)))`."""
-
-    def __init__(self, first: nn.Linear, last: nn.Linear, activation: str, weights: str):
-        super().__init__()
-        self._first = _matrix(first.weight, first.bias, weights)
+        biases: list[Tensor] = [linear.bias for linear in first if linear.bias is not None]
+        weights_of: list[Tensor] = [linear.weight for linear in first]
+        bias = torch.cat(biases) if biases else None
+        self._first = _matrix(torch.cat(weights_of), bias, weights)
         self._last = _matrix(last.weight, last.bias, weights)
+        self._activate = activated_linear if len(first) == 1 else gated_linear
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._last(activated_linear(self._first, x, self._activation))
+        out: Tensor = self._last(self._activate(self._first, x, self._activation))
         return out
 
 

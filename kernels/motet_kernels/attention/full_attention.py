@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from motet_kernels import gpu
+from motet_kernels.runtime import native
 from motet_kernels.runtime.arguments import check_device, check_floats, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 from motet_kernels.spans import Spans
 
 _ATTEND = Kernel("motet_full_attention", "piipiipiipiiifi")
-_PAIRS = Kernel("motet_full_attention_pairs", "")
 _EXACT, _ROUNDED, _PAIRED = range(3)  # as the native kernel counts them
 
 
@@ -33,8 +33,9 @@ def full_attention(
     their own largest value, values in 1023 steps relative to their channel's. That is twice as fast
     on CPUs without instructions for narrower types, with an error of about a thousandth. The twin
     and GPUs ignore it, and so do CPUs with instructions for bfloat16 for inputs that all are of it:
-    there weights are rounded to bfloat16. On the CPU a token's result is bit-identical for the same sequence, whatever
-    the number of threads. Raises `KernelError` on inputs that do not fit each other.
+    there weights are rounded to bfloat16. On the CPU a token's result is bit-identical for the same
+    sequence, whatever the number of threads. Raises `KernelError` on inputs that do not fit each
+    other.
     """
     tensors = {"query_SHD": query_SHD, "key_SHD": key_SHD, "value_SHD": value_SHD}
     for name, tensor in tensors.items():
@@ -70,8 +71,7 @@ def full_attention(
 
 def multiplies_pairs() -> bool:
     """Return True if the CPU has instructions for products of bfloat16."""
-    pairs = _PAIRS.native()
-    return pairs is not None and bool(pairs())
+    return native.status()["isa"] == "avx512bf16"
 
 
 @lru_cache(maxsize=16)

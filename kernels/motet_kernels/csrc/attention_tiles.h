@@ -33,70 +33,61 @@ INLINE int spread(int k) { return k % 4 * (KEYS / 4) + k / 4; }
 
 #if defined(__AVX512BF16__)
 constexpr bool PAIRED = true;
-constexpr int PAIRS = 2 * W;  // bfloat16 numbers of a vector
-
-INLINE __m512i load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
-// Assembler: see dot() in linear_integer.cpp.
-INLINE vec dot_pairs(vec sum, __m512i a, __m512i b) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-    return sum;
+INLINE vec load_pairs(const bf16* p) { return vload(reinterpret_cast<const float*>(p)); }
+// Numbers of two rows side by side: of the low and of the high halves of their 128-bit parts.
+INLINE vec low_pairs(vec even, vec odd) {
+    return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(even), _mm512_castps_si512(odd)));
+}
+INLINE vec high_pairs(vec even, vec odd) {
+    return _mm512_castsi512_ps(_mm512_unpackhi_epi16(_mm512_castps_si512(even), _mm512_castps_si512(odd)));
 }
 #else
 constexpr bool PAIRED = false;
-constexpr int PAIRS = 2 * W;
+#endif
+constexpr int PAIRS = 2 * W;  // bfloat16 numbers of a vector
+
+// How queries of a type are multiplied by keys: STEP numbers at a time.
+template <typename Query>
+struct Scores {
+    static constexpr int STEP = W;
+    template <typename T>
+    INLINE vec load(const T* p) { return vload(p); }
+    INLINE vec add(vec sum, vec q, vec key) { return fma(q, key, sum); }
+};
+
+#if defined(__AVX512BF16__)
+template <>
+struct Scores<bf16> {
+    static constexpr int STEP = PAIRS;
+    INLINE vec load(const bf16* p) { return load_pairs(p); }
+    INLINE vec add(vec sum, vec q, vec key) { return dot_pairs(sum, q, key); }
+};
 #endif
 
 // Scores of NL lines and W / NL keys. A sum runs over D in lanes, then over the lanes.
-template <int NL>
-INLINE void store_scores(const vec (&sums)[W], float scale, float* scores) {
+template <int NL, typename Query, typename T>
+void score_tile(const Query* query, int64_t dim, const T* const* keys, float scale, float* scores) {
+    using Format = Scores<Query>;
     constexpr int NK = W / NL;
+    vec sums[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) sums[i] = vset(0.0f);
+    for (int64_t d = 0; d < dim; d += Format::STEP) {
+        vec q[NL];
+#pragma GCC unroll 16
+        for (int l = 0; l < NL; l++) q[l] = Format::load(query + l * dim + d);
+#pragma GCC unroll 16
+        for (int k = 0; k < NK; k++) {
+            vec key = Format::load(keys[k] + d);
+#pragma GCC unroll 16
+            for (int l = 0; l < NL; l++) sums[l * NK + k] = Format::add(sums[l * NK + k], q[l], key);
+        }
+    }
     float tile[W];
     vstore(tile, vsum_each(sums) * vset(scale));
 #pragma GCC unroll 16
     for (int l = 0; l < NL; l++) memcpy(scores + l * KEYS, tile + l * NK, NK * sizeof(float));
 }
-
-template <int NL, typename T>
-void score_tile(const float* query, int64_t dim, const T* const* keys, float scale, float* scores) {
-    constexpr int NK = W / NL;
-    vec sums[W];
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) sums[i] = vset(0.0f);
-    for (int64_t d = 0; d < dim; d += W) {
-        vec q[NL];
-#pragma GCC unroll 16
-        for (int l = 0; l < NL; l++) q[l] = vload(query + l * dim + d);
-#pragma GCC unroll 16
-        for (int k = 0; k < NK; k++) {
-            vec key = vload(keys[k] + d);
-#pragma GCC unroll 16
-            for (int l = 0; l < NL; l++) sums[l * NK + k] = fma(q[l], key, sums[l * NK + k]);
-        }
-    }
-    store_scores<NL>(sums, scale, scores);
-}
-
-#if defined(__AVX512BF16__)
-template <int NL>
-void score_tile(const bf16* query, int64_t dim, const bf16* const* keys, float scale, float* scores) {
-    constexpr int NK = W / NL;
-    vec sums[W];
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) sums[i] = vset(0.0f);
-    for (int64_t d = 0; d < dim; d += PAIRS) {
-        __m512i q[NL];
-#pragma GCC unroll 16
-        for (int l = 0; l < NL; l++) q[l] = load_pairs(query + l * dim + d);
-#pragma GCC unroll 16
-        for (int k = 0; k < NK; k++) {
-            __m512i key = load_pairs(keys[k] + d);
-#pragma GCC unroll 16
-            for (int l = 0; l < NL; l++) sums[l * NK + k] = dot_pairs(sums[l * NK + k], q[l], key);
-        }
-    }
-    store_scores<NL>(sums, scale, scores);
-}
-#endif
 
 // Scores of NL lines with the keys that any of them sees, while the values of these keys are on their way.
 template <int NL, typename Query, typename T>
@@ -211,20 +202,19 @@ void value_tile(float* out, int64_t dim, const float* decay, const bf16* weights
     auto weight_of = [&](int l, int k) __attribute__((always_inline)) {
         int32_t two;
         memcpy(&two, weights + l * 2 * KEYS + k, sizeof two);
-        return _mm512_set1_epi32(two);
+        return _mm512_castsi512_ps(_mm512_set1_epi32(two));
     };
     auto add = [&](int l, int from, int to) __attribute__((always_inline)) {
         for (int k = from / 2 * 2; k < to; k += 2) {
-            __m512i weight = weight_of(l, k);
+            const bool first = k >= from, second = k + 1 < to;
+            const int32_t counted = (first ? 0xffff : 0) | (second ? int32_t(0xffff0000) : 0);
+            vec weight = _mm512_and_ps(weight_of(l, k), _mm512_castsi512_ps(_mm512_set1_epi32(counted)));
 #pragma GCC unroll 16
             for (int v = 0; v < NV; v += 2) {
-                __m512i none = _mm512_setzero_si512();
-                __m512i even = k >= from ? load_pairs(values[k] + column + v * W) : none;
-                __m512i odd = k + 1 < to ? load_pairs(values[k + 1] + column + v * W) : none;
-                weight = k >= from ? weight : _mm512_and_si512(weight, _mm512_set1_epi32(int(0xffff0000)));
-                weight = k + 1 < to ? weight : _mm512_and_si512(weight, _mm512_set1_epi32(0xffff));
-                sums[l][v] = dot_pairs(sums[l][v], weight, _mm512_unpacklo_epi16(even, odd));
-                sums[l][v + 1] = dot_pairs(sums[l][v + 1], weight, _mm512_unpackhi_epi16(even, odd));
+                vec even = first ? load_pairs(values[k] + column + v * W) : vset(0.0f);
+                vec odd = second ? load_pairs(values[k + 1] + column + v * W) : vset(0.0f);
+                sums[l][v] = dot_pairs(sums[l][v], weight, low_pairs(even, odd));
+                sums[l][v + 1] = dot_pairs(sums[l][v + 1], weight, high_pairs(even, odd));
             }
         }
     };
@@ -237,15 +227,15 @@ void value_tile(float* out, int64_t dim, const float* decay, const bf16* weights
     for (int k = from; k < to; k += 2) {
         prefetch(next[spread(k)], next_bytes);
         prefetch(next[spread(k + 1)], next_bytes);
-        __m512i value[NV];
+        vec value[NV];
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v += 2) {
-            __m512i even = load_pairs(values[k] + column + v * W), odd = load_pairs(values[k + 1] + column + v * W);
-            value[v] = _mm512_unpacklo_epi16(even, odd), value[v + 1] = _mm512_unpackhi_epi16(even, odd);
+            vec even = load_pairs(values[k] + column + v * W), odd = load_pairs(values[k + 1] + column + v * W);
+            value[v] = low_pairs(even, odd), value[v + 1] = high_pairs(even, odd);
         }
 #pragma GCC unroll 16
         for (int l = 0; l < NL; l++) {
-            __m512i weight = weight_of(l, k);
+            vec weight = weight_of(l, k);
 #pragma GCC unroll 16
             for (int v = 0; v < NV; v++) sums[l][v] = dot_pairs(sums[l][v], weight, value[v]);
         }

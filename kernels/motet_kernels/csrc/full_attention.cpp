@@ -63,10 +63,7 @@ struct Paired {
     INLINE vec to_vec(Sum sum) { return sum; }
 #if defined(__AVX512BF16__)
     INLINE Sum all(Word x) { return _mm512_castsi512_ps(_mm512_set1_epi32(x)); }
-    INLINE Sum add(Sum sum, Sum b, Sum a) {  // assembler: see dot() in integer.h
-        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(b), "v"(a));
-        return sum;
-    }
+    INLINE Sum add(Sum sum, Sum b, Sum a) { return dot_pairs(sum, b, a); }
 #endif
 };
 
@@ -350,15 +347,6 @@ void run(const Arguments& a) {
 }
 
 }  // namespace
-
-// Whether this instruction set multiplies pairs of bfloat16 numbers: `kind` 2 below.
-EXPORT int64_t motet_full_attention_pairs() {
-#if defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
-}
 
 // Kind 0 is exact and 1 rounded, of float32; 2 is of bfloat16, where there are instructions for it.
 EXPORT int64_t motet_full_attention(const void* query, int64_t query_token, int64_t query_head, const void* key,

@@ -26,21 +26,25 @@ void gated_row(const T* x, T* out, int64_t width) {
 template <typename T>
 using Row = void (*)(const T* x, T* out, int64_t width);
 
+// cost: of an element, as threads_for() counts it.
 template <typename T>
-void gated(const T* x, int64_t stride, T* out, int64_t rows, int64_t width, int64_t kind) {
-    const Row<T> run = kind == 0 ? gated_row<silu, T> : gated_row<gelu_tanh, T>;
-    const int threads = threads_for(rows * width * 12, rows);
+void each_row(Row<T> run, const void* x, int64_t stride, void* out, int64_t rows, int64_t width, int64_t cost) {
+    const T* from = static_cast<const T*>(x);
+    T* to = static_cast<T*>(out);
+    const int threads = threads_for(rows * width * cost, rows);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < rows; m++) run(x + m * stride, out + m * width, width);
+    for (int64_t m = 0; m < rows; m++) run(from + m * stride, to + m * width, width);
 }
 
 template <typename T>
-void gate(const T* x, int64_t stride, T* out, int64_t rows, int64_t width, int64_t kind) {
+Row<T> gated_kind(int64_t kind) {
+    return kind == 0 ? gated_row<silu, T> : gated_row<gelu_tanh, T>;
+}
+
+template <typename T>
+Row<T> gate_kind(int64_t kind) {
     constexpr Row<T> kinds[] = {row<sigmoid, T>, row<silu, T>, row<softplus, T>, row<gelu, T>, row<gelu_tanh, T>};
-    const Row<T> run = kinds[kind];
-    const int threads = threads_for(rows * width * 10, rows);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < rows; m++) run(x + m * stride, out + m * width, width);
+    return kinds[kind];
 }
 
 }  // namespace
@@ -50,9 +54,9 @@ void gate(const T* x, int64_t stride, T* out, int64_t rows, int64_t width, int64
 EXPORT int64_t motet_gated(const void* x, int64_t is_bf16, int64_t stride, void* out, int64_t rows, int64_t width,
                            int64_t kind) {
     if (is_bf16)
-        gated(static_cast<const bf16*>(x), stride, static_cast<bf16*>(out), rows, width, kind);
+        each_row(gated_kind<bf16>(kind), x, stride, out, rows, width, 12);
     else
-        gated(static_cast<const float*>(x), stride, static_cast<float*>(out), rows, width, kind);
+        each_row(gated_kind<float>(kind), x, stride, out, rows, width, 12);
     return 0;
 }
 
@@ -60,9 +64,9 @@ EXPORT int64_t motet_gated(const void* x, int64_t is_bf16, int64_t stride, void*
 EXPORT int64_t motet_gate(const void* x, int64_t is_bf16, int64_t stride, void* out, int64_t rows, int64_t width,
                           int64_t kind) {
     if (is_bf16)
-        gate(static_cast<const bf16*>(x), stride, static_cast<bf16*>(out), rows, width, kind);
+        each_row(gate_kind<bf16>(kind), x, stride, out, rows, width, 10);
     else
-        gate(static_cast<const float*>(x), stride, static_cast<float*>(out), rows, width, kind);
+        each_row(gate_kind<float>(kind), x, stride, out, rows, width, 10);
     return 0;
 }
 

@@ -36,10 +36,7 @@ struct Bfloat16 {
     static constexpr int STEPS = 1;  // words of k and k + 1, of weights and input alike
     static constexpr bool WIDEN = false;
     INLINE vec weight(const char* at, int v, int) { return vload(reinterpret_cast<const float*>(at) + v * W); }
-    INLINE vec add(vec sum, vec w, vec x) {  // assembler: see dot() in linear_integer.cpp
-        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
-        return sum;
-    }
+    INLINE vec add(vec sum, vec w, vec x) { return dot_pairs(sum, w, x); }
 };
 
 #else
