@@ -21,7 +21,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from motet_kernels import gpu
-from motet_kernels.attention.full_attention import multiplies_pairs, packed_attention
+from motet_kernels.attention.full_attention import packed_attention
+from motet_kernels.runtime import native
 from motet_kernels.spans import Spans
 
 # Qwen's towers pass all parts of a row at once to an implementation with "flash" in its name; to
@@ -31,7 +32,7 @@ NAME = "motet_flash_rows"
 
 def prefers_packed_attention(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if towers of `dtype` on `device` are faster with `packed_attention`."""
-    return gpu.is_gpu(device) or (dtype == torch.bfloat16 and multiplies_pairs())
+    return gpu.is_gpu(device) or (dtype == torch.bfloat16 and native.multiplies_bfloat16())
 
 
 def use_packed_attention(towers: PreTrainedModel) -> None:

@@ -16,6 +16,7 @@ from e2e.stack import MotetStack
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 
 TOKENS = 400
+LONG = 1200  # whose text takes longer than the talker's first codes, also where text is fast
 SPOKEN: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "Ethan", "format": "pcm16"},
@@ -40,7 +41,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
 
     parent = tmp_path_factory.mktemp("omni")
     whole, silent, third = parent / "whole", parent / "silent", parent / "third"
-    omni.write(whole)
+    omni.write(whole, sizes={"thinker": {"max_position_embeddings": 4 * LONG}})
     qwen3_omni.write(third)
     silent.mkdir()
     for path in whole.iterdir():
@@ -55,15 +56,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
         yield made
 
 
-def chunks(stack: MotetStack, model: str, *, seed: int = 5, **fields: Any) -> Iterator[Any]:
-    """Ask for a reply of `TOKENS` tokens, by OpenAI's own client."""
+def chunks(
+    stack: MotetStack, model: str, *, seed: int = 5, tokens: int = TOKENS, **fields: Any
+) -> Iterator[Any]:
+    """Ask for a reply of `tokens` tokens, by OpenAI's own client."""
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
         yield from client.chat.completions.create(
             model=model,
             messages=[{"role": "user", "content": "Tell me."}],
             temperature=0,
             seed=seed,
-            max_tokens=TOKENS,
+            max_tokens=tokens,
             extra_body={"ignore_eos": True},
             stream=True,
             **fields,
@@ -97,7 +100,9 @@ def test_replies_are_spoken_and_outlive_their_talker(stack: MotetStack) -> None:
     spoken = answer(stack, "whole", **SPOKEN)
     assert (spoken.text, spoken.reason, spoken.error) == (written.text, "length", None)
     assert spoken.sound
-    assert spoken.kinds.index("sound") < len(spoken.kinds) - 1 - spoken.kinds[::-1].index("text")
+    long = answer(stack, "whole", tokens=LONG, **SPOKEN)
+    assert long.text.startswith(written.text)
+    assert long.kinds.index("sound") < len(long.kinds) - 1 - long.kinds[::-1].index("text")
 
     struck = Heard()
     restarted = None

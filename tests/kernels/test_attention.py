@@ -31,7 +31,7 @@ def near(case: Case, backend: str) -> float:
     """
     dims = case.key_PKSD.shape[-1], case.value_PKSV.shape[-1]
     paired = case.key_PKSD.dtype == torch.bfloat16 and not any(dim % 32 for dim in dims)
-    if backend != "avx512bf16" or not paired:
+    if backend not in ("amx", "avx512bf16") or not paired:
         return 1e-5
     return max(float(values.abs().max()) for values in case.values_B) / 32
 

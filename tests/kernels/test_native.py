@@ -65,6 +65,18 @@ def test_the_best_that_this_cpu_has_is_used() -> None:
     assert [isa.name for isa in build.supported()][-1] == "scalar"
 
 
+@pytest.mark.parametrize("granted", [True, False])
+def test_amx_is_used_where_linux_grants_its_registers(
+    granted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = " ".join(frozenset[str]().union(*(isa.needs for isa in build.ISAS.values())))
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build.Path, "read_text", lambda self: f"flags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(build, "_request_tiles", lambda: granted)
+    best = "amx" if granted else "avx512bf16"
+    assert build.supported()[0].name == best
+
+
 def test_one_may_be_asked_for() -> None:
     assert attend(MOTET_NATIVE="scalar") == {
         "isa": "scalar",

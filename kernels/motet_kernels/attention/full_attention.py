@@ -53,7 +53,9 @@ def full_attention(
     attend = _ATTEND.native() if is_cpu(query_SHD) else None
     if attend is None:
         return full_attention_torch(query_SHD, key_SHD, value_SHD, scale=scale)
-    is_paired = all(t.dtype == torch.bfloat16 for t in tensors.values()) and multiplies_pairs()
+    is_paired = (
+        all(t.dtype == torch.bfloat16 for t in tensors.values()) and native.multiplies_bfloat16()
+    )
     dtype = torch.bfloat16 if is_paired else torch.float32
     query, key, value = (tensor.to(dtype) for tensor in tensors.values())
     out = torch.empty(query.shape, dtype=dtype)
@@ -67,11 +69,6 @@ def full_attention(
         _PAIRED if is_paired else _ROUNDED if rounded else _EXACT,
     )
     return out.to(query_SHD.dtype)
-
-
-def multiplies_pairs() -> bool:
-    """Return True if the CPU has instructions for products of bfloat16."""
-    return native.status()["isa"] == "avx512bf16"
 
 
 @lru_cache(maxsize=16)

@@ -8,8 +8,9 @@
 //   * a score is summed over D in vector lanes, then over the lanes in the order of vsum_each; values are added to a
 //     line's accumulator key by key. Tiles only choose what is done side by side. Beside a bfloat16 cache, where the
 //     processor has dot products of two such numbers, queries and weights of keys are rounded to bfloat16, and values are
-//     added two keys at a time, from a block's even ones on;
-//   * a key that a line does not see is left out, not multiplied by zero: a NaN in it stays where it is.
+//     added two keys at a time, from a block's even ones on, or by AMX as attention_amx.h says;
+//   * a key that a line does not see is left out, not multiplied by zero: a NaN in it stays where it is. AMX leaves out
+//     what is not finite and multiplies the rest.
 //
 // Shapes: N packed tokens, B rows, M table entries per row, H heads, K key/value heads, P blocks, S slots per block,
 // D key dim, V value dim, L lines of a tile; Dp and Vp are D and V padded to whole vectors.
@@ -65,9 +66,9 @@ struct Walk {
     // `after` is what this thread will likely do next: its first keys are fetched with the last values of this tile.
     explicit Walk(const Tile& tile, const Tile* after = nullptr) : tile(tile), after(after) {
         static thread_local Buffer buffer;
-        query_LDp = buffer.get(lines * (dp + KEYS) + 2 * up(lines, W) + KEYS * (dp + vp));
-        scores = query_LDp + lines * dp;
-        decay_L = scores + lines * KEYS;
+        query_LDp = buffer.get(room(lines) * (dp + KEYS) + 2 * up(lines, W) + KEYS * (dp + vp));
+        scores = query_LDp + room(lines) * dp;
+        decay_L = scores + room(lines) * KEYS;
         wide_keys = decay_L + up(lines, W);
         wide_values = wide_keys + KEYS * dp;
         for (int l = 0; l < lines; l++) {
@@ -88,7 +89,15 @@ struct Walk {
                 widen_row(static_cast<const float*>(a.query_NHD) + at, a.key_dim, query, dp);
             for (int64_t d = 0; d < dp; d += W) vstore(query + d, vload(query + d) * vset(float(a.scale)));
         }
+        if (tiled())
+            for (int l = 0; l < lines; l += AMX_LINES)
+                pack_queries(reinterpret_cast<bf16*>(query_LDp) + l * dp, dp, packed_queries() + l * dp);
     }
+
+    // Whether AMX multiplies. What it reads lies where other products keep what they have widened.
+    bool tiled() const { return AMX && a.paired(); }
+    bf16* packed_queries() const { return reinterpret_cast<bf16*>(wide_keys); }
+    bf16* packed_values() const { return reinterpret_cast<bf16*>(wide_values); }
 
     void segment(int segment, State state) {
         int64_t base = tile.first_block(segment);
@@ -125,7 +134,7 @@ struct Walk {
         const bool whole = a.key_dim == dp && a.value_dim == vp;
         const int64_t value_bytes = a.shared() ? 0 : a.value_dim * sizeof(T), key_bytes = fetch ? a.key_dim * sizeof(T) : 0;
         if constexpr (PAIRED && std::is_same_v<T, bf16>)
-            if (a.paired()) return attend<bf16, T>(state, now, value_bytes, key_bytes);
+            if (a.paired()) return AMX ? attend_tiled(state, value_bytes, key_bytes) : attend<bf16, T>(state, now, value_bytes, key_bytes);
         // A few lines widen what they load in registers; more of them share what was widened once.
         if constexpr (sizeof(T) > 1)
             if (whole && (std::is_same_v<T, float> || lines <= 4))
@@ -164,6 +173,41 @@ struct Walk {
         });
     }
 
+    // As attend<bf16, bf16>, by AMX.
+    void attend_tiled(State state, int64_t value_bytes, int64_t key_bytes) {
+        auto keys = reinterpret_cast<const bf16* const*>(now.key), values = reinterpret_cast<const bf16* const*>(now.value);
+        const AmxTiles configured;
+        for (int k = 0; k < KEYS; k++) prefetch(now.value[spread(k)], value_bytes);
+        for (int l = 0; l < lines; l += AMX_LINES) {
+            const Range seen = seen_by_group(l);
+            amx_scores(packed_queries() + l * dp, dp, keys, seen.from, seen.to, float(a.scale), scores + l * KEYS);
+        }
+        soften(state, true);
+        const uint64_t left_out = pack_values(values, vp, packed_values());
+        for (int k = 0; k < KEYS; k++) prefetch(next.key[spread(k)], key_bytes);
+        for (int l = 0; l < lines; l += AMX_LINES) {
+            const Range seen = seen_by_group(l);
+            if (seen.empty()) continue;
+            const bf16* weights = reinterpret_cast<const bf16*>(scores + l * KEYS);
+            std::fill(decay_L + std::min(lines, l + AMX_LINES), decay_L + l + AMX_LINES, 1.0f);
+            amx_values(state.out_LVp + l * vp, vp, decay_L + l, weights, packed_values(), seen.from, seen.to);
+            for (uint64_t left = left_out; left; left &= left - 1) {
+                const int k = __builtin_ctzll(left);
+                for (int i = 0; i < AMX_LINES && l + i < lines; i++)
+                    if (seen_L[l + i].from <= k && k < seen_L[l + i].to)
+                        add_value(state.out_LVp + (l + i) * vp, vp, weights[i * 2 * KEYS + k], values[k]);
+            }
+        }
+    }
+
+    // The keys that any line of a group sees.
+    Range seen_by_group(int l) const {
+        Range seen{KEYS, 0};
+        for (int i = l; i < std::min(lines, l + AMX_LINES); i++)
+            if (!seen_L[i].empty()) seen = {std::min(seen.from, seen_L[i].from), std::max(seen.to, seen_L[i].to)};
+        return seen;
+    }
+
     template <typename Function>
     void each_group(Function function) {
         int l = 0;
@@ -184,10 +228,12 @@ struct Walk {
         for (int l = 0; l < lines; l++) {
             if (seen_L[l].empty()) {
                 decay_L[l] = 1.0f;
+                if (tiled()) clear_unseen(scores + l * KEYS, seen_L[l]);
                 continue;
             }
             state.sum_L[l] = state.sum_L[l] * decay_L[l] + weigh(scores + l * KEYS, seen_L[l], state.max_L[l]);
             if (paired) narrow_weights(scores + l * KEYS, seen_L[l]);
+            if (tiled()) clear_unseen(scores + l * KEYS, seen_L[l]);
         }
     }
 };

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "attention_tiles.h"
+#include "attention_amx.h"
 
 namespace {
 
@@ -46,6 +46,8 @@ struct Arguments {
 };
 
 int64_t up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+// Lines that there is memory for.
+int64_t room(int64_t lines) { return AMX ? up(lines, AMX_LINES) : lines; }
 
 // Memory that grows and is kept.
 struct Buffer {
@@ -65,7 +67,7 @@ struct Buffer {
 struct State {
     float *max_L, *sum_L, *out_LVp;
 
-    static int64_t floats(int64_t lines, int64_t vp) { return up(lines, W) * 2 + lines * vp; }
+    static int64_t floats(int64_t lines, int64_t vp) { return up(lines, W) * 2 + room(lines) * vp; }
     State(float* at, int64_t lines) : max_L(at), sum_L(at + up(lines, W)), out_LVp(sum_L + up(lines, W)) {}
     State empty(int64_t lines, int64_t vp) const {
         std::fill(max_L, sum_L, -INFINITY);

@@ -174,9 +174,15 @@ struct Head {
             pack_values();
     }
 
+    static constexpr bool TILED = PAIRED && AMX;
+    static constexpr int ROWS = TILED ? 2 * AMX_ROWS : MAX_ROWS;  // of a tile
+
     // Rows of the tiles first.. to last.
     void attend(const Tiles& tiles, int64_t first, int64_t last) const {
-        for (int64_t t = first; t < last; t++) attend(tiles.start(t), tiles.size(t));
+        for (int64_t t = first; t < last; t++) {
+            if constexpr (TILED) attend_tiled(tiles.start(t), tiles.size(t));
+            else attend(tiles.start(t), tiles.size(t));
+        }
     }
 
   private:
@@ -259,6 +265,34 @@ struct Head {
         }
     }
 
+    // By AMX: keys and values lie in panels as it reads them.
+    void attend_tiled(int64_t row, int rows) const {
+        const int64_t padded = a.padded(), steps = value_steps(a);
+        const int64_t query_bytes = amx_steps(key_steps(a)) * AMX_TILE, weight_bytes = amx_steps(steps) * AMX_TILE;
+        char* query_tiles = queries.get<char>(2 * query_bytes);
+        char* weight_tiles = weighed.get<char>(2 * weight_bytes);
+        float* scores = scored.get<float>(ROWS * padded);
+        float sums[ROWS];
+        AmxFetch nothing{};
+        const AmxTiles configured;
+        auto panel = [&](const Word* words, int64_t count, const char* tiles, int64_t bytes, float* to, int64_t line) {
+            amx_tiles<AmxPairs, 2>(reinterpret_cast<const char*>(words), count, tiles, bytes, nothing, to, line);
+        };
+        for (int m = 0; m < rows; m++)
+            amx_pack_row(query(row + m), a.dim, query_tiles + m / AMX_ROWS * query_bytes + m % AMX_ROWS * 64);
+        for (int64_t s = 0; s < padded; s += COLUMNS)
+            panel(keys() + s * key_steps(a), key_steps(a), query_tiles, query_bytes, scores + s, padded);
+        for (int m = 0; m < rows; m++) {
+            sums[m] = soften(scores + m * padded, a.scale);
+            amx_pack_row(scores + m * padded, a.tokens, weight_tiles + m / AMX_ROWS * weight_bytes + m % AMX_ROWS * 64);
+        }
+        alignas(64) float out[ROWS * COLUMNS];
+        for (int64_t p = 0; p < a.panels(); p++) {
+            panel(values() + p * steps * COLUMNS, steps, weight_tiles, weight_bytes, out, COLUMNS);
+            for (int m = 0; m < rows; m++) finish(out + m * COLUMNS, row + m, p * COLUMNS, 1.0f / sums[m]);
+        }
+    }
+
     float pack_query(int64_t s, Word* to, int rows) const {
         const Number* from = query(s);
         if constexpr (PAIRED) {
@@ -331,7 +365,7 @@ void run(const Arguments& a) {
     static thread_local Scratch scratch;
     const int64_t size = (Head<Format>::words(a) * 4 + 63) / 64 * 64;
     char* memory = scratch.get<char>(size * a.heads);
-    const Tiles tiles(a.tokens, MAX_ROWS);
+    const Tiles tiles(a.tokens, Head<Format>::ROWS);
     const int64_t groups = (tiles.count + TILES - 1) / TILES;
     const int threads = threads_for(a.tokens * a.tokens * a.heads * a.dim, groups * a.heads);
 #pragma omp parallel num_threads(threads) if (threads > 1)

@@ -65,9 +65,10 @@ struct Scratch {
     ~Scratch() { free(data); }
 };
 
-// W numbers of each of `rows` rows, to [W][rows].
+// W numbers of each of `rows` rows, to [W][rows], or to lines `line` apart.
 template <typename T>
-void transpose(const T* from, int64_t stride, int rows, float* to) {
+void transpose(const T* from, int64_t stride, int rows, float* to, int64_t line = 0) {
+    if (line == 0) line = rows;
 #if defined(__AVX512F__)
     vec row[16], pair[16];
     UNROLL for (int m = 0; m < 16; m++) row[m] = m < rows ? vload(from + m * stride) : vset(0.0f);
@@ -83,19 +84,19 @@ void transpose(const T* from, int64_t stride, int rows, float* to) {
             row[half * 8 + 4 + i] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
         }
     }
-    const __mmask16 some = __mmask16((1 << rows) - 1);
+    const __mmask16 some = __mmask16((1u << rows) - 1);
     UNROLL for (int j = 0; j < 4; j++) {
         vec a = _mm512_shuffle_f32x4(row[4 * j], row[4 * j + 1], 0x88), b = _mm512_shuffle_f32x4(row[4 * j], row[4 * j + 1], 0xdd);
         vec c = _mm512_shuffle_f32x4(row[4 * j + 2], row[4 * j + 3], 0x88);
         vec d = _mm512_shuffle_f32x4(row[4 * j + 2], row[4 * j + 3], 0xdd);
-        _mm512_mask_storeu_ps(to + j * rows, some, _mm512_shuffle_f32x4(a, c, 0x88));
-        _mm512_mask_storeu_ps(to + (j + 4) * rows, some, _mm512_shuffle_f32x4(b, d, 0x88));
-        _mm512_mask_storeu_ps(to + (j + 8) * rows, some, _mm512_shuffle_f32x4(a, c, 0xdd));
-        _mm512_mask_storeu_ps(to + (j + 12) * rows, some, _mm512_shuffle_f32x4(b, d, 0xdd));
+        _mm512_mask_storeu_ps(to + j * line, some, _mm512_shuffle_f32x4(a, c, 0x88));
+        _mm512_mask_storeu_ps(to + (j + 4) * line, some, _mm512_shuffle_f32x4(b, d, 0x88));
+        _mm512_mask_storeu_ps(to + (j + 8) * line, some, _mm512_shuffle_f32x4(a, c, 0xdd));
+        _mm512_mask_storeu_ps(to + (j + 12) * line, some, _mm512_shuffle_f32x4(b, d, 0xdd));
     }
 #else
     for (int m = 0; m < rows; m++)
-        for (int k = 0; k < W; k++) to[k * rows + m] = widen(from[m * stride + k]);
+        for (int k = 0; k < W; k++) to[k * line + m] = widen(from[m * stride + k]);
 #endif
 }
 

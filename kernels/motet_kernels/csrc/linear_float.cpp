@@ -6,6 +6,7 @@
 //
 // Packed weights: [N/32][K/2][2][32] float32, or [N/32][K/2][32][2] bfloat16, that is, 32-bit words that hold k and
 // k + 1 of a column. N and K are padded with zeros.
+#include "amx.h"
 #include "gates.h"
 #include "linear.h"
 #include "replay.h"
@@ -18,6 +19,7 @@ struct Float32 {
     static constexpr int64_t PAIR = 2 * PANEL * 4;  // bytes of one pair of k in a panel
     static constexpr int STEPS = 2;
     static constexpr bool WIDEN = false;  // whether weights that many rows share are better widened once
+    static constexpr bool TILED = false;  // whether AMX multiplies
     INLINE vec weight(const char* at, int v, int step) {
         return vload(reinterpret_cast<const float*>(at) + step * PANEL + v * W);
     }
@@ -34,7 +36,7 @@ struct Float32 {
 struct Bfloat16 {
     static constexpr int64_t PAIR = 2 * PANEL * 2;
     static constexpr int STEPS = 1;  // words of k and k + 1, of weights and input alike
-    static constexpr bool WIDEN = false;
+    static constexpr bool WIDEN = false, TILED = AMX;
     INLINE vec weight(const char* at, int v, int) { return vload(reinterpret_cast<const float*>(at) + v * W); }
     INLINE vec add(vec sum, vec w, vec x) { return dot_pairs(sum, w, x); }
 };
@@ -44,7 +46,7 @@ struct Bfloat16 {
 struct Bfloat16 {
     static constexpr int64_t PAIR = 2 * PANEL * 2;
     static constexpr int STEPS = 2;
-    static constexpr bool WIDEN = true;
+    static constexpr bool WIDEN = true, TILED = false;
     INLINE vec weight(const char* at, int v, int step) { return step ? odd(at, v) : even(at, v); }
     INLINE vec add(vec sum, vec w, vec x) { return fma(w, x, sum); }
 
@@ -164,8 +166,11 @@ Tile block_tile(int rows, bool only, std::integer_sequence<int, I...>) {
 struct FloatProduct : Product {
     const char* weights;
     int64_t pairs;
-    float* packed;  // the input's tiles, [pairs][STEPS][rows] each
+    float* packed;  // the input's tiles, [pairs][STEPS][rows] each, or those of amx.h
     int64_t biases = 0;  // numbers in `bias`, where outputs are activated
+
+    // Words of 32 bits of the packed input.
+    int64_t packed_size() const { return std::max(2 * M * pairs, amx_tiles_of(M) * amx_steps(pairs) * AMX_TILE / 4); }
 
     template <class Format, typename T>
     void pack(int64_t row, int rows) const {
@@ -243,8 +248,7 @@ struct FloatProduct : Product {
         constexpr int64_t SETS = GATED ? 2 : 1;
         const int64_t row = tiles.start(first), rows = tiles.start(last) - row;
         float* out = block_out.get<float>(rows * PANEL * BLOCK_CHUNK * SETS);
-        Product plain = *this;
-        plain.bias = nullptr;
+        const Product plain = unbiased();
         for (int64_t panel = start; panel < end; panel++)
             for (int64_t set = 0; set < SETS; set++)
                 for (int64_t k = 0; k < pairs; k += BLOCK)
@@ -253,20 +257,30 @@ struct FloatProduct : Product {
         for (int64_t m = 0; m < rows; m++)
             for (int64_t panel = start; panel < end; panel++) {
                 float* values = out + ((panel - start) * SETS * rows + m) * PANEL;
-                const float* more = GATED ? values + rows * PANEL : nullptr;
-                for (int n = 0; n < PANEL; n += W) {
-                    const int64_t column = panel * PANEL + n;
-                    vec x = vload(values + n);
-                    if (bias) x = x + bias_at(column);
-                    x = F(x);
-                    if constexpr (GATED) {
-                        vec up = vload(more + n);
-                        x = x * (bias ? up + bias_at(N + column) : up);
-                    }
-                    vstore(values + n, x);
-                }
+                activate<F, GATED>(values, values + rows * PANEL, panel * PANEL);
                 plain.finish(values, row + m, 1, panel * PANEL);
             }
+    }
+
+    Product unbiased() const {
+        Product plain = *this;
+        plain.bias = nullptr;
+        return plain;
+    }
+
+    // The activation of PANEL outputs from `column` on, times what `more` has of GATED ones.
+    template <vec (*F)(vec), bool GATED>
+    void activate(float* values, const float* more, int64_t column) const {
+        for (int n = 0; n < PANEL; n += W, column += W) {
+            vec x = vload(values + n);
+            if (bias) x = x + bias_at(column);
+            x = F(x);
+            if constexpr (GATED) {
+                vec up = vload(more + n);
+                x = x * (bias ? up + bias_at(N + column) : up);
+            }
+            vstore(values + n, x);
+        }
     }
 
     vec bias_at(int64_t column) const { return column + W <= biases ? vload(bias + column) : partial_bias(column); }
@@ -302,6 +316,12 @@ struct FloatProduct : Product {
     template <class Format>
     void run() const {
         const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
+        if constexpr (Format::TILED) {
+            tiled<1>(threads).run(threads, STREAM_CHUNK, [&](const float* sums, int64_t row, int count, int64_t panel) {
+                finish(sums, row, count, panel * PANEL);
+            });
+            return;
+        }
         if (M <= 4 * STREAM_ROWS) {
             const Tiles few(M, STREAM_ROWS);
             for (int64_t t = 0; t < few.count; t++) pack<Format>(few.start(t), few.size(t));
@@ -315,7 +335,36 @@ struct FloatProduct : Product {
     template <class Format, vec (*F)(vec), bool GATED>
     void run_activated() const {
         const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
+        if constexpr (Format::TILED) {
+            const Product plain = unbiased();
+            auto done = [&](float* sums, int64_t row, int count, int64_t panel) {
+                const float* more = sums + 2 * AMX_ROWS * PANEL;
+                for (int m = 0; m < count; m++)
+                    activate<F, GATED>(sums + m * PANEL, more + m * PANEL, panel * PANEL);
+                plain.finish(sums, row, count, panel * PANEL);
+            };
+            tiled<GATED ? 2 : 1>(threads).run(threads, STREAM_CHUNK, done);
+            return;
+        }
         over_blocks<Format>(threads, [&](auto... where) { activated_block<Format, F, GATED>(where...); });
+    }
+
+    // Packs the input for AMX.
+    template <int SETS>
+    AmxProduct<AmxPairs, float, SETS> tiled(int threads) const {
+        const int64_t tiles = amx_tiles_of(M);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1)
+        for (int64_t t = 0; t < tiles; t++)
+            input_bf16 ? pack_tile<bf16>(t) : pack_tile<float>(t);
+        return {weights, reinterpret_cast<const char*>(packed), M, pairs, (N + PANEL - 1) / PANEL, N / PANEL};
+    }
+
+    template <typename T>
+    void pack_tile(int64_t tile) const {
+        char* to = reinterpret_cast<char*>(packed) + tile * amx_steps(pairs) * AMX_TILE;
+        const int64_t row = tile * AMX_ROWS, rows = std::min<int64_t>(AMX_ROWS, M - row);
+        for (int64_t m = 0; m < rows; m++)
+            amx_pack_row(static_cast<const T*>(input) + (row + m) * input_stride, K, to + m * 64);
     }
 
     // Pack the input, and call compute(first panel, end panel, tiles, first tile, end tile) for all blocks of the output.
@@ -347,7 +396,7 @@ EXPORT int64_t motet_linear_float(const void* input, int64_t input_bf16, int64_t
                          static_cast<const char*>(weights),
                          (K + 1) / 2,
                          nullptr};
-    product.packed = FloatProduct::packed_input.get<float>(M * 2 * product.pairs);
+    product.packed = FloatProduct::packed_input.get<float>(product.packed_size());
     weights_bf16 ? product.run<Bfloat16>() : product.run<Float32>();
     return 0;
 }
@@ -364,7 +413,7 @@ EXPORT int64_t motet_linear_activated(const void* input, int64_t input_bf16, int
                          (K + 1) / 2,
                          nullptr,
                          gated ? 2 * N : N};
-    product.packed = FloatProduct::packed_input.get<float>(M * 2 * product.pairs);
+    product.packed = FloatProduct::packed_input.get<float>(product.packed_size());
     auto run = [&](auto format) {
         using Format = decltype(format);
         if (gated)
@@ -399,7 +448,7 @@ EXPORT int64_t motet_linear_heads(const void* input, int64_t input_bf16, int64_t
                              static_cast<const char*>(weights) + h * head_bytes,
                              pairs,
                              nullptr};
-        product.packed = FloatProduct::packed_input.get<float>(M * 2 * pairs);
+        product.packed = FloatProduct::packed_input.get<float>(product.packed_size());
         weights_bf16 ? product.run<Bfloat16>() : product.run<Float32>();
     }
     return 0;

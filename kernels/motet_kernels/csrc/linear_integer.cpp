@@ -5,6 +5,7 @@
 // bytes: [4][32][4] bytes that hold w + 8 of k = 4t + i in the low half and of k = 16 + 4t + i in the high one, then 32
 // scales in bfloat16.
 // Groups are added up from the first to the last: a row has the same bits in every batch. K is padded with zeros.
+#include "amx.h"
 #include "integer.h"
 #include "integer_wide.h"
 #include "replay.h"
@@ -122,6 +123,26 @@ Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
     return (single ? one : several)[rows - 1];
 }
 
+// int8 by AMX: the sums of Int8, exactly.
+void run_tiled(const IntegerProduct& product) {
+    const int64_t tiles = amx_tiles_of(product.M), panels = (product.N + PANEL - 1) / PANEL;
+    const int threads = threads_for(product.M * product.N * product.K / 4, panels);
+    int8_t* packed = reinterpret_cast<int8_t*>(product.packed);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1)
+    for (int64_t t = 0; t < tiles; t++) product.pack_tile(t, packed);
+    const AmxProduct<AmxBytes, int32_t, 1> whole{product.weights, packed, product.M, product.words, panels, 0};
+    whole.run(threads, STREAM_CHUNK, [&](const int32_t* sums, int64_t row, int count, int64_t panel) {
+        alignas(64) float out[2 * AMX_ROWS * PANEL];
+        for (int m = 0; m < count; m++)
+            for (int n = 0; n < PANEL; n += W) {
+                const word sum = wadd(wload(sums + m * PANEL + n), wset(-128 * product.row_sums[row + m]));
+                vec value = to_float(sum) * vset(product.row_scales[row + m]);
+                vstore(out + m * PANEL + n, value * vload(product.scales + panel * PANEL + n));
+            }
+        product.finish(out, row, count, panel * PANEL);
+    });
+}
+
 template <class Format>
 void run(IntegerProduct& product) {
     const Tiles tiles(product.M, Format::ROWS);
@@ -161,10 +182,12 @@ EXPORT int64_t motet_linear_integer(const void* input, int64_t input_bf16, int64
                            scales,
                            words,
                            groups,
-                           IntegerProduct::packed_words.get<int32_t>(M * words),
+                           IntegerProduct::packed_words.get<int32_t>(std::max(M * words, amx_tiles_of(M) * amx_steps(words) * AMX_TILE / 4)),
                            IntegerProduct::packed_scales.get<float>(M * groups),
                            IntegerProduct::packed_sums.get<int32_t>(M * groups)};
-    if (scales && M > WIDE_ROWS)
+    if (scales && AMX)
+        run_tiled(product);
+    else if (scales && M > WIDE_ROWS)
         run_wide(product);
     else
         scales ? run<Int8>(product) : run<Int4>(product);

@@ -8,6 +8,7 @@ the runtime that torch brought, so that kernels and torch share one thread pool 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import logging
@@ -47,6 +48,11 @@ class Isa:
     needs: frozenset[str]
     flags: str
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Return True if it has instructions for products of bfloat16."""
+        return "avx512_bf16" in self.needs
+
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -54,16 +60,19 @@ _AVX2_FLAGS = "-mavx2 -mfma -mf16c"
 _AVX512_FLAGS = (
     f"{_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
 )
+_AVX512_BF16 = _AVX512 | {"avx512_vnni", "avx512_bf16"}
+_AVX512_BF16_FLAGS = f"{_AVX512_FLAGS} -mavx512vnni -mavx512bf16"
 
 # Best first.
 ISAS = {
     isa.name: isa
     for isa in (
         Isa(
-            "avx512bf16",
-            _AVX512 | {"avx512_vnni", "avx512_bf16"},
-            f"{_AVX512_FLAGS} -mavx512vnni -mavx512bf16",
+            "amx",
+            _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+            f"{_AVX512_BF16_FLAGS} -mamx-tile -mamx-bf16 -mamx-int8",
         ),
+        Isa("avx512bf16", _AVX512_BF16, _AVX512_BF16_FLAGS),
         Isa("avx512vnni", _AVX512 | {"avx512_vnni"}, f"{_AVX512_FLAGS} -mavx512vnni"),
         Isa("avx512", _AVX512, _AVX512_FLAGS),
         Isa("avx2", _AVX2, _AVX2_FLAGS),
@@ -73,7 +82,10 @@ ISAS = {
 
 
 def supported() -> list[Isa]:
-    """Return the instruction sets that this CPU supports, best first; `scalar` always is."""
+    """Return the instruction sets that this process may use, best first; `scalar` always is.
+
+    Asks Linux for the registers of AMX where the CPU has them: it grants them per process.
+    """
     flags: set[str] = set()
     cpuinfo = Path("/proc/cpuinfo")
     if platform.machine() == "x86_64" and cpuinfo.exists():
@@ -81,7 +93,18 @@ def supported() -> list[Isa]:
             (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags")), ""
         )
         flags = set(line.partition(":")[2].split())
+        if "amx_tile" in flags and not _request_tiles():
+            flags.remove("amx_tile")
     return [isa for isa in ISAS.values() if isa.needs <= flags]
+
+
+def _request_tiles() -> bool:
+    """Ask Linux for AMX's tile registers; return False where it refuses.
+
+    See Documentation/arch/x86/xstate.rst of Linux.
+    """
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def cache_root() -> Path:

@@ -4,8 +4,8 @@ A kernel is an `extern "C"` function of csrc/, called through ctypes, which rele
 takes pointers and sizes that its Python wrapper has checked. Where no library is available,
 `Kernel.native()` is None and the wrapper calls its torch twin.
 
-    MOTET_NATIVE   off, or an instruction set: avx512bf16, avx512vnni, avx512, avx2, scalar;
-                   default: the CPU's best. Automatic types follow it too (`preferred`)
+    MOTET_NATIVE   off, or an instruction set: amx, avx512bf16, avx512vnni, avx512, avx2,
+                   scalar; default: the CPU's best. Automatic types follow it too (`preferred`)
     MOTET_CACHE    where libraries are kept (~/.cache/motet)
     CXX            the compiler (g++)
 
@@ -206,6 +206,12 @@ def status() -> dict[str, str]:
     `reason` is why that is not the CPU's best, or empty.
     """
     return dict(_status or load())
+
+
+def multiplies_bfloat16() -> bool:
+    """Return True if the loaded library multiplies bfloat16 by instructions of the CPU."""
+    isa = ISAS.get(status()["isa"])
+    return isa is not None and isa.multiplies_bfloat16
 
 
 def _choose(name: str) -> None:

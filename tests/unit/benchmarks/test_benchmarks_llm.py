@@ -33,7 +33,9 @@ def test_decoding_is_measured_while_all_sequences_run() -> None:
     assert decode_rate([[0.0, 1.0], [2.0, 3.0]]) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["avx512bf16", "avx512vnni", "avx512", "avx2", "scalar", "off"])
+@pytest.mark.parametrize(
+    "kind", ["amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "scalar", "off"]
+)
 def test_the_automatic_type_follows_the_instruction_set(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -41,7 +43,8 @@ def test_the_automatic_type_follows_the_instruction_set(
         native, "supported", lambda: list(ISAS.values())
     )  # of another processor than this one
     monkeypatch.setenv("MOTET_NATIVE", kind)
-    assert llm.transformers_dtype("auto") == ("bfloat16" if kind == "avx512bf16" else "float32")
+    expected = "bfloat16" if kind in ("amx", "avx512bf16") else "float32"
+    assert llm.transformers_dtype("auto") == expected
     assert llm.transformers_dtype("auto", "cuda") == "bfloat16"
     assert llm.transformers_dtype("float32") == "float32"
 

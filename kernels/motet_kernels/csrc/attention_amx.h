@@ -1,0 +1,131 @@
+// Scores and weighted values of a block of keys by AMX, for queries and a cache in bfloat16.
+//
+// Lines are taken in groups of 16. Of scores the tiles of input are 16 keys as they lie in the cache, and those of "weights"
+// the queries of a group; of values the weights of a group, and 32 keys of which two lie side by side. A score is one sum over
+// D in steps of 32, an accumulator of values takes in 32 keys at a time: the same bits for a line in any group.
+#pragma once
+
+#include "amx.h"
+#include "attention_tiles.h"
+
+namespace {
+
+constexpr int AMX_LINES = 16;
+
+#if defined(__AMX_BF16__)
+
+// Queries of a group, [16][dim], to [dim / 32][16 pairs of D][16 lines].
+INLINE void pack_queries(const bf16* query_LD, int64_t dim, bf16* packed) {
+    for (int64_t d = 0; d < dim; d += PAIRS)
+        transpose(reinterpret_cast<const float*>(query_LD + d), dim / 2, 16, reinterpret_cast<float*>(packed + d * 16));
+}
+
+// Values of KEYS keys to [KEYS / 32][dim / 16][16 pairs of keys][16 columns], columns in the order of low_pairs and high_pairs.
+// Keys with a number that is not finite count as 0; returns a bit for each of them.
+INLINE uint64_t pack_values(const bf16* const* values, int64_t dim, bf16* packed) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    uint64_t odd_ones = 0;
+    for (int k = 0; k < KEYS; k += 2) {
+        bf16* to = packed + k / 32 * 32 * dim + k % 32 * 16;
+        for (int64_t d = 0; d < dim; d += PAIRS, to += 2 * 512) {
+            vec even = load_pairs(values[k] + d), odd = load_pairs(values[k + 1] + d);
+            auto infinite = [&](vec x) {
+                return _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), exponent), exponent) != 0;
+            };
+            odd_ones |= uint64_t(infinite(even)) << k | uint64_t(infinite(odd)) << (k + 1);
+            vstore(reinterpret_cast<float*>(to), low_pairs(even, odd));
+            vstore(reinterpret_cast<float*>(to + 512), high_pairs(even, odd));
+        }
+    }
+    for (uint64_t left = odd_ones; left; left &= left - 1) {
+        const int k = __builtin_ctzll(left);
+        bf16* to = packed + k / 32 * 32 * dim + k % 32 / 2 * 32 + k % 2;
+        for (int64_t tile = 0; tile < dim / 16; tile++)
+            for (int n = 0; n < 16; n++) to[tile * 512 + n * 2] = {0};
+    }
+    return odd_ones;
+}
+
+// Scores [16][KEYS] of a group with the keys of [from, to), in whole tiles of 16.
+INLINE void amx_scores(const bf16* packed, int64_t dim, const bf16* const* keys, int from, int to, float scale, float* scores) {
+    alignas(64) float tile[16 * 16];
+    alignas(64) bf16 copied[16 * PAIRS];
+    for (int k = from / 16 * 16; k < to; k += 16) {
+        const int64_t stride = reinterpret_cast<const char*>(keys[k + 1]) - reinterpret_cast<const char*>(keys[k]);
+        bool even = true;
+        for (int i = 2; i < 16; i++)
+            even &= reinterpret_cast<const char*>(keys[k + i]) - reinterpret_cast<const char*>(keys[k]) == i * stride;
+        tile_zero<0>();
+        for (int64_t d = 0; d < dim; d += PAIRS) {
+            if (even) {
+                tile_load<4>(keys[k] + d, stride);
+            } else {
+                for (int i = 0; i < 16; i++) memcpy(copied + i * PAIRS, keys[k + i] + d, 64);
+                tile_load<4>(copied, 64);
+            }
+            tile_load<6>(packed + d * 16, 64);
+            AmxPairs::multiply<0, 4, 6>();
+        }
+        tile_store<0>(tile, 64);
+        UNROLL for (int i = 0; i < 16; i++) vstore(tile + i * 16, vload(tile + i * 16) * vset(scale));
+        transpose(tile, 16, 16, scores + k, KEYS);
+    }
+}
+
+// Accumulators [16][dim] of a group: decayed, then the weighted values of keys [from, to) added, in whole steps of 32.
+// weights [16][2 · KEYS]: those of unseen keys are 0.
+INLINE void amx_values(float* out, int64_t dim, const float* decay, const bf16* weights, const bf16* packed, int from, int to) {
+    for (int l = 0; l < AMX_LINES; l++) {
+        if (decay[l] == 1.0f) continue;
+        for (int64_t d = 0; d < dim; d += W) vstore(out + l * dim + d, vload(out + l * dim + d) * vset(decay[l]));
+    }
+    const bool first = from < 32, second = to > 32;
+    if (first) tile_load<4>(weights, 4 * KEYS);
+    if (second) tile_load<5>(weights + 32, 4 * KEYS);
+    auto add = [&](auto sum, int64_t d) __attribute__((always_inline)) {
+        constexpr int T = decltype(sum)::value;
+        tile_load<T>(out + d, dim * 4);
+        if (first) {
+            tile_load<6>(packed + d * 32, 64);
+            AmxPairs::multiply<T, 4, 6>();
+        }
+        if (second) {
+            tile_load<7>(packed + 32 * dim + d * 32, 64);
+            AmxPairs::multiply<T, 5, 7>();
+        }
+    };
+    for (int64_t d = 0; d < dim; d += 32) {
+        add(std::integral_constant<int, 0>(), d);
+        add(std::integral_constant<int, 1>(), d + 16);
+        tile_store<0>(out + d, dim * 4);
+        tile_store<1>(out + d + 16, dim * 4);
+    }
+}
+
+// Weights of a line that narrow_weights() did not set, to 0.
+INLINE void clear_unseen(float* scores, Range seen) {
+    bf16* weights = reinterpret_cast<bf16*>(scores);
+    for (int k = 0; k < KEYS; k += W)
+        if (seen.empty() || k + W <= seen.from || k >= seen.to) memset(weights + k, 0, W * sizeof(bf16));
+}
+
+// A line's weighted value of a key that pack_values left out, columns in its order.
+INLINE void add_value(float* out, int64_t dim, bf16 weight, const bf16* value) {
+    for (int64_t d = 0; d < dim; d++) {
+        const int64_t column = d % PAIRS, part = column / 8, n = column % 8;
+        out[d - column + n / 4 * W + part * 4 + n % 4] += widen(weight) * widen(value[d]);
+    }
+}
+
+#else
+
+INLINE void pack_queries(const bf16*, int64_t, bf16*) {}
+INLINE uint64_t pack_values(const bf16* const*, int64_t, bf16*) { return 0; }
+INLINE void amx_scores(const bf16*, int64_t, const bf16* const*, int, int, float, float*) {}
+INLINE void amx_values(float*, int64_t, const float*, const bf16*, const bf16*, int, int) {}
+INLINE void clear_unseen(float*, Range) {}
+INLINE void add_value(float*, int64_t, bf16, const bf16*) {}
+
+#endif
+
+}  // namespace
