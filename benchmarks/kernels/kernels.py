@@ -4,13 +4,15 @@
 
 Milliseconds are the fastest of repeated runs. Attention: the heads of Qwen3-0.6B (16 queries, 8
 keys, 128 wide), one layer after another, so that decode reads its keys from memory; its peer is
-torch's scaled_dot_product_attention on contiguous float32 keys, without block tables. GB/s counts
-keys and values once.
+torch's scaled_dot_product_attention on contiguous keys, without block tables. GB/s counts keys and
+values once.
 
 Matrices: those of Qwen3-0.6B, with so many copies in turn that weights come from memory; GB/s
-counts the weights once. Peers: torch's `F.linear` in float32 for float32 and bfloat16, `_int_mm`
-with rounding of its input and scaling of its output for int8, and `_weight_int4pack_mm_for_cpu`
-with bfloat16 input for int4.
+counts the weights once. Peers: torch's `F.linear` for float32 and bfloat16, `_int_mm` with rounding
+of its input and scaling of its output for int8, and `_weight_int4pack_mm_for_cpu` with bfloat16
+input for int4.
+
+Where the processor has no instructions for bfloat16, torch computes in float32 beside bfloat16.
 """
 
 from __future__ import annotations
@@ -69,9 +71,15 @@ def pages(
     ]
 
 
+def torch_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that torch computes in beside ours."""
+    return dtype if native.multiplies_bfloat16() else torch.float32
+
+
 def dense(batch: PagedBatch, layers: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     def gather(cache_PKSD: Tensor) -> Tensor:
-        return cache_PKSD[batch.tables_BM.long()].transpose(1, 2).flatten(2, 3).float().contiguous()
+        rows = cache_PKSD[batch.tables_BM.long()].transpose(1, 2).flatten(2, 3)
+        return rows.to(torch_dtype(rows.dtype)).contiguous()
 
     return [(gather(key), gather(value)) for key, value in layers]
 
@@ -82,7 +90,7 @@ def decode(rows: int, keys: int, dtype: torch.dtype, seconds: float) -> str:
     ours = fastest(
         in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds
     )
-    grouped = query.view(rows, KV_HEADS, HEADS // KV_HEADS, DIM)
+    grouped = query.view(rows, KV_HEADS, HEADS // KV_HEADS, DIM).to(torch_dtype(dtype))
     torchs = fastest(
         in_turn(
             lambda k, v: F.scaled_dot_product_attention(grouped, k, v, scale=SCALE),
@@ -102,7 +110,8 @@ def prefill(tokens: int, dtype: torch.dtype, seconds: float) -> str:
         in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds
     )
     (key, value), dense_query = dense(batch, layers)[0], query.transpose(0, 1)[None].contiguous()
-    mask = torch.full((tokens, tokens), -torch.inf).triu(1)
+    dense_query = dense_query.to(torch_dtype(dtype))
+    mask = torch.full((tokens, tokens), -torch.inf, dtype=dense_query.dtype).triu(1)
 
     def masked() -> Tensor:
         return F.scaled_dot_product_attention(
@@ -142,6 +151,10 @@ def int4_linear(weight: Tensor, scales: Tensor, x_MK: Tensor) -> Tensor:
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK.bfloat16(), weight, 32, scales).float()
 
 
+def bfloat16_linear(weight: Tensor, x_MK: Tensor) -> Tensor:
+    return F.linear(x_MK.bfloat16(), weight).float()
+
+
 def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tensor], Tensor]]:
     """Return torch's products with such a matrix, for as many copies."""
     nbytes = features * inputs * {"int8": 1, "int4": 0.5}.get(form, 4)
@@ -158,6 +171,9 @@ def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tens
     if form == "int8":
         bytes_NK = torch.randint(-127, 128, (features, inputs), dtype=torch.int8)
         return [partial(int8_linear, bytes_NK.clone().T, torch.ones(features)) for _ in copies]
+    if form == "bfloat16" and torch_dtype(torch.bfloat16) == torch.bfloat16:
+        weight = torch.randn(features, inputs).bfloat16()
+        return [partial(bfloat16_linear, weight.clone()) for _ in copies]
     return [partial(F.linear, weight=torch.randn(features, inputs)) for _ in copies]
 
 

@@ -134,7 +134,7 @@ struct Walk {
         const bool whole = a.key_dim == dp && a.value_dim == vp;
         const int64_t value_bytes = a.shared() ? 0 : a.value_dim * sizeof(T), key_bytes = fetch ? a.key_dim * sizeof(T) : 0;
         if constexpr (PAIRED && std::is_same_v<T, bf16>)
-            if (a.paired()) return AMX ? attend_tiled(state, value_bytes, key_bytes) : attend<bf16, T>(state, now, value_bytes, key_bytes);
+            if (a.paired()) return AMX ? attend_tiled(state, fetch ? value_bytes : 0, key_bytes) : attend<bf16, T>(state, now, value_bytes, key_bytes);
         // A few lines widen what they load in registers; more of them share what was widened once.
         if constexpr (sizeof(T) > 1)
             if (whole && (std::is_same_v<T, float> || lines <= 4))
@@ -173,24 +173,23 @@ struct Walk {
         });
     }
 
-    // As attend<bf16, bf16>, by AMX.
+    // As attend<bf16, bf16>, by AMX, while all of the next block is on its way: this one takes less time than its values.
     void attend_tiled(State state, int64_t value_bytes, int64_t key_bytes) {
         auto keys = reinterpret_cast<const bf16* const*>(now.key), values = reinterpret_cast<const bf16* const*>(now.value);
         const AmxTiles configured;
-        for (int k = 0; k < KEYS; k++) prefetch(now.value[spread(k)], value_bytes);
+        BlockFetch fetch{next.key, next.value, key_bytes, value_bytes};
         for (int l = 0; l < lines; l += AMX_LINES) {
             const Range seen = seen_by_group(l);
-            amx_scores(packed_queries() + l * dp, dp, keys, seen.from, seen.to, float(a.scale), scores + l * KEYS);
+            amx_scores(packed_queries() + l * dp, dp, keys, seen.from, seen.to, float(a.scale), scores + l * KEYS, fetch);
         }
         soften(state, true);
-        const uint64_t left_out = pack_values(values, vp, packed_values());
-        for (int k = 0; k < KEYS; k++) prefetch(next.key[spread(k)], key_bytes);
+        const uint64_t left_out = pack_values(values, vp, packed_values(), fetch);
         for (int l = 0; l < lines; l += AMX_LINES) {
             const Range seen = seen_by_group(l);
             if (seen.empty()) continue;
             const bf16* weights = reinterpret_cast<const bf16*>(scores + l * KEYS);
             std::fill(decay_L + std::min(lines, l + AMX_LINES), decay_L + l + AMX_LINES, 1.0f);
-            amx_values(state.out_LVp + l * vp, vp, decay_L + l, weights, packed_values(), seen.from, seen.to);
+            amx_values(state.out_LVp + l * vp, vp, decay_L + l, weights, packed_values(), seen.from, seen.to, fetch);
             for (uint64_t left = left_out; left; left &= left - 1) {
                 const int k = __builtin_ctzll(left);
                 for (int i = 0; i < AMX_LINES && l + i < lines; i++)

@@ -12,6 +12,18 @@ namespace {
 
 constexpr int AMX_LINES = 16;
 
+// Fetches rows of a block, each of its keys and values, a few at a time between products.
+struct BlockFetch {
+    const char *const *keys, *const *values;
+    int64_t key_bytes, value_bytes;
+    int at = 0;  // of 2 · KEYS
+
+    void some(int rows) {
+        for (const int end = std::min(2 * KEYS, at + rows); at < end; at++)
+            at % 2 ? prefetch(values[spread(at / 2)], value_bytes) : prefetch(keys[spread(at / 2)], key_bytes);
+    }
+};
+
 #if defined(__AMX_BF16__)
 
 // Queries of a group, [16][dim], to [dim / 32][16 pairs of D][16 lines].
@@ -22,10 +34,11 @@ INLINE void pack_queries(const bf16* query_LD, int64_t dim, bf16* packed) {
 
 // Values of KEYS keys to [KEYS / 32][dim / 16][16 pairs of keys][16 columns], columns in the order of low_pairs and high_pairs.
 // Keys with a number that is not finite count as 0; returns a bit for each of them.
-INLINE uint64_t pack_values(const bf16* const* values, int64_t dim, bf16* packed) {
+INLINE uint64_t pack_values(const bf16* const* values, int64_t dim, bf16* packed, BlockFetch& fetch) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     uint64_t odd_ones = 0;
     for (int k = 0; k < KEYS; k += 2) {
+        fetch.some(2);
         bf16* to = packed + k / 32 * 32 * dim + k % 32 * 16;
         for (int64_t d = 0; d < dim; d += PAIRS, to += 2 * 512) {
             vec even = load_pairs(values[k] + d), odd = load_pairs(values[k + 1] + d);
@@ -46,35 +59,65 @@ INLINE uint64_t pack_values(const bf16* const* values, int64_t dim, bf16* packed
     return odd_ones;
 }
 
+// f(0), f(1), f(2) and f(3), as constants that name tiles.
+template <typename F>
+INLINE void for_four_tiles(F&& f) {
+    f(std::integral_constant<int, 0>());
+    f(std::integral_constant<int, 1>());
+    f(std::integral_constant<int, 2>());
+    f(std::integral_constant<int, 3>());
+}
+
+// Where 16 keys lie: in the cache, or copied where they are not equally far from one another.
+struct KeyTile {
+    const bf16* at;
+    int64_t stride;  // bytes
+
+    KeyTile(const bf16* const* keys, int64_t dim, bf16* copy) {
+        auto address = [&](int k) { return reinterpret_cast<const char*>(keys[k]); };
+        at = keys[0], stride = address(1) - address(0);
+        for (int k = 2; k < 16; k++)
+            if (address(k) - address(k - 1) != stride) stride = 0;
+        if (stride > 0) return;
+        for (int k = 0; k < 16; k++) memcpy(copy + k * dim, keys[k], dim * sizeof(bf16));
+        at = copy, stride = dim * sizeof(bf16);
+    }
+};
+
 // Scores [16][KEYS] of a group with the keys of [from, to), in whole tiles of 16.
-INLINE void amx_scores(const bf16* packed, int64_t dim, const bf16* const* keys, int from, int to, float scale, float* scores) {
-    alignas(64) float tile[16 * 16];
-    alignas(64) bf16 copied[16 * PAIRS];
-    for (int k = from / 16 * 16; k < to; k += 16) {
-        const int64_t stride = reinterpret_cast<const char*>(keys[k + 1]) - reinterpret_cast<const char*>(keys[k]);
-        bool even = true;
-        for (int i = 2; i < 16; i++)
-            even &= reinterpret_cast<const char*>(keys[k + i]) - reinterpret_cast<const char*>(keys[k]) == i * stride;
-        tile_zero<0>();
-        for (int64_t d = 0; d < dim; d += PAIRS) {
-            if (even) {
-                tile_load<4>(keys[k] + d, stride);
-            } else {
-                for (int i = 0; i < 16; i++) memcpy(copied + i * PAIRS, keys[k + i] + d, 64);
-                tile_load<4>(copied, 64);
-            }
-            tile_load<6>(packed + d * 16, 64);
-            AmxPairs::multiply<0, 4, 6>();
-        }
-        tile_store<0>(tile, 64);
-        UNROLL for (int i = 0; i < 16; i++) vstore(tile + i * 16, vload(tile + i * 16) * vset(scale));
-        transpose(tile, 16, 16, scores + k, KEYS);
+INLINE void amx_scores(const bf16* packed, int64_t dim, const bf16* const* keys, int from, int to, float scale, float* scores,
+                       BlockFetch& fetch) {
+    static thread_local Scratch copies;
+    alignas(64) float sums[4][16 * 16];
+    bf16* copy = copies.get<bf16>(KEYS * dim);
+    const KeyTile tiles[4] = {{keys, dim, copy},
+                              {keys + 16, dim, copy + 16 * dim},
+                              {keys + 32, dim, copy + 32 * dim},
+                              {keys + 48, dim, copy + 48 * dim}};
+    auto wanted = [&](int i) { return from < 16 * i + 16 && 16 * i < to; };
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
+    for (int64_t d = 0; d < dim; d += PAIRS) {
+        fetch.some(8);
+        tile_load<6>(packed + d * 16, 64);
+        for_four_tiles([&](auto tile) __attribute__((always_inline)) {
+            constexpr int T = decltype(tile)::value;
+            if (!wanted(T)) return;
+            tile_load<4 + T % 2>(tiles[T].at + d, tiles[T].stride);
+            AmxPairs::multiply<T, 4 + T % 2, 6>();
+        });
+    }
+    tile_store<0>(sums[0], 64), tile_store<1>(sums[1], 64), tile_store<2>(sums[2], 64), tile_store<3>(sums[3], 64);
+    for (int i = 0; i < 4; i++) {
+        if (!wanted(i)) continue;
+        UNROLL for (int k = 0; k < 16; k++) vstore(sums[i] + k * 16, vload(sums[i] + k * 16) * vset(scale));
+        transpose(sums[i], 16, 16, scores + 16 * i, KEYS);
     }
 }
 
 // Accumulators [16][dim] of a group: decayed, then the weighted values of keys [from, to) added, in whole steps of 32.
 // weights [16][2 · KEYS]: those of unseen keys are 0.
-INLINE void amx_values(float* out, int64_t dim, const float* decay, const bf16* weights, const bf16* packed, int from, int to) {
+INLINE void amx_values(float* out, int64_t dim, const float* decay, const bf16* weights, const bf16* packed, int from, int to,
+                       BlockFetch& fetch) {
     for (int l = 0; l < AMX_LINES; l++) {
         if (decay[l] == 1.0f) continue;
         for (int64_t d = 0; d < dim; d += W) vstore(out + l * dim + d, vload(out + l * dim + d) * vset(decay[l]));
@@ -82,23 +125,26 @@ INLINE void amx_values(float* out, int64_t dim, const float* decay, const bf16* 
     const bool first = from < 32, second = to > 32;
     if (first) tile_load<4>(weights, 4 * KEYS);
     if (second) tile_load<5>(weights + 32, 4 * KEYS);
-    auto add = [&](auto sum, int64_t d) __attribute__((always_inline)) {
-        constexpr int T = decltype(sum)::value;
-        tile_load<T>(out + d, dim * 4);
-        if (first) {
-            tile_load<6>(packed + d * 32, 64);
-            AmxPairs::multiply<T, 4, 6>();
-        }
-        if (second) {
-            tile_load<7>(packed + 32 * dim + d * 32, 64);
-            AmxPairs::multiply<T, 5, 7>();
-        }
-    };
-    for (int64_t d = 0; d < dim; d += 32) {
-        add(std::integral_constant<int, 0>(), d);
-        add(std::integral_constant<int, 1>(), d + 16);
-        tile_store<0>(out + d, dim * 4);
-        tile_store<1>(out + d + 16, dim * 4);
+    for (int64_t begin = 0; begin < dim; begin += 64) {
+        auto each = [&](auto f) __attribute__((always_inline)) {
+            for_four_tiles([&](auto tile) __attribute__((always_inline)) {
+                if (const int64_t d = begin + 16 * decltype(tile)::value; d < dim) f(tile, d);
+            });
+        };
+        fetch.some(8);
+        each([&](auto tile, int64_t d) __attribute__((always_inline)) { tile_load<decltype(tile)::value>(out + d, dim * 4); });
+        each([&](auto tile, int64_t d) __attribute__((always_inline)) {
+            constexpr int T = decltype(tile)::value;
+            if (first) {
+                tile_load<6>(packed + d * 32, 64);
+                AmxPairs::multiply<T, 4, 6>();
+            }
+            if (second) {
+                tile_load<7>(packed + 32 * dim + d * 32, 64);
+                AmxPairs::multiply<T, 5, 7>();
+            }
+        });
+        each([&](auto tile, int64_t d) __attribute__((always_inline)) { tile_store<decltype(tile)::value>(out + d, dim * 4); });
     }
 }
 
@@ -120,9 +166,9 @@ INLINE void add_value(float* out, int64_t dim, bf16 weight, const bf16* value) {
 #else
 
 INLINE void pack_queries(const bf16*, int64_t, bf16*) {}
-INLINE uint64_t pack_values(const bf16* const*, int64_t, bf16*) { return 0; }
-INLINE void amx_scores(const bf16*, int64_t, const bf16* const*, int, int, float, float*) {}
-INLINE void amx_values(float*, int64_t, const float*, const bf16*, const bf16*, int, int) {}
+INLINE uint64_t pack_values(const bf16* const*, int64_t, bf16*, BlockFetch&) { return 0; }
+INLINE void amx_scores(const bf16*, int64_t, const bf16* const*, int, int, float, float*, BlockFetch&) {}
+INLINE void amx_values(float*, int64_t, const float*, const bf16*, const bf16*, int, int, BlockFetch&) {}
 INLINE void clear_unseen(float*, Range) {}
 INLINE void add_value(float*, int64_t, bf16, const bf16*) {}
 
