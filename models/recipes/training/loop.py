@@ -195,8 +195,8 @@ class Training(ABC, Generic[Batch, Report]):
         """Train to the end of the schedule; stop after a step if a file `stop` is beside `state`.
 
         The state is saved every `every` seconds, and however the run ends. seconds: of the run; the
-        schedule's course is then stretched over them, whatever number of steps that allows. Returns
-        the steps' reports. Raises RecipeError for a run without time.
+        schedule's course is then stretched over what the first batch leaves of them, whatever number
+        of steps that allows. Returns the steps' reports. Raises RecipeError for a run without time.
         """
         if seconds is not None and seconds <= 0:
             raise RecipeError(f"seconds={seconds:g}: give a run more than 0", param="seconds")
@@ -205,6 +205,9 @@ class Training(ABC, Generic[Batch, Report]):
         self.seconds = seconds
         try:
             for batch in self.batches():
+                if seconds is not None and not reports:  # the first batch may take long to make
+                    begun, self.begun = self.begun, time.monotonic()
+                    self.seconds = max(seconds - (self.begun - begun), 1e-3)
                 reports.append(self.train_step(batch))
                 now = time.monotonic()
                 if self.is_leader and self.step % log == 0:
