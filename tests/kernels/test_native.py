@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +71,8 @@ def test_amx_is_used_where_linux_grants_its_registers(
     granted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = " ".join(frozenset[str]().union(*(isa.needs for isa in build.ISAS.values())))
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(build.Path, "read_text", lambda self: f"flags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(Path, "read_text", lambda self: f"flags\t\t: fpu {flags}\n")
     monkeypatch.setattr(build, "_request_tiles", lambda: granted)
     best = "amx" if granted else "avx512bf16"
     assert build.supported()[0].name == best
@@ -126,6 +127,17 @@ def test_a_compiler_that_fails_is_a_reason(small: Path, monkeypatch: pytest.Monk
     finally:
         monkeypatch.undo()
         native.select("")
+
+
+def test_a_compiler_that_knows_less_than_the_cpu_builds_the_next_best(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = build.Isa("newest", frozenset(), "-mof-another-decade")
+    monkeypatch.setattr(native, "supported", lambda: [newest, SCALAR])
+    made, isa, reason = native._first_that_builds("", build.build)
+    assert (made, isa) == (build.library(SCALAR), "scalar")
+    assert reason.startswith("newest: ")
+    assert "-mof-another-decade" in reason
 
 
 def test_a_cache_that_cannot_be_written_is_a_reason(

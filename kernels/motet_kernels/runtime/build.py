@@ -104,7 +104,8 @@ def _request_tiles() -> bool:
     See Documentation/arch/x86/xstate.rst of Linux.
     """
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    refusal: int = ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
+    return refusal == 0
 
 
 def cache_root() -> Path:

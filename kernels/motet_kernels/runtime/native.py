@@ -24,12 +24,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from .build import ISAS, BuildError, Isa, build, find_compiler, library, supported
 from .errors import KernelError
 
 TORCH = "torch"
+_Made = TypeVar("_Made")
 _CTYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "p": ctypes.c_void_p,
     "i": ctypes.c_int64,
@@ -153,10 +154,9 @@ def why_not_native() -> str:
     Builds the library if it is in no cache.
     """
     try:
-        name = preferred()
-        if name == "off":
+        if preferred() == "off":
             return "MOTET_NATIVE=off"
-        build(ISAS[name])
+        _first_that_builds(os.environ.get("MOTET_NATIVE", ""), build)
     except BuildError as error:
         return str(error)
     return ""
@@ -221,18 +221,32 @@ def _choose(name: str) -> None:
         if name == "off":
             reason = "MOTET_NATIVE=off"
         else:
-            chosen = _find(name)
-            library, isa, reason = (
-                _open(chosen),
-                chosen.name,
-                f"MOTET_NATIVE={name}" if name else "",
-            )
+            library, isa, reason = _first_that_builds(name, _open)
     except BuildError as error:
         reason = str(error)
         log.warning("kernels run on torch, several times slower: %s", reason)
     for kernel in _kernels:
         kernel._bind(library)
     _library, _status = library, {"isa": isa, "reason": reason}
+
+
+def _first_that_builds(name: str, make: Callable[[Isa], _Made]) -> tuple[_Made, str, str]:
+    """Return what `make` makes of the named instruction set, or of the best one that builds.
+
+    With it return its name, and why it is not the CPU's best, or an empty text. Raises the first
+    `BuildError` if none builds: an older compiler may know less than the CPU.
+    """
+    errors: list[BuildError] = []
+    candidates = [_find(name)] if name else supported()
+    for isa in candidates:
+        try:
+            made = make(isa)
+        except BuildError as error:
+            errors.append(error)
+            continue
+        reason = f"{candidates[0].name}: {errors[0]}" if errors else ""
+        return made, isa.name, f"MOTET_NATIVE={name}" if name else reason
+    raise errors[0]
 
 
 def _find(name: str) -> Isa:
@@ -274,15 +288,25 @@ def main(arguments: list[str] | None = None) -> int:
         help="for every CPU of this architecture, not only for this one",
     )
     options = parser.parse_args(arguments)
-    wanted = supported()[:1]
+    wanted = supported()
     if options.all:
         wanted = [isa for isa in ISAS.values() if platform.machine() == "x86_64" or not isa.needs]
+    built, errors = False, dict[str, BuildError]()
     for isa in wanted:
         try:
             print(f"kernels: {build(isa)}")
         except BuildError as error:
-            print(f"kernels: not built, torch computes: {error}", file=sys.stderr)
-            return 1
+            errors[isa.name] = error
+        else:
+            built = True
+            if not options.all:
+                break
+    if not built:
+        first = next(iter(errors.values()))
+        print(f"kernels: not built, torch computes: {first}", file=sys.stderr)
+        return 1
+    for name, error in errors.items():
+        print(f"kernels: {name} is not built: {error}", file=sys.stderr)
     return 0
 
 
