@@ -16,6 +16,13 @@ constexpr int64_t PANEL_STEP = 2 * AMX_TILE;        // bytes of a step in a pane
 INLINE int64_t amx_tiles_of(int64_t rows) { return (rows + AMX_ROWS - 1) / AMX_ROWS; }
 INLINE int64_t amx_steps(int64_t words) { return (words + AMX_WORDS - 1) / AMX_WORDS; }
 
+// What is fetched meanwhile: `lines` per step from `at` on, in turn from places `apart` bytes from one another.
+struct AmxFetch {
+    const char* at;
+    int64_t apart;
+    int lines;
+};
+
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 
 constexpr bool AMX = true;
@@ -58,13 +65,6 @@ struct AmxBytes {
     INLINE void multiply() {
         asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(INPUT), "i"(WEIGHTS));
     }
-};
-
-// What is fetched meanwhile: `lines` per step from `at` on, in turn from places `apart` bytes from one another.
-struct AmxFetch {
-    const char* at;
-    int64_t apart;
-    int lines;
 };
 
 // A panel's columns for one tile of rows, or two that lie `input_stride` bytes apart: PANEL sums of each row, in lines of
@@ -113,11 +113,6 @@ struct AmxTiles {
 };
 struct AmxPairs {};
 struct AmxBytes {};
-struct AmxFetch {
-    const char* at;
-    int64_t apart;
-    int lines;
-};
 template <class Kind, int TILES, typename Sum>
 void amx_tiles(const char*, int64_t, const char*, int64_t, AmxFetch&, Sum*, int64_t = PANEL) {}
 
@@ -176,7 +171,8 @@ struct AmxProduct {
             for (int set = 0; set < SETS; set++) {
                 const char* at = static_cast<const char*>(weights) + (panel + set * apart) * panel_bytes;
                 auto multiply = count > AMX_ROWS ? amx_tiles<Kind, 2, Sum> : amx_tiles<Kind, 1, Sum>;
-                multiply(at, words, static_cast<const char*>(input) + pair * 2 * tile_bytes, tile_bytes, fetch[set], sums + set * PAIR * PANEL, PANEL);
+                const char* from = static_cast<const char*>(input) + pair * 2 * tile_bytes;
+                multiply(at, words, from, tile_bytes, fetch[set], sums + set * PAIR * PANEL, PANEL);
             }
             done(sums, row, int(count), panel);
         }

@@ -62,6 +62,7 @@ struct Walk {
     Range seen_L[LINES];
     Rows now, next;
     const Tile* after;
+    const AmxTiles configured;
 
     // `after` is what this thread will likely do next: its first keys are fetched with the last values of this tile.
     explicit Walk(const Tile& tile, const Tile* after = nullptr) : tile(tile), after(after) {
@@ -176,7 +177,6 @@ struct Walk {
     // As attend<bf16, bf16>, by AMX, while all of the next block is on its way: this one takes less time than its values.
     void attend_tiled(State state, int64_t value_bytes, int64_t key_bytes) {
         auto keys = reinterpret_cast<const bf16* const*>(now.key), values = reinterpret_cast<const bf16* const*>(now.value);
-        const AmxTiles configured;
         BlockFetch fetch{next.key, next.value, key_bytes, value_bytes};
         for (int l = 0; l < lines; l += AMX_LINES) {
             const Range seen = seen_by_group(l);

@@ -36,27 +36,31 @@ INLINE void pack_queries(const bf16* query_LD, int64_t dim, bf16* packed) {
 // Keys with a number that is not finite count as 0; returns a bit for each of them.
 INLINE uint64_t pack_values(const bf16* const* values, int64_t dim, bf16* packed, BlockFetch& fetch) {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    uint64_t odd_ones = 0;
+    auto exponents = [&](vec x) { return _mm512_and_si512(_mm512_castps_si512(x), exponent); };
+    auto has_most = [&](__m512i x) { return _mm512_cmpeq_epi16_mask(x, exponent) != 0; };
+    __m512i largest = _mm512_setzero_si512();
     for (int k = 0; k < KEYS; k += 2) {
         fetch.some(2);
         bf16* to = packed + k / 32 * 32 * dim + k % 32 * 16;
         for (int64_t d = 0; d < dim; d += PAIRS, to += 2 * 512) {
             vec even = load_pairs(values[k] + d), odd = load_pairs(values[k + 1] + d);
-            auto infinite = [&](vec x) {
-                return _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_castps_si512(x), exponent), exponent) != 0;
-            };
-            odd_ones |= uint64_t(infinite(even)) << k | uint64_t(infinite(odd)) << (k + 1);
+            largest = _mm512_max_epu16(largest, _mm512_max_epu16(exponents(even), exponents(odd)));
             vstore(reinterpret_cast<float*>(to), low_pairs(even, odd));
             vstore(reinterpret_cast<float*>(to + 512), high_pairs(even, odd));
         }
     }
-    for (uint64_t left = odd_ones; left; left &= left - 1) {
-        const int k = __builtin_ctzll(left);
+    if (!has_most(largest)) return 0;
+    uint64_t left_out = 0;
+    for (int k = 0; k < KEYS; k++) {
+        bool is_finite = true;
+        for (int64_t d = 0; d < dim; d += PAIRS) is_finite &= !has_most(exponents(load_pairs(values[k] + d)));
+        if (is_finite) continue;
+        left_out |= uint64_t(1) << k;
         bf16* to = packed + k / 32 * 32 * dim + k % 32 / 2 * 32 + k % 2;
         for (int64_t tile = 0; tile < dim / 16; tile++)
             for (int n = 0; n < 16; n++) to[tile * 512 + n * 2] = {0};
     }
-    return odd_ones;
+    return left_out;
 }
 
 // f(0), f(1), f(2) and f(3), as constants that name tiles.
