@@ -305,8 +305,8 @@ def main(arguments: list[str] | None = None) -> int:
         first = next(iter(errors.values()))
         print(f"kernels: not built, torch computes: {first}", file=sys.stderr)
         return 1
-    for name, error in errors.items():
-        print(f"kernels: {name} is not built: {error}", file=sys.stderr)
+    for name, why in errors.items():
+        print(f"kernels: {name} is not built: {why}", file=sys.stderr)
     return 0
 
 
