@@ -25,7 +25,7 @@ from benchmarks.support.measures import table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER
 from motet_cli.planning.this_cpu import read_bandwidth
 from motet_kernels.runtime import native
-from motet_kernels.runtime.build import ISAS
+from motet_kernels.runtime.build import multiplies_bfloat16
 from motet_models.model_config import model_shape, read_config
 from motet_models.roofline import Processor, decode_bound
 
@@ -137,8 +137,7 @@ def transformers_dtype(given: str, device: str = "cpu") -> str:
     """Return transformers' dtype: bfloat16 if `MOTET_NATIVE` or the CPU supports it, else float32."""
     if given != "auto" or device != "cpu":
         return "bfloat16" if given == "auto" else given
-    isa = ISAS.get(native.preferred())
-    return "bfloat16" if isa is not None and isa.multiplies_bfloat16 else "float32"
+    return "bfloat16" if multiplies_bfloat16(native.preferred()) else "float32"
 
 
 # ------------------------------------------------------------------------------------------------------------- telling

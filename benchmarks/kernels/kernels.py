@@ -73,7 +73,7 @@ def pages(
 
 def torch_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that torch computes in beside ours."""
-    return dtype if native.multiplies_bfloat16() else torch.float32
+    return dtype if native.is_multiplying_bfloat16() else torch.float32
 
 
 def dense(batch: PagedBatch, layers: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -151,8 +151,8 @@ def int4_linear(weight: Tensor, scales: Tensor, x_MK: Tensor) -> Tensor:
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK.bfloat16(), weight, 32, scales).float()
 
 
-def bfloat16_linear(weight: Tensor, x_MK: Tensor) -> Tensor:
-    return F.linear(x_MK.bfloat16(), weight).float()
+def float_linear(weight: Tensor, x_MK: Tensor) -> Tensor:
+    return F.linear(x_MK.to(weight.dtype), weight).float()
 
 
 def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tensor], Tensor]]:
@@ -171,10 +171,8 @@ def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tens
     if form == "int8":
         bytes_NK = torch.randint(-127, 128, (features, inputs), dtype=torch.int8)
         return [partial(int8_linear, bytes_NK.clone().T, torch.ones(features)) for _ in copies]
-    if form == "bfloat16" and torch_dtype(torch.bfloat16) == torch.bfloat16:
-        weight = torch.randn(features, inputs).bfloat16()
-        return [partial(bfloat16_linear, weight.clone()) for _ in copies]
-    return [partial(F.linear, weight=torch.randn(features, inputs)) for _ in copies]
+    dtype = torch_dtype(torch.bfloat16 if form == "bfloat16" else torch.float32)
+    return [partial(float_linear, torch.randn(features, inputs).to(dtype)) for _ in copies]
 
 
 def matrix(name: str, form: str, seconds: float) -> None:

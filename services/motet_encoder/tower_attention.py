@@ -32,7 +32,7 @@ NAME = "motet_flash_rows"
 
 def prefers_packed_attention(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if towers of `dtype` on `device` are faster with `packed_attention`."""
-    return gpu.is_gpu(device) or (dtype == torch.bfloat16 and native.multiplies_bfloat16())
+    return gpu.is_gpu(device) or (dtype == torch.bfloat16 and native.is_multiplying_bfloat16())
 
 
 def use_packed_attention(towers: PreTrainedModel) -> None:

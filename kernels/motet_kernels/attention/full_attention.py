@@ -54,7 +54,8 @@ def full_attention(
     if attend is None:
         return full_attention_torch(query_SHD, key_SHD, value_SHD, scale=scale)
     is_paired = (
-        all(t.dtype == torch.bfloat16 for t in tensors.values()) and native.multiplies_bfloat16()
+        all(t.dtype == torch.bfloat16 for t in tensors.values())
+        and native.is_multiplying_bfloat16()
     )
     dtype = torch.bfloat16 if is_paired else torch.float32
     query, key, value = (tensor.to(dtype) for tensor in tensors.values())

@@ -9,11 +9,10 @@
 
 namespace {
 
-constexpr int AMX_ROWS = 16;
+constexpr int AMX_ROWS = 16, AMX_PAIR = 2 * AMX_ROWS;  // rows of a tile, and of two
 constexpr int64_t AMX_WORDS = 16, AMX_TILE = 1024;  // words of k in a step; bytes of a tile
 constexpr int64_t PANEL_STEP = 2 * AMX_TILE;        // bytes of a step in a panel
 
-INLINE int64_t amx_tiles_of(int64_t rows) { return (rows + AMX_ROWS - 1) / AMX_ROWS; }
 INLINE int64_t amx_steps(int64_t words) { return (words + AMX_WORDS - 1) / AMX_WORDS; }
 
 // What is fetched meanwhile: `lines` per step from `at` on, in turn from places `apart` bytes from one another.
@@ -118,6 +117,11 @@ void amx_tiles(const char*, int64_t, const char*, int64_t, AmxFetch&, Sum*, int6
 
 #endif
 
+// Words of 32 bits that `rows` packed rows of `words` words of k take; none without AMX.
+INLINE int64_t amx_packed(int64_t rows, int64_t words) {
+    return AMX ? (rows + AMX_ROWS - 1) / AMX_ROWS * amx_steps(words) * AMX_TILE / 4 : 0;
+}
+
 // A row of a tile, rounded to bfloat16 and padded with zeros: its 64 bytes of a step lie AMX_TILE bytes after those of the
 // step before.
 template <typename T>
@@ -131,24 +135,27 @@ void amx_pack_row(const T* from, int64_t count, char* to) {
     memcpy(to, rest, sizeof rest);
 }
 
-// Products of `rows` packed rows with panels of `words` words of k. Panels come in sets, whose first columns lie `apart` panels
+// Products of `rows` rows with panels of `words` words of k. Panels come in sets, whose first columns lie `apart` panels
 // from one another.
 template <class Kind, typename Sum, int SETS>
 struct AmxProduct {
-    const void *weights, *input;
+    const void* weights;
+    char* input;  // packed, amx_packed() of it
     int64_t rows, words, panels, apart;
 
     static constexpr int64_t MOST_INPUT = 5 << 18;  // bytes of input that stay in a second-level cache beside a panel
-    static constexpr int PAIR = 2 * AMX_ROWS;
 
-    // Calls done(sums, row, count, panel) with sums [SETS][32][PANEL] of which `count` rows from `row` on are set, for all of
-    // the output. Threads take pieces of at most `most` panels.
-    template <typename Done>
-    void run(int threads, int64_t most, Done&& done) const {
-        const int64_t tile_bytes = amx_steps(words) * AMX_TILE, pairs = (rows + PAIR - 1) / PAIR;
-        const int64_t groups = (pairs * 2 * tile_bytes + MOST_INPUT - 1) / MOST_INPUT;
-        over_panels(threads, panels * PANEL, most, std::min(groups, pairs), [&](int64_t start, int64_t end, int64_t group) {
-            const int64_t count = std::min(groups, pairs), first = pairs * group / count, last = pairs * (group + 1) / count;
+    // Calls pack(row, to) for every row, whose 64 bytes of a step go to `to`, those of the next step AMX_TILE bytes further, and
+    // then done(sums, row, count, panel) with sums [SETS][AMX_PAIR][PANEL], of which `count` rows from `row` on are set, for all
+    // of the output.
+    template <typename Pack, typename Done>
+    void run(int threads, Pack&& pack, Done&& done) const {
+        const int64_t tile_bytes = amx_steps(words) * AMX_TILE, pairs = (rows + AMX_PAIR - 1) / AMX_PAIR;
+        const int64_t groups = std::min(pairs, (pairs * 2 * tile_bytes + MOST_INPUT - 1) / MOST_INPUT);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > AMX_ROWS)
+        for (int64_t row = 0; row < rows; row++) pack(row, input + row / AMX_ROWS * tile_bytes + row % AMX_ROWS * 64);
+        over_panels(threads, panels * PANEL, STREAM_CHUNK, groups, [&](int64_t start, int64_t end, int64_t group) {
+            const int64_t first = pairs * group / groups, last = pairs * (group + 1) / groups;
             const AmxTiles configured;
             for (int64_t panel = start; panel < end; panel++) piece(panel, panel + 1 < end, first, last, tile_bytes, done);
         });
@@ -158,7 +165,7 @@ struct AmxProduct {
     // A panel of each set times pairs of tiles first.. to last, while the next panels, if any, are fetched.
     template <typename Done>
     void piece(int64_t panel, bool next, int64_t first, int64_t last, int64_t tile_bytes, Done&& done) const {
-        alignas(64) Sum sums[SETS * PAIR * PANEL];
+        alignas(64) Sum sums[SETS * AMX_PAIR * PANEL];
         const int64_t panel_bytes = words * 2 * 64;
         const int64_t steps = std::max<int64_t>(1, words / AMX_WORDS * (last - first));
         AmxFetch fetch[SETS];
@@ -167,12 +174,11 @@ struct AmxProduct {
             fetch[set] = {at, panel_bytes / 4, next ? int((panel_bytes / 64 + steps - 1) / steps) : 0};
         }
         for (int64_t pair = first; pair < last; pair++) {
-            const int64_t row = pair * PAIR, count = std::min<int64_t>(PAIR, rows - row);
+            const int64_t row = pair * AMX_PAIR, count = std::min<int64_t>(AMX_PAIR, rows - row);
             for (int set = 0; set < SETS; set++) {
                 const char* at = static_cast<const char*>(weights) + (panel + set * apart) * panel_bytes;
                 auto multiply = count > AMX_ROWS ? amx_tiles<Kind, 2, Sum> : amx_tiles<Kind, 1, Sum>;
-                const char* from = static_cast<const char*>(input) + pair * 2 * tile_bytes;
-                multiply(at, words, from, tile_bytes, fetch[set], sums + set * PAIR * PANEL, PANEL);
+                multiply(at, words, input + pair * 2 * tile_bytes, tile_bytes, fetch[set], sums + set * AMX_PAIR * PANEL, PANEL);
             }
             done(sums, row, int(count), panel);
         }

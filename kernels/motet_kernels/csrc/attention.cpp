@@ -14,6 +14,7 @@
 //
 // Shapes: N packed tokens, B rows, M table entries per row, H heads, K key/value heads, P blocks, S slots per block,
 // D key dim, V value dim, L lines of a tile; Dp and Vp are D and V padded to whole vectors.
+#include <optional>
 #include <vector>
 
 #include "attention_parts.h"
@@ -62,7 +63,7 @@ struct Walk {
     Range seen_L[LINES];
     Rows now, next;
     const Tile* after;
-    const AmxTiles configured;
+    std::optional<AmxTiles> configured;
 
     // `after` is what this thread will likely do next: its first keys are fetched with the last values of this tile.
     explicit Walk(const Tile& tile, const Tile* after = nullptr) : tile(tile), after(after) {
@@ -90,9 +91,10 @@ struct Walk {
                 widen_row(static_cast<const float*>(a.query_NHD) + at, a.key_dim, query, dp);
             for (int64_t d = 0; d < dp; d += W) vstore(query + d, vload(query + d) * vset(float(a.scale)));
         }
-        if (tiled())
-            for (int l = 0; l < lines; l += AMX_LINES)
-                pack_queries(reinterpret_cast<bf16*>(query_LDp) + l * dp, dp, packed_queries() + l * dp);
+        if (!tiled()) return;
+        configured.emplace();
+        for (int l = 0; l < lines; l += AMX_LINES)
+            pack_queries(reinterpret_cast<bf16*>(query_LDp) + l * dp, dp, packed_queries() + l * dp);
     }
 
     // Whether AMX multiplies. What it reads lies where other products keep what they have widened.
@@ -134,8 +136,9 @@ struct Walk {
     void block(State state, bool fetch) {
         const bool whole = a.key_dim == dp && a.value_dim == vp;
         const int64_t value_bytes = a.shared() ? 0 : a.value_dim * sizeof(T), key_bytes = fetch ? a.key_dim * sizeof(T) : 0;
+        if (std::is_same_v<T, bf16> && tiled()) return attend_tiled(state, fetch ? value_bytes : 0, key_bytes);
         if constexpr (PAIRED && std::is_same_v<T, bf16>)
-            if (a.paired()) return AMX ? attend_tiled(state, fetch ? value_bytes : 0, key_bytes) : attend<bf16, T>(state, now, value_bytes, key_bytes);
+            if (a.paired()) return attend<bf16, T>(state, now, value_bytes, key_bytes);
         // A few lines widen what they load in registers; more of them share what was widened once.
         if constexpr (sizeof(T) > 1)
             if (whole && (std::is_same_v<T, float> || lines <= 4))
@@ -183,6 +186,7 @@ struct Walk {
             amx_scores(packed_queries() + l * dp, dp, keys, seen.from, seen.to, float(a.scale), scores + l * KEYS, fetch);
         }
         soften(state, true);
+        for (int l = 0; l < lines; l++) clear_unseen(scores + l * KEYS, seen_L[l]);
         const uint64_t left_out = pack_values(values, vp, packed_values(), fetch);
         for (int l = 0; l < lines; l += AMX_LINES) {
             const Range seen = seen_by_group(l);
@@ -227,12 +231,10 @@ struct Walk {
         for (int l = 0; l < lines; l++) {
             if (seen_L[l].empty()) {
                 decay_L[l] = 1.0f;
-                if (tiled()) clear_unseen(scores + l * KEYS, seen_L[l]);
                 continue;
             }
             state.sum_L[l] = state.sum_L[l] * decay_L[l] + weigh(scores + l * KEYS, seen_L[l], state.max_L[l]);
             if (paired) narrow_weights(scores + l * KEYS, seen_L[l]);
-            if (tiled()) clear_unseen(scores + l * KEYS, seen_L[l]);
         }
     }
 };

@@ -175,7 +175,7 @@ struct Head {
     }
 
     static constexpr bool TILED = PAIRED && AMX;
-    static constexpr int ROWS = TILED ? 2 * AMX_ROWS : MAX_ROWS;  // of a tile
+    static constexpr int ROWS = TILED ? AMX_PAIR : MAX_ROWS;  // of a tile
 
     // Rows of the tiles first.. to last.
     void attend(const Tiles& tiles, int64_t first, int64_t last) const {

@@ -187,21 +187,21 @@ struct IntegerProduct : Product {
 
     void pack(int64_t row, int rows) const { input_bf16 ? pack<bf16>(row, rows) : pack<float>(row, rows); }
 
-    // Rows of one scale each, as tiles of amx.h: a row's 64 bytes of a step lie AMX_TILE bytes after those of the step before.
+    // A row of one scale, as AmxProduct has it.
     template <typename T>
-    void pack_tile(int64_t tile, int8_t* tiles) const {
+    void pack_row(int64_t row, char* to) const {
         const int64_t steps = amx_steps(words);
         int8_t* line = quantized_row.get<int8_t>(steps * 64);
         memset(line + K, 0, steps * 64 - K);
-        for (int64_t row = tile * AMX_ROWS; row < std::min<int64_t>((tile + 1) * AMX_ROWS, M); row++) {
-            row_scales[row] = quantize(static_cast<const T*>(input) + row * input_stride, K, line, row_sums + row);
-            int8_t* to = tiles + tile * steps * AMX_TILE + row % AMX_ROWS * 64;
-            for (int64_t step = 0; step < steps; step++) memcpy(to + step * AMX_TILE, line + step * 64, 64);
-        }
+        row_scales[row] = quantize(static_cast<const T*>(input) + row * input_stride, K, line, row_sums + row);
+        for (int64_t step = 0; step < steps; step++) memcpy(to + step * AMX_TILE, line + step * 64, 64);
     }
 
-    void pack_tile(int64_t tile, int8_t* tiles) const {
-        input_bf16 ? pack_tile<bf16>(tile, tiles) : pack_tile<float>(tile, tiles);
+    void pack_row(int64_t row, char* to) const { input_bf16 ? pack_row<bf16>(row, to) : pack_row<float>(row, to); }
+
+    // Sums of int8 in columns from `column` on, as numbers.
+    vec scaled(word sum, int64_t row, int64_t column) const {
+        return to_float(sum) * vset(row_scales[row]) * vload(scales + column);
     }
 
     static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_row;

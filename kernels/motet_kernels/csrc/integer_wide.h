@@ -96,8 +96,7 @@ struct Wide {
         alignas(64) float out[PANEL];
         for (int64_t m = 0; m < rows; m++) {
             for (int n = 0; n < PANEL; n += W) {
-                vec value = to_float(wload(sums + m * PANEL + n)) * vset(product.row_scales[begin + m]);
-                vstore(out + n, value * vload(product.scales + panel * PANEL + n));
+                vstore(out + n, product.scaled(wload(sums + m * PANEL + n), begin + m, panel * PANEL + n));
             }
             product.finish(out, begin + m, 1, panel * PANEL);
         }

@@ -170,7 +170,7 @@ struct FloatProduct : Product {
     int64_t biases = 0;  // numbers in `bias`, where outputs are activated
 
     // Words of 32 bits of the packed input.
-    int64_t packed_size() const { return std::max(2 * M * pairs, amx_tiles_of(M) * amx_steps(pairs) * AMX_TILE / 4); }
+    int64_t packed_size() const { return std::max(2 * M * pairs, amx_packed(M, pairs)); }
 
     template <class Format, typename T>
     void pack(int64_t row, int rows) const {
@@ -317,7 +317,7 @@ struct FloatProduct : Product {
     void run() const {
         const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
         if constexpr (Format::TILED) {
-            tiled<1>(threads).run(threads, STREAM_CHUNK, [&](const float* sums, int64_t row, int count, int64_t panel) {
+            run_tiled<1>(threads, [&](const float* sums, int64_t row, int count, int64_t panel) {
                 finish(sums, row, count, panel * PANEL);
             });
             return;
@@ -337,34 +337,28 @@ struct FloatProduct : Product {
         const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
         if constexpr (Format::TILED) {
             const Product plain = unbiased();
-            auto done = [&](float* sums, int64_t row, int count, int64_t panel) {
-                const float* more = sums + 2 * AMX_ROWS * PANEL;
+            run_tiled<GATED ? 2 : 1>(threads, [&](float* sums, int64_t row, int count, int64_t panel) {
+                const float* more = sums + AMX_PAIR * PANEL;
                 for (int m = 0; m < count; m++)
                     activate<F, GATED>(sums + m * PANEL, more + m * PANEL, panel * PANEL);
                 plain.finish(sums, row, count, panel * PANEL);
-            };
-            tiled<GATED ? 2 : 1>(threads).run(threads, STREAM_CHUNK, done);
+            });
             return;
         }
         over_blocks<Format>(threads, [&](auto... where) { activated_block<Format, F, GATED>(where...); });
     }
 
-    // Packs the input for AMX.
-    template <int SETS>
-    AmxProduct<AmxPairs, float, SETS> tiled(int threads) const {
-        const int64_t tiles = amx_tiles_of(M);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1)
-        for (int64_t t = 0; t < tiles; t++)
-            input_bf16 ? pack_tile<bf16>(t) : pack_tile<float>(t);
-        return {weights, reinterpret_cast<const char*>(packed), M, pairs, (N + PANEL - 1) / PANEL, N / PANEL};
-    }
-
-    template <typename T>
-    void pack_tile(int64_t tile) const {
-        char* to = reinterpret_cast<char*>(packed) + tile * amx_steps(pairs) * AMX_TILE;
-        const int64_t row = tile * AMX_ROWS, rows = std::min<int64_t>(AMX_ROWS, M - row);
-        for (int64_t m = 0; m < rows; m++)
-            amx_pack_row(static_cast<const T*>(input) + (row + m) * input_stride, K, to + m * 64);
+    // By AMX, for each of SETS sets of N columns.
+    template <int SETS, typename Done>
+    void run_tiled(int threads, Done&& done) const {
+        const AmxProduct<AmxPairs, float, SETS> whole{weights, reinterpret_cast<char*>(packed), M, pairs,
+                                                      (N + PANEL - 1) / PANEL, N / PANEL};
+        auto pack = [&](int64_t row, char* to) {
+            const int64_t at = row * input_stride;
+            if (input_bf16) amx_pack_row(static_cast<const bf16*>(input) + at, K, to);
+            else amx_pack_row(static_cast<const float*>(input) + at, K, to);
+        };
+        whole.run(threads, pack, done);
     }
 
     // Pack the input, and call compute(first panel, end panel, tiles, first tile, end tile) for all blocks of the output.

@@ -49,8 +49,7 @@ struct Int8 {
         }
         UNROLL for (int i = 0; i < MR * NA; i++) {
             const int m = i / NA, p = i % NA / NV, column = (part * NV + i % NV) * W;
-            vec value = to_float(sum[i]) * vset(product.row_scales[row + m]);
-            vstore(out + (p * MR + m) * PANEL + column, value * vload(product.scales + (panel + p) * PANEL + column));
+            vstore(out + (p * MR + m) * PANEL + column, product.scaled(sum[i], row + m, (panel + p) * PANEL + column));
         }
     }
 };
@@ -125,19 +124,17 @@ Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
 
 // int8 by AMX: the sums of Int8, exactly.
 void run_tiled(const IntegerProduct& product) {
-    const int64_t tiles = amx_tiles_of(product.M), panels = (product.N + PANEL - 1) / PANEL;
+    const int64_t panels = (product.N + PANEL - 1) / PANEL;
     const int threads = threads_for(product.M * product.N * product.K / 4, panels);
-    int8_t* packed = reinterpret_cast<int8_t*>(product.packed);
-#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles > 1)
-    for (int64_t t = 0; t < tiles; t++) product.pack_tile(t, packed);
-    const AmxProduct<AmxBytes, int32_t, 1> whole{product.weights, packed, product.M, product.words, panels, 0};
-    whole.run(threads, STREAM_CHUNK, [&](const int32_t* sums, int64_t row, int count, int64_t panel) {
-        alignas(64) float out[2 * AMX_ROWS * PANEL];
+    const AmxProduct<AmxBytes, int32_t, 1> whole{product.weights, reinterpret_cast<char*>(product.packed), product.M,
+                                                 product.words, panels, 0};
+    auto pack = [&](int64_t row, char* to) { product.pack_row(row, to); };
+    whole.run(threads, pack, [&](const int32_t* sums, int64_t row, int count, int64_t panel) {
+        alignas(64) float out[AMX_PAIR * PANEL];
         for (int m = 0; m < count; m++)
             for (int n = 0; n < PANEL; n += W) {
                 const word sum = wadd(wload(sums + m * PANEL + n), wset(-128 * product.row_sums[row + m]));
-                vec value = to_float(sum) * vset(product.row_scales[row + m]);
-                vstore(out + m * PANEL + n, value * vload(product.scales + panel * PANEL + n));
+                vstore(out + m * PANEL + n, product.scaled(sum, row + m, panel * PANEL + n));
             }
         product.finish(out, row, count, panel * PANEL);
     });
@@ -182,7 +179,7 @@ EXPORT int64_t motet_linear_integer(const void* input, int64_t input_bf16, int64
                            scales,
                            words,
                            groups,
-                           IntegerProduct::packed_words.get<int32_t>(std::max(M * words, amx_tiles_of(M) * amx_steps(words) * AMX_TILE / 4)),
+                           IntegerProduct::packed_words.get<int32_t>(std::max(M * words, amx_packed(M, words))),
                            IntegerProduct::packed_scales.get<float>(M * groups),
                            IntegerProduct::packed_sums.get<int32_t>(M * groups)};
     if (scales && AMX)

@@ -48,11 +48,6 @@ class Isa:
     needs: frozenset[str]
     flags: str
 
-    @property
-    def multiplies_bfloat16(self) -> bool:
-        """Return True if it has instructions for products of bfloat16."""
-        return "avx512_bf16" in self.needs
-
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -96,6 +91,11 @@ def supported() -> list[Isa]:
         if "amx_tile" in flags and not _request_tiles():
             flags.remove("amx_tile")
     return [isa for isa in ISAS.values() if isa.needs <= flags]
+
+
+def multiplies_bfloat16(name: str) -> bool:
+    """Return True if `name` is an instruction set with products of bfloat16, False also for none."""
+    return name in ISAS and "avx512_bf16" in ISAS[name].needs
 
 
 def _request_tiles() -> bool:

@@ -26,7 +26,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .build import ISAS, BuildError, Isa, build, find_compiler, library, supported
+from .build import (
+    ISAS,
+    BuildError,
+    Isa,
+    build,
+    find_compiler,
+    library,
+    multiplies_bfloat16,
+    supported,
+)
 from .errors import KernelError
 
 TORCH = "torch"
@@ -208,10 +217,9 @@ def status() -> dict[str, str]:
     return dict(_status or load())
 
 
-def multiplies_bfloat16() -> bool:
+def is_multiplying_bfloat16() -> bool:
     """Return True if the loaded library multiplies bfloat16 by instructions of the CPU."""
-    isa = ISAS.get(status()["isa"])
-    return isa is not None and isa.multiplies_bfloat16
+    return multiplies_bfloat16(status()["isa"])
 
 
 def _choose(name: str) -> None:
@@ -291,17 +299,16 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = supported()
     if options.all:
         wanted = [isa for isa in ISAS.values() if platform.machine() == "x86_64" or not isa.needs]
-    built, errors = False, dict[str, BuildError]()
+    errors = dict[str, BuildError]()
     for isa in wanted:
         try:
             print(f"kernels: {build(isa)}")
         except BuildError as error:
             errors[isa.name] = error
         else:
-            built = True
             if not options.all:
                 break
-    if not built:
+    if len(errors) == len(wanted):
         first = next(iter(errors.values()))
         print(f"kernels: not built, torch computes: {first}", file=sys.stderr)
         return 1

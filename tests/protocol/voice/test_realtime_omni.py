@@ -40,6 +40,7 @@ from support.clients.realtime_client import TRANSCRIPTION, Client, one, sound, t
 from support.families import processed_vlms
 from support.families import qwen3_omni as omni
 from support.media.spoken import say, silence
+from support.running.until import until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -62,18 +63,13 @@ class Stage:
 
         An engine drops the work of a call that was cancelled after the step that it is in.
         """
-        async with asyncio.timeout(20):
-            while any(actor.bus.calls.active for actor in self.actors):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        for last in (False,) * 100 + (True,):
-            try:
-                for actor in self.actors:
-                    actor.check_integrity()
-                return
-            except RuntimeError:
-                if last:
-                    raise
-                await asyncio.sleep(0.02)
+        engines = [
+            actor.recognizer.thread.engine for actor in self.actors if isinstance(actor, Asr)
+        ]
+        await until(lambda: not any(actor.bus.calls.active for actor in self.actors))
+        await until(lambda: not any(engine.has_work for engine in engines))
+        for actor in self.actors:
+            actor.check_integrity()
 
 
 @asynccontextmanager
