@@ -22,6 +22,7 @@ import msgspec
 
 from motet_cli.supervision.parent_death import die_with_parent
 from motet_shared.process import starts
+from motet_shared.process.freed_memory import unmap_libraries
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 _MAX_BYTES = 65536  # bytes read at a time
@@ -188,6 +189,7 @@ def _load(module: str, imported: ImportedFiles) -> Reply:
     ) as error:  # the service reports it in full when it starts without a fork
         return RequestRefused(f"{module} cannot be imported: {type(error).__name__}: {error}")
     imported.record()
+    unmap_libraries()
     reason = reason_not_to_fork()
     return (
         ModuleImported(time.monotonic() - began)

@@ -37,7 +37,7 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
-from .freed_memory import return_freed
+from .freed_memory import return_freed, unmap_libraries
 from .memory_turn import MemoryTurn, abandon_turns
 from .starts import START, collect_rarely, go_on, process_began
 
@@ -216,6 +216,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         await _first(actor.start(), stopping.wait())
         collect_rarely()
         return_freed()
+        unmap_libraries()
         await _first(actor.wait_crashed(), stopping.wait())
     except ConfigError:
         await bus.close()
