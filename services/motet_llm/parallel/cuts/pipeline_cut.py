@@ -122,7 +122,9 @@ class PipelineCut:
         self._model.set_output_embeddings(NoHead())
 
     def _parts(self) -> tuple[nn.ModuleList, str]:
-        """Return the layers, and the name of the norm after them."""
+        """Return the layers, and the name of the norm after them. Raises ConfigError."""
+        if getattr(self._model.config.get_text_config(), "num_kv_shared_layers", 0):
+            raise self._refusal("its last layers share keys and values of earlier ones")
         plan: Mapping[str, Any] = getattr(self._model.config, "base_model_pp_plan", None) or {}
         layers = getattr(self._base, "layers", None)
         names = [name for name in plan if hasattr(self._base, name)]

@@ -33,11 +33,20 @@ PLANS = {
     "pipeline_parallel": "base_model_pp_plan",
     "expert_parallel": "base_model_ep_plan",
 }
-# Families with a plan that a group does not compute: what they are refused for.
+# Families with a plan that a group does not compute, as tiny as they are here: what they are refused for.
+_SHARED = "share keys and values"
 REFUSED: dict[str, dict[str, str]] = {
     "tensor_parallel": {"LongcatFlashForCausalLM": "moe_identity_expert"},
-    "pipeline_parallel": {"Gemma3nForCausalLM": "fails without what other ranks hold"},
-    "expert_parallel": {"Gemma4ForCausalLM": "it has no experts"},
+    "pipeline_parallel": {
+        "Gemma3nForCausalLM": _SHARED,
+        "Gemma4ForCausalLM": _SHARED,
+        "Gemma4UnifiedForCausalLM": _SHARED,
+        "LongcatFlashForCausalLM": "it has 2 layers",
+    },
+    "expert_parallel": {
+        "Gemma4ForCausalLM": "it has no experts",
+        "NemotronHForCausalLM": "it has no experts",
+    },
 }
 LEAST = 20  # families at each degree
 SLICE, SLICES = map(int, os.environ.get("MOTET_GROUPS", "1/1").split("/"))
