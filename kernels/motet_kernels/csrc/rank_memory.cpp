@@ -1,8 +1,8 @@
 // Sums and joins of tensors of several processes (ranks) of one host, in memory that all of them map.
 //
 // The memory holds a head, a line per rank, and two slots per rank. A collective is cut into pieces of a slot. For each
-// piece a rank writes its part into its slot, publishes the piece's number, waits until all ranks have, and reads their
-// slots. Pieces use the two slots in turn, so one wait per piece is enough: who writes into a slot again has seen all
+// piece a rank writes its part into its slot, publishes the piece's number, waits until all ranks have, and reads the
+// others' slots. Pieces use the two slots in turn, so one wait per piece is enough: who writes into a slot again has seen all
 // others publish the piece after it, thus finish reading.
 //
 // Numbers are summed in pairs of neighbouring ranks, then in pairs of pairs, in float32: the same bits on every rank.
@@ -48,10 +48,12 @@ struct Place {
 };
 
 // Copy into a slot past the caches: lines that another core's cache holds are slow to take from it, four times so seen
-// on Zen 4. `to` is aligned to a line, unless the piece ends there.
+// on Zen 4. Not on processors with AMX, whose caches hand them on faster than memory does. `to` is aligned to a line,
+// unless the piece ends there.
 INLINE void give(uint8_t* to, const uint8_t* from, int64_t nbytes) {
     int64_t i = 0;
-#if defined(__AVX512F__)
+#if defined(__AMX_TILE__)
+#elif defined(__AVX512F__)
     for (; i + 64 <= nbytes; i += 64)
         _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
 #elif defined(__AVX2__)
@@ -188,10 +190,11 @@ int64_t sum(Place& place, T* x, int64_t count) {
     const int64_t most = place.slot_bytes / int64_t(sizeof(T));
     for (int64_t begin = 0; begin < count; begin += most, place.pieces++) {
         const int64_t here = std::min(most, count - begin);
-        const T* parts[MAX_RANKS];
-        for (int64_t rank = 0; rank < place.size; rank++) parts[rank] = reinterpret_cast<T*>(slot_of(place, rank));
         uint8_t* own = slot_of(place, place.rank);
         T* piece = x + begin;
+        const T* parts[MAX_RANKS];
+        for (int64_t rank = 0; rank < place.size; rank++) parts[rank] = reinterpret_cast<T*>(slot_of(place, rank));
+        parts[place.rank] = piece;  // still in the cache
         by_blocks(here, [&](int64_t from, int64_t to) {
             give(own + from * sizeof(T), reinterpret_cast<uint8_t*>(piece + from), (to - from) * sizeof(T));
         });
