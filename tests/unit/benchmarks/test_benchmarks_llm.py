@@ -198,6 +198,7 @@ def test_an_engine_is_measured_under_load(
         assert f"| {what}" in out
     found = json.loads((tmp_path / "serving.json").read_text())["findings"]
     assert len(found["prefix_cost"]) == serving.QUICK.pairs
+    assert found["prefix_cost_of_first_use"]
     assert all(value["good"] > 0 for value in found["goodput"].values())
 
 
