@@ -44,21 +44,23 @@ def test_it_is_attention(
     query, key, value = parts(tokens, heads, dim, seed)
     out = full_attention(query, key, value, scale=sharp * dim**-0.5, rounded=rounded)
     assert out.shape == (tokens, heads, dim)
-    # Probabilities and values lose at most 2^-9 of themselves each, and probabilities add up to 1.
-    near = 1e-5 if not rounded else float(value.abs().max()) / 256
+    # Probabilities and values lose at most 2^-9 of themselves each, results in bfloat16 (AMX) as much again, and
+    # probabilities add up to 1.
+    near = 1e-5 if not rounded else float(value.abs().max()) / 128
     torch.testing.assert_close(
         out.double(), expected(query, key, value, sharp * dim**-0.5), rtol=near, atol=near
     )
 
 
-def test_rounding_costs_a_thousandth_even_where_attention_is_spread_over_a_long_sequence(
+def test_rounding_costs_little_even_where_attention_is_spread_over_a_long_sequence(
     isa: str,
 ) -> None:
     query, key, value = parts(1500, 2, 64)
+    most = 1e-2 if isa == "amx" else 3e-3  # bfloat16, or 16-bit integers
     for sharp in (0.0, 1.0, 3.0):
         out = full_attention(query, key, value, scale=sharp / 8, rounded=True).double()
         right = expected(query, key, value, sharp / 8)
-        assert float((out - right).norm() / right.norm()) < 3e-3
+        assert float((out - right).norm() / right.norm()) < most
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

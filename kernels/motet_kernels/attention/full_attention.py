@@ -31,11 +31,11 @@ def full_attention(
     All three inputs have the same shape and any strides but a dense last dimension, so they may be
     slices of one matrix. `rounded` multiplies in 16-bit integer steps: queries and keys relative to
     their own largest value, values in 1023 steps relative to their channel's. That is twice as fast
-    on CPUs without instructions for narrower types, with an error of about a thousandth. The twin
-    and GPUs ignore it, and so do CPUs with instructions for bfloat16 for inputs that all are of it:
-    there weights are rounded to bfloat16. On the CPU a token's result is bit-identical for the same
-    sequence, whatever the number of threads. Raises `KernelError` on inputs that do not fit each
-    other.
+    on CPUs without instructions for narrower types, with an error of about a thousandth. CPUs with
+    AMX round to bfloat16 instead, all CPUs with instructions for bfloat16 do so for inputs that all
+    are of it, and the twin and GPUs ignore `rounded`. On the CPU a token's result is bit-identical
+    for the same sequence, whatever the number of threads. Raises `KernelError` on inputs that do
+    not fit each other.
     """
     tensors = {"query_SHD": query_SHD, "key_SHD": key_SHD, "value_SHD": value_SHD}
     for name, tensor in tensors.items():
@@ -53,9 +53,9 @@ def full_attention(
     attend = _ATTEND.native() if is_cpu(query_SHD) else None
     if attend is None:
         return full_attention_torch(query_SHD, key_SHD, value_SHD, scale=scale)
-    is_paired = (
-        all(t.dtype == torch.bfloat16 for t in tensors.values())
-        and native.is_multiplying_bfloat16()
+    is_bfloat16 = all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+    is_paired = (is_bfloat16 and native.is_multiplying_bfloat16()) or (
+        rounded and native.is_multiplying_tiles()
     )
     dtype = torch.bfloat16 if is_paired else torch.float32
     query, key, value = (tensor.to(dtype) for tensor in tensors.values())

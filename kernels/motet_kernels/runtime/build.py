@@ -98,6 +98,11 @@ def multiplies_bfloat16(name: str) -> bool:
     return name in ISAS and "avx512_bf16" in ISAS[name].needs
 
 
+def multiplies_tiles(name: str) -> bool:
+    """Return True if `name` is an instruction set with tile registers (AMX), False also for none."""
+    return name in ISAS and "amx_tile" in ISAS[name].needs
+
+
 def _request_tiles() -> bool:
     """Ask Linux for AMX's tile registers; return False where it refuses.
 

@@ -34,6 +34,7 @@ from .build import (
     find_compiler,
     library,
     multiplies_bfloat16,
+    multiplies_tiles,
     supported,
 )
 from .errors import KernelError
@@ -220,6 +221,11 @@ def status() -> dict[str, str]:
 def is_multiplying_bfloat16() -> bool:
     """Return True if the loaded library multiplies bfloat16 by instructions of the CPU."""
     return multiplies_bfloat16(status()["isa"])
+
+
+def is_multiplying_tiles() -> bool:
+    """Return True if the loaded library multiplies by the CPU's tile registers (AMX)."""
+    return multiplies_tiles(status()["isa"])
 
 
 def _choose(name: str) -> None:
