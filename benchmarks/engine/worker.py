@@ -49,6 +49,8 @@ class Motet:
         )  # fmt: skip
         self._engine = Engine(config)
         collect_rarely()
+        while self._engine.take_memory():  # as its service does until the first request
+            pass
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
         from motet_llm.engine.outputs import StepOutput

@@ -15,6 +15,7 @@ class BlockPool:
     A published block outlives its last table: it becomes *idle* and is reused only when no empty
     block is left, the least recently used first. Idle blocks count as free.
 
+    reached: blocks below which all that were ever allocated are.
     on_evict(block, key): called before an idle block loses its content.
     owner: the threads that may allocate and free; None: any.
     """
@@ -28,7 +29,7 @@ class BlockPool:
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.evictions = 0
+        self.evictions = self.reached = 0
         self._on_evict = on_evict
         self._owner = owner
         self._empty = list(range(num_blocks - 1, -1, -1))
@@ -63,6 +64,7 @@ class BlockPool:
         blocks = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
+        self.reached = max([self.reached - 1, *blocks]) + 1
         return blocks
 
     def _evict(self) -> int:

@@ -23,6 +23,8 @@ from motet_kernels.attention.rotary import PackedHeads, rotate_store_kv
 from motet_kernels.runtime.memory import huge_zeros
 from motet_models.capacity import KvLayout, SinkWindow, kv_layout, slot_sizes
 
+from .first_use import FirstUse
+
 CPU = torch.device("cpu")
 
 
@@ -108,6 +110,7 @@ class KvCache:
             if size
         }
         self._storage = list(storage.values())
+        self._first_use = FirstUse(self._storage if device.type == "cpu" else [])
         self._blocks = Blocks(self._storage)
         self._shapes = shapes
         self._storage_of: dict[int, Tensor] = {}
@@ -137,6 +140,10 @@ class KvCache:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._storage)
+
+    def take_page(self, blocks: int) -> bool:
+        """Take memory that the first `blocks` are yet to use; see `FirstUse.take_page`."""
+        return self._first_use.take_page(blocks)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values `[P + 1, K, S, D]` of a layer.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar, Unpack
 
+from motet_llm.cache.first_use import TOKENS_AHEAD
 from motet_llm.config import EngineConfig
 from motet_llm.disaggregation.handovers import Placement
 from motet_llm.disaggregation.kv_transfer import fingerprint
@@ -185,6 +186,14 @@ class Engine:
             (r.deadline for r in self._requests.values() if r.deadline is not None),
             default=math.inf,
         )
+
+    def take_memory(self) -> bool:
+        """Take some of the KV cache's memory for requests to come, in milliseconds, while idle.
+
+        Returns True if it did: there may be more to take.
+        """
+        ahead = self.pool.blocks_for(TOKENS_AHEAD)
+        return self.runner.kv.take_page(self.pool.reached + ahead)
 
     # ------------------------------------------------------------------------------------------------------ one step
     def step(self, emit: Emit | None = None) -> list[StepOutput]:

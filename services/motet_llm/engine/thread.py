@@ -71,5 +71,7 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         return step() if around is None else around(step)
 
     def _patience(self) -> float | None:
+        if self.engine.take_memory():
+            return 0.0
         deadline = self.engine.next_deadline
         return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
