@@ -111,7 +111,7 @@ class Bench:
             "device": plan.device,
             "weights": plan.weights,
             "threads": plan.threads,
-            "num_blocks": self.blocks,
+            "num_blocks": self._blocks,
             **changes,
         }
         engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
@@ -123,8 +123,7 @@ class Bench:
         return engine
 
     @property
-    def blocks(self) -> int:
-        """Return the KV blocks of an engine."""
+    def _blocks(self) -> int:
         plan = self.plan
         longest = plan.long_prompt + plan.prompt + plan.output * 16
         return -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
@@ -137,7 +136,7 @@ class Bench:
         """
         if any(one.get(name) != other.get(name) for name in MODEL_SETTINGS):
             return self.engine(**one), self.engine(**other)
-        blocks = {"num_blocks": 2 * one.get("num_blocks", self.blocks)}
+        blocks = {"num_blocks": 2 * one.get("num_blocks", self._blocks)}
         engine = self.engine(half=0, **{**one, **blocks})
         return engine, self.engine(engine.runner, half=1, **{**other, **blocks})
 

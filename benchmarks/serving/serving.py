@@ -136,7 +136,8 @@ def prefix_cost(bench: Bench) -> None:
     """
     plan = bench.plan
     engines = bench.pair({"prefix_cache": True}, {"prefix_cache": False})
-    first = -(-bench.blocks // (plan.batch * -(-(plan.prompt + plan.output) // 16)))
+    pool = engines[0].pool
+    first = -(-pool.num_free // (plan.batch * pool.blocks_for(plan.prompt + plan.output)))
     costs = []
     for pair in range(first + plan.pairs):
         jobs = [Job(0.0, bench.tokens(plan.prompt), plan.output) for _ in range(plan.batch)]

@@ -7,16 +7,16 @@ takes twice as long. An idle engine therefore takes the memory of the next block
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from motet_kernels.runtime.memory import HUGE
+from motet_shared.process.madvise import POPULATE_WRITE, advise
 
 TOKENS_AHEAD = 4096  # whose memory an idle engine takes before requests need it
-_MADV_POPULATE_WRITE = 23  # madvise(2), since Linux 5.14; contents stay as they are
 
 
 class FirstUse:
@@ -26,38 +26,29 @@ class FirstUse:
     """
 
     def __init__(self, storages: Sequence[Tensor]):
-        self._storages = storages
-        self._pages = self._list_pages()
-        self._next = next(self._pages, None)
+        # The first block of each page, its address and its bytes, by blocks.
+        self._pages = deque(
+            sorted(
+                (
+                    offset // storage.stride(0),
+                    storage.data_ptr() + offset,
+                    min(HUGE, storage.nbytes - offset),
+                )
+                for storage in storages
+                for offset in range(0, storage.nbytes, HUGE)
+            )
+        )
 
     def take_page(self, blocks: int) -> bool:
         """Take one page more, if it has some of the first `blocks`; return True if it did.
 
         Where the operating system cannot, memory is taken at its first write.
         """
-        if self._next is None or self._next[0] >= blocks:
+        if not self._pages or self._pages[0][0] >= blocks:
             return False
-        _, address, nbytes = self._next
-        self._next = next(self._pages, None) if _populate(address, nbytes) else None
+        _, address, nbytes = self._pages.popleft()
+        before = address % mmap.PAGESIZE  # bytes of the same page: small storages begin anywhere
+        if not advise(address - before, before + nbytes, POPULATE_WRITE):
+            self._pages.clear()
+            return False
         return True
-
-    def _list_pages(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first block of each page, its address and its bytes, by blocks."""
-        pages = [
-            (
-                offset // storage.stride(0),
-                storage.data_ptr() + offset,
-                min(HUGE, storage.nbytes - offset),
-            )
-            for storage in self._storages
-            for offset in range(0, storage.nbytes, HUGE)
-        ]
-        yield from sorted(pages)
-
-
-def _populate(address: int, nbytes: int) -> bool:
-    """Have the operating system provide memory; return False if it cannot."""
-    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return bool(madvise(begin, address + nbytes - begin, _MADV_POPULATE_WRITE) == 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-_MADV_DONTNEED = 4  # madvise(2)
+from .madvise import DONT_NEED, advise
+
 _UNIT = 1024  # bytes: the unit of /proc/PID/smaps
 
 
@@ -48,12 +49,10 @@ def unmap_libraries() -> int:
         smaps = Path("/proc/self/smaps").read_text()
     except OSError:
         return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return sum(
         mapping.resident
         for mapping in only_read(smaps)
-        if madvise(mapping.start, mapping.size, _MADV_DONTNEED) == 0
+        if advise(mapping.start, mapping.size, DONT_NEED)
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import psutil
 import torch
 
 from motet_kernels.runtime.memory import HUGE, huge_zeros
@@ -14,10 +13,8 @@ BLOCKS, PAGES = 512, 24  # blocks, and pages of a storage
 
 
 def resident() -> int:
-    """Return the bytes that this process has in memory of its own."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
-    return int(line.split()[1]) * 1024
+    """Return the bytes that this process holds in memory."""
+    return psutil.Process().memory_info().rss
 
 
 def storages() -> list[torch.Tensor]:

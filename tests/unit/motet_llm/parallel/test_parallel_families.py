@@ -33,8 +33,8 @@ PLANS = {
     "pipeline_parallel": "base_model_pp_plan",
     "expert_parallel": "base_model_ep_plan",
 }
-# Families with a plan that a group does not compute, as tiny as they are here: what they are refused for.
 _SHARED = "share keys and values"
+# Families with a plan that a group does not compute, as tiny as they are here: what they are refused for.
 REFUSED: dict[str, dict[str, str]] = {
     "tensor_parallel": {"LongcatFlashForCausalLM": "moe_identity_expert"},
     "pipeline_parallel": {

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from pathlib import Path
+
+import psutil
 
 from motet_shared.process.freed_memory import only_read, unmap_libraries
 
 
 def resident() -> int:
-    """Return bytes of files that this process maps and holds in memory."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("RssFile:"))
-    return int(line.split()[1]) * 1024
+    """Return the bytes that this process holds in memory."""
+    return psutil.Process().memory_info().rss
 
 
 def test_pages_that_were_only_read_are_unmapped_and_come_back() -> None:
