@@ -16,7 +16,7 @@ from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
-from motet_kernels.runtime.replay import Tape, can_replay
+from motet_kernels.runtime.replay import Tape, Workspace, can_replay
 from support.running.refusals import refuses
 
 HEADS, DIM, SLOTS = 2, 8, 4
@@ -86,6 +86,39 @@ def test_results_are_overwritten_and_memory_is_kept() -> None:
     assert tape.replay().data_ptr() == address
     assert not torch.equal(tape.result, before)
     assert all(bool(other.isnan().all()) for other in others)
+
+
+def test_tapes_in_one_workspace_use_the_same_memory() -> None:
+    """Its chunks hold the larger step, which is recorded last, too; both are replayed in turn."""
+    workspace = Workspace()
+    workspace.place(torch.empty(1))  # a recording begins at the beginning all the same
+    steps = [(Step("float32", rows), Step("float32", rows)) for rows in (2, 40)]
+    tapes = []
+    for taped, plain in steps:
+        taped.write(0, 0)
+        plain.write(0, 0)
+        plain.run()
+        tapes.append(Tape(taped.run, workspace))
+    for position in range(1, SLOTS):
+        for (taped, plain), tape in zip(steps, tapes, strict=True):
+            taped.write(position, position)
+            plain.write(position, position)
+            assert torch.equal(tape.replay(), plain.run())
+    first, second = (
+        {one.untyped_storage().data_ptr() for one in tape._kept if isinstance(one, Tensor)}
+        for tape in tapes
+    )
+    assert first & second
+
+
+def test_a_workspace_places_what_is_larger_than_its_chunks() -> None:
+    workspace = Workspace()
+    small = workspace.place(torch.empty(3))
+    large = workspace.place(torch.empty(1 << 19, 2).t())
+    assert (large.shape, large.stride()) == ((2, 1 << 19), (1, 2))
+    again = workspace.rewind().place(torch.empty(2, dtype=torch.bfloat16))
+    assert again.data_ptr() == small.data_ptr()
+    assert workspace.place(torch.empty(5)).data_ptr() % 64 == 0
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ _ALLOCATES = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
+_CHUNK = 1 << 20  # bytes that a workspace allocates at least
+_ALIGNMENT = 64  # bytes: a cache line
 
 
 def can_replay() -> bool:
@@ -45,19 +47,52 @@ def can_replay() -> bool:
     return _REPLAY.native() is not None and not naming()
 
 
+class Workspace:
+    """Provide memory that several tapes use, each from its beginning.
+
+    Each of them overwrites the intermediates and the result of the others.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._chunk = self._offset = 0  # where the next tensor is placed
+
+    def rewind(self) -> Workspace:
+        """Place the next tensor at the beginning."""
+        self._chunk = self._offset = 0
+        return self
+
+    def place(self, like: Tensor) -> Tensor:
+        """Return an uninitialized tensor of the dtype, shape and strides of `like`."""
+        nbytes = like.untyped_storage().nbytes()
+        while self._chunk < len(self._chunks):
+            chunk = self._chunks[self._chunk]
+            if self._offset + nbytes <= len(chunk):
+                break
+            self._chunk, self._offset = self._chunk + 1, 0
+        else:
+            chunk = torch.empty(max(nbytes, _CHUNK), dtype=torch.uint8, device=like.device)
+            self._chunks.append(chunk)
+        begin, self._offset = self._offset, self._offset + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        placed = chunk[begin : begin + nbytes].view(like.dtype)
+        return placed.as_strided(like.shape, like.stride(), placed.storage_offset())
+
+
 class Tape(Generic[T]):
     """Record a step while running it once; `result` is overwritten by each `replay`.
 
     `result` is what the step returned. Raises `KernelError` if the step computes anything outside
     of the native kernels, which a replay would miss. Views and allocations are no computation. The
     step's inputs must outlive the tape.
+
+    workspace: where the step's tensors are placed; without one, the tape has memory of its own.
     """
 
-    def __init__(self, step: Callable[[], T]):
+    def __init__(self, step: Callable[[], T], workspace: Workspace | None = None):
         self._names: list[str] = []
         self._calls = array("q")
         self._kept: list[object] = []  # memory that the calls point to
-        with observing_calls(self._record), _KeepTensors(self._kept):
+        with observing_calls(self._record), _KeepTensors(self._kept, workspace):
             self.result = step()
         self._native = _REPLAY.native()
 
@@ -98,11 +133,15 @@ class Tape(Generic[T]):
 
 
 class _KeepTensors(TorchDispatchMode):
-    """Keep every tensor that is created within; raise `KernelError` on operations that compute."""
+    """Keep every tensor that is created within; raise `KernelError` on operations that compute.
 
-    def __init__(self, kept: list[object]):
+    Tensors are placed in the workspace, if there is one.
+    """
+
+    def __init__(self, kept: list[object], workspace: Workspace | None):
         super().__init__()  # type: ignore[no-untyped-call]
         self._tensors = kept
+        self._workspace = workspace.rewind() if workspace else None
 
     def __torch_dispatch__(
         self,
@@ -113,7 +152,11 @@ class _KeepTensors(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        if func not in _ALLOCATES:
+        if func in _ALLOCATES:
+            if self._workspace is not None:
+                out = self._workspace.place(out)
+                made = [out]
+        else:
             given = {
                 leaf.untyped_storage().data_ptr()
                 for leaf in tree_leaves(args)

@@ -67,7 +67,7 @@ from .memory_budget import (
     graph_memory,
     step_bytes,
 )
-from .step_memory import StepMemory, stays
+from .step_memory import LayerWorkspaces, StepMemory, stays
 
 
 @dataclass(slots=True, frozen=True)
@@ -148,6 +148,7 @@ class ModelRunner:
         self._memories: dict[
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
+        self._workspaces = LayerWorkspaces()
         self._shapes = self._probe()
         START.mark("probe")
         self._check_pictures(config)
@@ -751,7 +752,9 @@ class ModelRunner:
         memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
             longest = max(num_blocks, -(-self.context // self.kv.block_size))
-            memory = self._memories[key] = StepMemory(counts, len(self.kv.groups), longest)
+            memory = self._memories[key] = StepMemory(
+                counts, len(self.kv.groups), longest, self._workspaces
+            )
         return memory
 
     def _tables(self, works: Sequence[Work], group: int) -> np.ndarray:

@@ -17,24 +17,49 @@ from torch import Tensor
 
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.linear.segments import Segments
-from motet_kernels.runtime.replay import Tape
+from motet_kernels.runtime.replay import Tape, Workspace
 from motet_llm.attention.sink_window import Rows
 
-MAX_ROWS = 4  # larger steps are bound by matrices, and a tape keeps its intermediates
-MAX_TOKENS = 8  # of a single row, for the same reasons
+MAX_ROWS = 64  # decode rows of a step that is replayed; larger ones are bound by matrices
+MAX_TOKENS = 8  # of a single row with a draft: each length has recordings of its own
 
 Turns = tuple[Tensor, Tensor]
 Layer = Callable[[Tensor, Turns], Tensor]
 
 
+class LayerWorkspaces:
+    """Hold the intermediates of all recorded layers.
+
+    Successive layers use two workspaces in turn, so that a layer's input, the result of the one
+    before, stays until it has been read.
+    """
+
+    def __init__(self) -> None:
+        self._workspaces = Workspace(), Workspace()
+
+    def of_layer(self, index: int) -> Workspace:
+        return self._workspaces[index % 2]
+
+    def input_like(self, index: int, x: Tensor) -> Tensor:
+        """Return memory for the input of layer `index`, if no recorded layer computes it."""
+        return self.of_layer(index + 1).rewind().place(x)
+
+
 class StepMemory:
     """Hold the layout of steps with `counts` tokens per row, for `num_groups` groups of layers.
 
-    Sequences may have up to `max_blocks` blocks.
+    Sequences may have up to `max_blocks` blocks. workspaces: of all steps, which run one at a time.
     """
 
-    def __init__(self, counts: Sequence[int], num_groups: int, max_blocks: int):
+    def __init__(
+        self,
+        counts: Sequence[int],
+        num_groups: int,
+        max_blocks: int,
+        workspaces: LayerWorkspaces,
+    ):
         self.max_blocks = max_blocks
+        self._workspaces = workspaces
         self.slots = [torch.zeros(sum(counts), dtype=torch.int64) for _ in range(num_groups)]
         starts = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
         tables = [
@@ -68,16 +93,17 @@ class StepMemory:
     def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:
         """Return `layer(x, turns)`, recorded on its first call and replayed afterwards.
 
-        The next step overwrites the result.
+        The layer after the next one overwrites the result, or the next step.
         """
         if self._given is not turns:
             self._given, self._turns = turns, self._keep(turns)
         assert self._turns is not None
         tape = self._tapes.get(index)
         if tape is None:
-            tape = self._tapes[index] = _LayerTape(
-                layer, x if x is self._last else x.clone(), self._turns
-            )
+            if self._last is None or x.data_ptr() != self._last.data_ptr():
+                x = self._workspaces.input_like(index, x).copy_(x)
+            workspace = self._workspaces.of_layer(index)
+            tape = self._tapes[index] = _LayerTape(layer, x, self._turns, workspace)
             self._last = tape.result
         else:
             self._last = tape.again(x)
@@ -103,9 +129,9 @@ def stays(counts: Sequence[int]) -> bool:
 class _LayerTape:
     """Record one layer's kernel calls, and replay them on a new input."""
 
-    def __init__(self, layer: Layer, x: Tensor, turns: Turns):
+    def __init__(self, layer: Layer, x: Tensor, turns: Turns, workspace: Workspace):
         self._x = x
-        self._tape = Tape(lambda: layer(x, turns))
+        self._tape = Tape(lambda: layer(x, turns), workspace)
         self.result = self._tape.result
 
     def again(self, x: Tensor) -> Tensor:

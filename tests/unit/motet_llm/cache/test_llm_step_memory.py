@@ -11,7 +11,7 @@ from motet_kernels.runtime import native
 from motet_llm.config import EngineConfig
 from motet_llm.engine import step_memory
 from motet_llm.engine.engine import Engine
-from motet_llm.engine.step_memory import MAX_ROWS, MAX_TOKENS
+from motet_llm.engine.step_memory import MAX_TOKENS
 from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 
@@ -63,7 +63,7 @@ def test_replayed_steps_say_the_same(
 ) -> None:
     folder = tiny_checkpoint(family, tmp_path)
     engine, answers = said(folder, weights=weights)
-    assert set(engine.runner._memories) == {((1,) * rows, False) for rows in range(1, MAX_ROWS + 1)}
+    assert set(engine.runner._memories) == {((1,) * rows, False) for rows in range(1, 5)}
     monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
     plain, expected = said(folder, weights=weights)
     assert not plain.runner._memories
@@ -108,6 +108,18 @@ def test_a_profile_sees_every_kernel(tmp_path: Path) -> None:
     with native.named_calls():
         engine, _ = said(folder)
     assert not engine.runner._memories
+
+
+def test_recordings_of_all_layers_and_row_counts_share_their_memory(tmp_path: Path) -> None:
+    runner = said(tiny_checkpoint("qwen3", tmp_path))[0].runner
+    tapes = [
+        (index, memory._tapes[index].result)
+        for memory in runner._memories.values()
+        for index in sorted(memory._tapes)
+    ]
+    assert len({index for index, _ in tapes}) >= 2
+    storages = {(index % 2, result.untyped_storage().data_ptr()) for index, result in tapes}
+    assert len(storages) == 2
 
 
 def test_a_model_on_its_twins_is_not_replayed(tmp_path: Path) -> None:
