@@ -49,8 +49,6 @@ class Motet:
         )  # fmt: skip
         self._engine = Engine(config)
         collect_rarely()
-        while self._engine.take_memory():  # as its service does until the first request
-            pass
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
         from motet_llm.engine.outputs import StepOutput
@@ -59,6 +57,8 @@ class Motet:
         engine = self._engine
         times: list[list[float]] = [[] for _ in prompts]
         first = [0] * len(prompts)
+        while engine.take_memory():  # as its service does while there are no requests
+            pass
 
         def emit(outputs: list[StepOutput]) -> None:
             now = time.perf_counter()

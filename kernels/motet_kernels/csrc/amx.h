@@ -67,13 +67,19 @@ struct AmxBytes {
 };
 
 // A panel's columns for one tile of rows, or two that lie `input_stride` bytes apart: PANEL sums of each row, in lines of
-// `line`. Of a last step that has fewer than 16 words the rest counts as 0.
+// `line`, added to what is there if `adds`. Of a last step that has fewer than 16 words the rest counts as 0.
 template <class Kind, int TILES, typename Sum>
 void amx_tiles(const char* weights, int64_t words, const char* input, int64_t input_stride, AmxFetch& fetch, Sum* sums,
-               int64_t line = PANEL) {
+               int64_t line = PANEL, bool adds = false) {
     const int64_t stride = line * sizeof(Sum);
-    tile_zero<0>(), tile_zero<1>();
-    if (TILES == 2) tile_zero<2>(), tile_zero<3>();
+    Sum* second = sums + AMX_ROWS * line;
+    if (adds) {
+        tile_load<0>(sums, stride), tile_load<1>(sums + 16, stride);
+        if (TILES == 2) tile_load<2>(second, stride), tile_load<3>(second + 16, stride);
+    } else {
+        tile_zero<0>(), tile_zero<1>();
+        if (TILES == 2) tile_zero<2>(), tile_zero<3>();
+    }
     auto step = [&](const char* at) __attribute__((always_inline)) {
         tile_load<6>(at, 2 * 64);
         tile_load<4>(input, 64);
@@ -98,10 +104,7 @@ void amx_tiles(const char* weights, int64_t words, const char* input, int64_t in
         step(rest);
     }
     tile_store<0>(sums, stride), tile_store<1>(sums + 16, stride);
-    if (TILES == 2) {
-        Sum* second = sums + AMX_ROWS * line;
-        tile_store<2>(second, stride), tile_store<3>(second + 16, stride);
-    }
+    if (TILES == 2) tile_store<2>(second, stride), tile_store<3>(second + 16, stride);
 }
 
 #else
@@ -113,7 +116,7 @@ struct AmxTiles {
 struct AmxPairs {};
 struct AmxBytes {};
 template <class Kind, int TILES, typename Sum>
-void amx_tiles(const char*, int64_t, const char*, int64_t, AmxFetch&, Sum*, int64_t = PANEL) {}
+void amx_tiles(const char*, int64_t, const char*, int64_t, AmxFetch&, Sum*, int64_t = PANEL, bool = false) {}
 
 #endif
 
@@ -144,6 +147,8 @@ struct AmxProduct {
     int64_t rows, words, panels, apart;
 
     static constexpr int64_t MOST_INPUT = 5 << 18;  // bytes of input that stay in a second-level cache beside a panel
+    static constexpr int64_t MOST_PAIRS = 16;       // of tiles of rows, whose sums stay there, too
+    static constexpr int64_t BLOCK = 128;           // words of k of a panel, 16 KiB, that stay in a first-level cache
 
     // Calls pack(row, to) for every row, whose 64 bytes of a step go to `to`, those of the next step AMX_TILE bytes further, and
     // then done(sums, row, count, panel) with sums [SETS][AMX_PAIR][PANEL], of which `count` rows from `row` on are set, for all
@@ -151,7 +156,8 @@ struct AmxProduct {
     template <typename Pack, typename Done>
     void run(int threads, Pack&& pack, Done&& done) const {
         const int64_t tile_bytes = amx_steps(words) * AMX_TILE, pairs = (rows + AMX_PAIR - 1) / AMX_PAIR;
-        const int64_t groups = std::min(pairs, (pairs * 2 * tile_bytes + MOST_INPUT - 1) / MOST_INPUT);
+        const int64_t groups = std::max((pairs + MOST_PAIRS - 1) / MOST_PAIRS,
+                                        std::min(pairs, (pairs * 2 * tile_bytes + MOST_INPUT - 1) / MOST_INPUT));
 #pragma omp parallel for num_threads(threads) if (threads > 1 && rows > AMX_ROWS)
         for (int64_t row = 0; row < rows; row++) pack(row, input + row / AMX_ROWS * tile_bytes + row % AMX_ROWS * 64);
         over_panels(threads, panels * PANEL, STREAM_CHUNK, groups, [&](int64_t start, int64_t end, int64_t group) {
@@ -162,25 +168,26 @@ struct AmxProduct {
     }
 
   private:
-    // A panel of each set times pairs of tiles first.. to last, while the next panels, if any, are fetched.
+    // A panel of each set times pairs of tiles first.. to last, while the next panels, if any, are fetched. All pairs are
+    // multiplied with a block of the panel, then with the next: sums are stored in between, which changes no bit.
     template <typename Done>
     void piece(int64_t panel, bool next, int64_t first, int64_t last, int64_t tile_bytes, Done&& done) const {
-        alignas(64) Sum sums[SETS * AMX_PAIR * PANEL];
-        const int64_t panel_bytes = words * 2 * 64;
+        alignas(64) Sum sums[MOST_PAIRS][SETS][AMX_PAIR * PANEL];
+        const int64_t panel_bytes = words * 2 * 64, block = last - first > 1 ? BLOCK : words;
         const int64_t steps = std::max<int64_t>(1, words / AMX_WORDS * (last - first));
-        AmxFetch fetch[SETS];
         for (int set = 0; set < SETS; set++) {
-            const char* at = static_cast<const char*>(weights) + (panel + set * apart + 1) * panel_bytes;
-            fetch[set] = {at, panel_bytes / 4, next ? int((panel_bytes / 64 + steps - 1) / steps) : 0};
-        }
-        for (int64_t pair = first; pair < last; pair++) {
-            const int64_t row = pair * AMX_PAIR, count = std::min<int64_t>(AMX_PAIR, rows - row);
-            for (int set = 0; set < SETS; set++) {
-                const char* at = static_cast<const char*>(weights) + (panel + set * apart) * panel_bytes;
-                auto multiply = count > AMX_ROWS ? amx_tiles<Kind, 2, Sum> : amx_tiles<Kind, 1, Sum>;
-                multiply(at, words, input + pair * 2 * tile_bytes, tile_bytes, fetch[set], sums + set * AMX_PAIR * PANEL, PANEL);
+            const char* at = static_cast<const char*>(weights) + (panel + set * apart) * panel_bytes;
+            AmxFetch fetch{at + panel_bytes, panel_bytes / 4, next ? int((panel_bytes / 64 + steps - 1) / steps) : 0};
+            for (int64_t word = 0; word < words; word += block) {
+                const int64_t count = std::min(block, words - word);
+                for (int64_t pair = first; pair < last; pair++) {
+                    const int64_t row = pair * AMX_PAIR, left = std::min<int64_t>(AMX_PAIR, rows - row);
+                    auto multiply = left > AMX_ROWS ? amx_tiles<Kind, 2, Sum> : amx_tiles<Kind, 1, Sum>;
+                    const char* tiles = input + pair * 2 * tile_bytes + word / AMX_WORDS * AMX_TILE;
+                    multiply(at + word * 2 * 64, count, tiles, tile_bytes, fetch, sums[pair - first][set], PANEL, word > 0);
+                    if (set == SETS - 1 && word + count == words) done(sums[pair - first][0], row, int(left), panel);
+                }
             }
-            done(sums, row, int(count), panel);
         }
     }
 };
