@@ -19,7 +19,9 @@ from transformers.activations import GELUActivation
 from motet_kernels import gpu
 from motet_kernels.attention.full_attention import full_attention, packed_attention
 from motet_kernels.gates import gelu
+from motet_kernels.linear.activated_linear import activated_linear
 from motet_kernels.linear.pack import pack_linear
+from motet_kernels.runtime import native as native_kernels
 from motet_kernels.runtime.device import dtype_name
 from motet_kernels.spans import Spans
 
@@ -29,7 +31,7 @@ _TAPS = 3  # frames per convolution kernel
 
 
 class _Convolution:
-    """Compute a convolution over three frames, GELU included, as one matrix product."""
+    """Compute a convolution over three frames and its GELU as one matrix product."""
 
     def __init__(self, conv: nn.Conv1d, form: str):
         self._stride = int(conv.stride[0])
@@ -43,17 +45,19 @@ class _Convolution:
         padded = F.pad(x_FE, (0, 0, 1, 1)).contiguous()
         count = (len(padded) - _TAPS) // self._stride + 1
         steps = (self._stride * self._width, 1)
-        return F.gelu(self._matrix(padded.as_strided((count, _TAPS * self._width), steps)))
+        return activated_linear(
+            self._matrix, padded.as_strided((count, _TAPS * self._width), steps), "gelu"
+        )
 
 
 class _Layer:
     """Hold one layer's weights in the layout that this encoder uses."""
 
-    def __init__(self, layer: Any, form: str, on_gpu: bool):
+    def __init__(self, layer: Any, form: str, native: bool):
         self_attention = layer.self_attn
         self.norm, self.last_norm = (
-            norm(layer.self_attn_layer_norm, on_gpu),
-            norm(layer.final_layer_norm, on_gpu),
+            norm(layer.self_attn_layer_norm, native),
+            norm(layer.final_layer_norm, native),
         )
         weight = torch.cat(
             [
@@ -75,7 +79,7 @@ class _Layer:
         self.down = pack_linear(layer.fc2.weight, layer.fc2.bias, form)
         self.activation = (
             gelu
-            if on_gpu and isinstance(layer.activation_fn, GELUActivation)
+            if native and isinstance(layer.activation_fn, GELUActivation)
             else layer.activation_fn
         )
 
@@ -83,21 +87,25 @@ class _Layer:
 class WhisperEncoder:
     """Encode with a transformers `WhisperForConditionalGeneration`.
 
-    form: format of the layers' matrices, one of `motet_kernels.linear.linear`. Convolutions are
-    never rounded.
+    form: format of the layers' matrices, one of `motet_kernels.linear.linear`. With int8,
+    convolutions are not rounded, but beside AMX to bfloat16, as attention is.
     """
 
     def __init__(self, model: Any, form: str):
         encoder = model.model.encoder
         self.num_heads: int = model.config.encoder_attention_heads
         self._on_gpu = gpu.is_gpu(model.device)
-        conv_format = dtype_name(encoder.conv1.weight.dtype) if form == "int8" else form
+        dtype = encoder.conv1.weight.dtype
+        native = self._on_gpu or dtype == torch.float32
+        conv_format = dtype_name(dtype) if form == "int8" else form
+        if form == "int8" and native_kernels.is_multiplying_tiles():
+            conv_format = "bfloat16"
         self._convolutions = [
             _Convolution(conv, conv_format) for conv in (encoder.conv1, encoder.conv2)
         ]
         self._positions = encoder.embed_positions.weight
-        self._layers = [_Layer(layer, form, self._on_gpu) for layer in encoder.layers]
-        self._norm = norm(encoder.layer_norm, self._on_gpu)
+        self._layers = [_Layer(layer, form, native) for layer in encoder.layers]
+        self._norm = norm(encoder.layer_norm, native)
         self._rounded = form == "int8"
 
     def __call__(self, windows: Sequence[Tensor]) -> list[Tensor]:
