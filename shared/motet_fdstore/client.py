@@ -46,6 +46,10 @@ class StoreClient:
         """Have the store close its duplicates: the connection has ended."""
         self._send(Frame(Kind.DROP, id_))
 
+    def pass_on(self, id_: int) -> None:
+        """Have the store give the connection to another gateway; to this one if all have passed it on."""
+        self._send(Frame(Kind.PASS, id_))
+
     def leave(self) -> None:
         """Take no more connections."""
         self._send(Frame(Kind.LEAVE))

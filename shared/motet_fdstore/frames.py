@@ -27,6 +27,8 @@ class Kind(IntEnum):
     PUT = 4  # gateway: socket and memory of a connection that a new store does not have yet
     DROP = 5  # gateway: the connection has ended
     LEAVE = 6  # gateway: it takes no more connections
+    PASS = 7  # gateway: another one may have the session that the client asks for
+    RETURN = 8  # store: a connection that all gateways have passed on; its socket and memory
 
 
 _COUNTS: dict[int, tuple[int, ...]] = {  # numbers of descriptors that a message may have
@@ -36,6 +38,8 @@ _COUNTS: dict[int, tuple[int, ...]] = {  # numbers of descriptors that a message
     Kind.PUT: (2,),
     Kind.DROP: (0,),
     Kind.LEAVE: (0,),
+    Kind.PASS: (0,),
+    Kind.RETURN: (2,),
 }
 
 

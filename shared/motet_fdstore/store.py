@@ -55,6 +55,7 @@ class Kept:
     owner: Gateway | None = None
     since: float = 0.0  # without an owner
     deaths: list[float] = field(default_factory=list)  # times of the last ones
+    passed_by: list[Gateway] = field(default_factory=list)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -151,6 +152,16 @@ class Store:
         gateway.held += 1
         self._send(gateway, Frame(Kind.GIVE, kept.id, len(kept.deaths), kept.fds))
 
+    def _pass(self, kept: Kept, gateway: Gateway) -> None:
+        """Give a connection to a gateway that has not passed it on, else back to this one."""
+        kept.passed_by.append(gateway)
+        able = [one for one in self._able() if one not in kept.passed_by]
+        if able:
+            gateway.held -= 1
+            self._give(kept, min(able, key=lambda one: one.held))
+        else:
+            self._send(gateway, Frame(Kind.RETURN, kept.id, fds=kept.fds))
+
     def _drop(self, kept: Kept) -> None:
         del self.kept[kept.id]
         if kept.owner is not None:
@@ -159,12 +170,11 @@ class Store:
         close_all(kept.fds)
 
     def _least_busy(self) -> Gateway | None:
-        able = [
-            one
-            for one in self._gateways
-            if one.joined and not one.leaving and len(one.outbox) < _QUEUED
-        ]
+        able = [one for one in self._able() if len(one.outbox) < _QUEUED]
         return min(able, key=lambda one: one.held, default=None)
+
+    def _able(self) -> list[Gateway]:
+        return [one for one in self._gateways if one.joined and not one.leaving]
 
     def _expire(self) -> None:
         now = self._clock()
@@ -226,6 +236,8 @@ class Store:
             kept.memory = frame.fds[0]
         elif frame.kind is Kind.DROP and kept is not None and kept.owner is gateway:
             self._drop(kept)
+        elif frame.kind is Kind.PASS and kept is not None and kept.owner is gateway:
+            self._pass(kept, gateway)
         else:
             close_all(frame.fds)
 
@@ -247,7 +259,7 @@ class Store:
 
     def _give_orphans(self) -> None:
         for kept in [one for one in self.kept.values() if one.owner is None]:
-            able = [one for one in self._gateways if one.joined and not one.leaving]
+            able = self._able()
             if not able:
                 return
             self._give(kept, min(able, key=lambda one: one.held))

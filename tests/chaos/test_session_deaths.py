@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import websockets
 
+from chaos.test_gateway_deaths import scale
 from chaos.test_voice import SAID, TOKENS, Turn, all_of_it
 from e2e import markov
 from e2e.stack import MotetStack
@@ -234,12 +235,7 @@ async def test_a_client_that_is_away_finds_its_session_at_the_next_gateway(
                 await asyncio.sleep(0.2)  # the reply goes on
                 await client.kill(kept_stack)
                 await client.restarted
-                session_id, after = client.events[0]["session"]["id"], client.events[-1]["event_id"]
-                url = kept_stack.url.replace("http://", "ws://") + "/v1/realtime"
-                place = f"{url}?session_id={session_id}&after={after}"
-                client.socket = await websockets.connect(place, proxy=None, max_size=None)
-                while client.events[-1]["type"] != "session.resumed":  # ours, not OpenAI's
-                    client.events.append(json.loads(await client.socket.recv()))
+                await resume(client, kept_stack)
             if "rate_limits.updated" not in {event["type"] for event in client.events}:
                 await client.until("rate_limits.updated")
             told.append(what_was_written(client.events))
@@ -247,6 +243,49 @@ async def test_a_client_that_is_away_finds_its_session_at_the_next_gateway(
                 await client.socket.close()
                 report(capsys, "back after", client.pauses)
     assert told[0] == told[1]
+
+
+async def come_back(client: Watched, stack: MotetStack) -> None:
+    """Leave as by accident, and come back."""
+    client.socket.transport.abort()
+    await asyncio.sleep(0.2)
+    await resume(client, stack)
+
+
+async def resume(client: Watched, stack: MotetStack) -> None:
+    """Come back over a new connection with the last event that came."""
+    session_id, after = client.events[0]["session"]["id"], client.events[-1]["event_id"]
+    url = stack.url.replace("http://", "ws://") + "/v1/realtime"
+    client.socket = await websockets.connect(
+        f"{url}?session_id={session_id}&after={after}", proxy=None, max_size=None
+    )
+    while client.events[-1]["type"] != "session.resumed":  # ours, not OpenAI's
+        client.events.append(json.loads(await client.socket.recv()))
+
+
+async def test_a_client_comes_back_to_its_session_by_any_gateway_of_the_host(
+    kept_stack: MotetStack,
+) -> None:
+    """The store gives a new connection to the gateway with the fewest: to the one without the session."""
+    undisturbed, _ = await written(kept_stack, kills=False)
+    scale(kept_stack, 2)
+    try:
+        async with talk(kept_stack, output_modalities=["text"]) as client:
+            for number in range(3):
+                await write_turn(client, kept_stack, number, kills=False)
+                for _ in range(2):
+                    await come_back(client, kept_stack)
+            told = [e for e in client.events if e["type"] != "session.resumed"]
+            assert len(client.events) - len(told) == 6
+            await client.socket.close()
+        url = kept_stack.url.replace("http://", "ws://") + "/v1/realtime?session_id=sess_unknown"
+        async with websockets.connect(url, proxy=None) as socket:
+            refusal = json.loads(await socket.recv())
+        assert refusal["error"]["code"] == "session_not_found"
+        assert refusal["error"]["param"] == "session_id"
+    finally:
+        scale(kept_stack, 1)
+    assert what_was_written(told) == undisturbed
 
 
 async def test_a_written_session_outlives_three_gateways(

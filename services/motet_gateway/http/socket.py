@@ -62,6 +62,15 @@ class Socket:
             self._kept.begin()
         return self._kept
 
+    def pass_on(self) -> None:
+        """Have the host's other gateways serve the connection, one after the other.
+
+        Returns if all of them have passed it on, or there is no descriptor store. Raises ClientGone if
+        another one serves it now.
+        """
+        if self._kept is not None and self._kept.pass_on():
+            raise ClientGone
+
     async def fail(self, problem: Problem) -> None:
         """Report an error as an `error` event and close the connection."""
         event = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_fdstore.client import StoreClient
-from motet_fdstore.frames import BadFrame, Frame, close_all
+from motet_fdstore.frames import BadFrame, Frame, Kind, close_all
 
 from . import kernel_counts
 from .absent import AbsentTransport, Arrivals
@@ -60,6 +60,7 @@ class _Held:
     memory: ConnectionMemory
     peer: socket.socket | None
     is_arriving: bool = False  # its session is not known here yet
+    is_returned: bool = False  # all gateways have passed it on
 
     @property
     def fds(self) -> tuple[int, int]:
@@ -192,7 +193,7 @@ class Intake:
         if self._store is not None:
             self._store.keep(frame.id, memory.fd)
             self._watch_writes()
-        self._hold(frame.id, memory, peer, adopted=False)
+        self._hold(_Held(frame.id, memory, peer), adopted=False)
 
     def _adopt(self, frame: Frame, peer: socket.socket | None) -> None:
         """Serve a connection on with the memory that another gateway has left.
@@ -207,7 +208,8 @@ class Intake:
                 if peer is not None:
                     peer.close()
             elif peer is not None:
-                self._hold(frame.id, memory, peer, adopted=True)
+                is_returned = frame.kind is Kind.RETURN
+                self._hold(_Held(frame.id, memory, peer, is_returned=is_returned), adopted=True)
             else:
                 raise BadMemory("its client is not away, and has no connection")
         except (OSError, BadMemory) as error:
@@ -229,12 +231,11 @@ class Intake:
         self._arrivals.begin()
         connection.connection_made(AbsentTransport(connection))
 
-    def _hold(
-        self, id_: int, memory: ConnectionMemory, peer: socket.socket, *, adopted: bool
-    ) -> None:
+    def _hold(self, held: _Held, *, adopted: bool) -> None:
         """Serve a kept connection. Raises BadMemory if what another gateway has left cannot be used."""
-        connection = self._connection(_Held(id_, memory, peer), adopted=adopted)
-        self._spawn(self._open(lambda: connection, peer, connection.forget))
+        connection = self._connection(held, adopted=adopted)
+        assert held.peer is not None
+        self._spawn(self._open(lambda: connection, held.peer, connection.forget))
 
     def _connection(self, held: _Held, *, adopted: bool) -> KeptConnection:
         """Return the connection of what is held from now on. Raises BadMemory as `_hold`."""
@@ -245,6 +246,7 @@ class Intake:
             adopted=adopted,
             away=lambda: self._away(held),
             known=lambda: self._arrive(held),
+            passed=lambda: self._pass(held),
         )
         self._held[held.id] = held
         return connection
@@ -277,6 +279,15 @@ class Intake:
         if held.is_arriving:
             held.is_arriving = False
             self._arrivals.end()
+
+    def _pass(self, held: _Held) -> bool:
+        """Have the store give the connection to another gateway, unless all have passed it on."""
+        if held.is_returned or held.peer is None or self._store is None:
+            return False
+        self._held.pop(held.id, None)
+        self._store.pass_on(held.id)
+        self._watch_writes()
+        return True
 
     def _end(self, held: _Held) -> None:
         """Have the store drop what it holds."""

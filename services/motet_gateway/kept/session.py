@@ -110,6 +110,10 @@ class KeptSession:
         """Keep the connection no longer."""
         self._transport.forget()
 
+    def pass_on(self) -> bool:
+        """Have another gateway serve the connection; return True if one does."""
+        return self._transport.pass_on()
+
     def abort(self) -> None:
         """Abort the connection: what follows cannot be what it should be."""
         if not self._transport.is_closing():

@@ -27,6 +27,7 @@ class KeptConnection(asyncio.BufferedProtocol):
     `make` creates its protocol. `adopted`: another gateway has served it before. `ended` is called
     once when it is to be kept no longer: it was closed, or something cannot be kept. `away` is called
     when its client has left, and its session waits for it. `known` is called once an adopted session is.
+    `passed` has another gateway adopt it, and returns True if that is possible.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class KeptConnection(asyncio.BufferedProtocol):
         adopted: bool,
         away: Callable[[], None] = lambda: None,
         known: Callable[[], None] = lambda: None,
+        passed: Callable[[], bool] = lambda: False,
     ):
         """Begin to serve it. Raises BadMemory if what the other gateway has left cannot be used."""
         self.memory, self.adopted = memory, adopted
         self._make, self._ended, self._left, self.known = make, ended, away, known
+        self._passed = passed
         self.is_kept = True  # what is read and written is put into the memory
         self._is_stored = True  # the memory outlives this process
         self.is_retained = False  # True: the memory outlives the connection
@@ -155,6 +158,15 @@ class KeptConnection(asyncio.BufferedProtocol):
             self.journal.forgotten = True
             self.leave()
 
+    def pass_on(self) -> bool:
+        """Have another gateway serve the connection, which is closed here; return True if one does."""
+        if not self.is_kept or self._outer is None or not self._passed():
+            return False
+        self._is_stored = self.is_kept = False
+        self.journal.forgotten = True
+        self._outer.abort()
+        return True
+
     def leave(self) -> None:
         """Have the store drop the connection, of which the memory is used on."""
         if self._is_stored:
@@ -212,6 +224,10 @@ class KeptTransport(asyncio.Transport):
     def forget(self) -> None:
         """Keep the connection no longer."""
         self._connection.forget()
+
+    def pass_on(self) -> bool:
+        """Have another gateway serve the connection; return True if one does."""
+        return self._connection.pass_on()
 
     def retain(self) -> None:
         """Keep the memory when the client leaves, until `release`."""

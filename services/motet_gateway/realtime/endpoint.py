@@ -179,10 +179,13 @@ async def _resume(
 ) -> tuple[Session, Attachment]:
     """Return the session that this client had before, attached to its new socket.
 
-    Raises MotetError with the message for the client; the session is then unchanged.
+    Raises MotetError with the message for the client; the session is then unchanged. Raises
+    ClientGone if another gateway is asked for it.
     """
     service.check_open()
     await service.sessions.arrived(query.session_id)
+    if service.sessions.keeping and not service.sessions.has(query.session_id):
+        socket.pass_on()
     session = service.sessions.find(query.session_id, caller)
     await session.heard()
     if session.player is not None:

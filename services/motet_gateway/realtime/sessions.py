@@ -36,7 +36,10 @@ Session = TypeVar("Session", bound=OpenSession)
 
 
 class Sessions(Generic[Session]):
-    """Keep the sessions of one process: a client that reconnects has to reach the same process."""
+    """Keep the sessions of one process.
+
+    A client that reconnects has to reach it. On one host a descriptor store takes its connection there.
+    """
 
     def __init__(self, keep: float, most_kept: int):
         """Keep disconnected sessions for `keep` seconds (0: not at all), `most_kept` at a time."""
@@ -105,7 +108,7 @@ class Sessions(Generic[Session]):
         if session is None or session.caller != caller:
             raise SessionNotFound(
                 f"session {session_id[:60]!r} is not here: it ended, was kept for its time of {self._seconds:g} s, or"
-                " lives in another gateway; open a new one",
+                " lives in another host's gateway; open a new one",
                 param="session_id",
             )
         return session

@@ -9,6 +9,7 @@ Shapes: N tokens, K key/value heads, D head dimension.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.cache.state_cache import StateCache, StateShape
 
 from . import commands as c
+from .collectives import GroupFailed
 from .cuts.shares import Share, key_heads
 from .degrees import Degrees
 
@@ -74,6 +76,14 @@ class LeaderKvCache(RankKvCache):
     def scrub(self, blocks: Sequence[int]) -> None:
         self._others.send(c.ScrubBlocks([*blocks]))
         super().scrub(blocks)
+
+    def take_page(self, blocks: int) -> bool:
+        """Take a page on all ranks, as long as the leader's own are not all taken."""
+        is_taken = super().take_page(blocks)
+        if is_taken:
+            with suppress(GroupFailed):  # which is told to those who watch the group
+                self._others.send(c.TakePage(blocks))
+        return is_taken
 
     def widths(self, layer: int) -> list[tuple[int, int]]:
         return [(self._heads[layer], dim) for _, dim in super().widths(layer)]

@@ -99,6 +99,12 @@ class ScrubBlocks(Struct, tag=True, frozen=True):
     blocks: list[int]
 
 
+class TakePage(Struct, tag=True, frozen=True):
+    """Take a page of memory more of the first `blocks` of the KV cache."""
+
+    blocks: int
+
+
 class PickRows(Struct, tag=True, frozen=True):
     """Report rows of a layer's keys and values at these slots; none if the layer is elsewhere."""
 
@@ -177,6 +183,7 @@ Command = (
     | LogitsOf
     | CopyBlocks
     | ScrubBlocks
+    | TakePage
     | PickRows
     | PutRows
     | CopyStates

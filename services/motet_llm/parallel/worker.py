@@ -85,6 +85,8 @@ class Follower:
                 runner.kv.copy(sources, targets)
             case c.ScrubBlocks(blocks):
                 runner.kv.scrub(blocks)
+            case c.TakePage(blocks):
+                runner.kv.take_page(blocks)
             case c.PickRows(layer, slots):
                 self._pick(runner, layer, slots)
             case c.PutRows():

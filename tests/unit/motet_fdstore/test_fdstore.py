@@ -295,6 +295,46 @@ def test_a_packet_that_is_no_message_cuts_its_sender_off(
     closed(given(other))
 
 
+def test_a_connection_is_passed_on_to_each_gateway_once_and_then_returned(
+    bench: Callable[..., Bench],
+) -> None:
+    at = bench()
+    first = at.gateway()
+    client = at.connect()
+    frame = kept(first, at)
+    second, third, leaving = (at.gateway() for _ in range(3))
+    leaving.leave()
+    seen = []
+    for gateway in (first, second, third):
+        closed(frame)  # as who passes it on does
+        gateway.pass_on(frame.id)
+        at.steps()
+        taker, again = next(
+            (other, got)
+            for other in (first, second, third)
+            if (got := waiting(other)) is not None
+        )
+        seen.append((taker, again.kind))
+        assert (again.id, again.deaths, len(again.fds)) == (frame.id, 0, 2)
+        assert os.pread(again.fds[1], 100, 0) == MEMORY
+        frame = again
+    assert [kind for _, kind in seen] == [Kind.GIVE, Kind.GIVE, Kind.RETURN]
+    assert {taker for taker, _ in seen[:2]} == {second, third}
+    assert seen[2][0] is third
+    assert waiting(leaving) is None
+    assert [one.held for one in at.store._gateways] == [0, 0, 1, 0]
+    os.write(frame.fds[0], b"not here")
+    closed(frame)
+    assert client.recv(100) == b"not here"
+
+
+def waiting(gateway: StoreClient) -> Frame | None:
+    try:
+        return gateway.receive()
+    except BlockingIOError:
+        return None
+
+
 def test_a_gateway_cannot_touch_the_connections_of_another(bench: Callable[..., Bench]) -> None:
     at = bench()
     owner = at.gateway()
@@ -303,6 +343,7 @@ def test_a_gateway_cannot_touch_the_connections_of_another(bench: Callable[..., 
     closed(frame)
     other = at.gateway()
     other.drop(frame.id)
+    other.pass_on(frame.id)
     fd = memory()
     other.keep(frame.id, fd)
     os.close(fd)
@@ -313,7 +354,14 @@ def test_a_gateway_cannot_touch_the_connections_of_another(bench: Callable[..., 
 def test_frames_survive_the_wire() -> None:
     one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, two:
-        for kind, count in ((Kind.JOIN, 0), (Kind.GIVE, 2), (Kind.KEEP, 1), (Kind.PUT, 2)):
+        for kind, count in (
+            (Kind.JOIN, 0),
+            (Kind.GIVE, 2),
+            (Kind.KEEP, 1),
+            (Kind.PUT, 2),
+            (Kind.PASS, 0),
+            (Kind.RETURN, 2),
+        ):
             fds = tuple(memory() for _ in range(count))
             send(one, Frame(kind, 2**63, 7, fds))
             got = receive(two)

@@ -6,13 +6,18 @@ other has stopped, and the whole answer is that of `transformers.generate`.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from motet_llm.cache.first_use import FirstUse
 from motet_llm.config import EngineConfig
+from motet_llm.parallel.commands import PickRows
+from motet_llm.parallel.leader import LeaderRunner
 from motet_shared.errors import ConfigError
 from support.engine.rank_families import SMALL, check_family
 from support.engine.rank_threads import group_engine
@@ -55,3 +60,24 @@ def test_heads_that_ranks_cannot_share_are_refused_by_name(tmp_path: Path) -> No
         group_engine(config),
     ):
         pass
+
+
+def test_an_idle_group_takes_the_same_memory_on_all_ranks(tmp_path: Path) -> None:
+    families.write_checkpoint("LlamaForCausalLM", tmp_path)
+    config = EngineConfig(**SMALL, model=str(tmp_path), tensor_parallel=2)
+    taken: Counter[int] = Counter()
+    take_page = FirstUse.take_page
+
+    def count(use: FirstUse, blocks: int) -> bool:
+        taken[id(use)] += (is_taken := take_page(use, blocks))
+        return is_taken
+
+    with patch.object(FirstUse, "take_page", count), group_engine(config) as engine:
+        assert engine.take_memory()
+        while engine.take_memory():
+            pass
+        leader = engine.runner
+        assert isinstance(leader, LeaderRunner)
+        leader.ranks.ask(PickRows(0, [0]))  # behind what was sent before
+    assert len(taken) == 2
+    assert len(set(taken.values())) == 1
