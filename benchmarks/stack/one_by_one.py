@@ -31,6 +31,7 @@ def install() -> None:
 
     Outbox._send = send  # type: ignore[method-assign, assignment]
     Stream.batches = batches  # type: ignore[method-assign, assignment]
+    Stream.offer = Stream._wake  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -115,6 +115,11 @@ class Answers(Generic[Batch, Ending]):
         recorder = _current.get()
         self._stream = None if recorder is None else recorder.open(_digest(request))
 
+    @property
+    def are_kept(self) -> bool:
+        """Return True if each batch is to be recorded."""
+        return self._stream is not None
+
     async def recorded(self) -> Batch | None:
         """Return the next recorded batch, None behind the last. Raises a recorded error."""
         stream = self._stream

@@ -14,7 +14,7 @@ continues too). Leaving the generator early is a remote cancel; `aclosing` makes
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -30,6 +30,11 @@ from motet_shared.wire.failover import Failover, StreamMoves
 from .models import CHAT_ROLES, check_known
 
 
+# Offered text, and nothing but text, while the reader of the batches waits. Returns True if it has
+# taken all of it, which then comes in no batch; the reader's task sleeps on.
+Sink = Callable[[list[Text]], bool]
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcome(StreamMoves):
     """Result of a reply besides its text; complete once the generator has ended."""
@@ -37,6 +42,7 @@ class Outcome(StreamMoves):
     end: End | None = None
     targets: list[str] = field(default_factory=list)  # those that generated it, in order
     is_recorded: bool = False  # whether an earlier process has received all of it
+    sink: Sink | None = None  # of the reader, for pipelines that yield a chat's batches as they are
 
 
 _kinds: Any = list[Text | TargetText | PromptPiece | States]  # the last with `return_states`
@@ -68,13 +74,14 @@ async def chat_with_prompt(
     deadline: float | None = None,
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
+    sink: Sink | None = None,
 ) -> AsyncGenerator[list[Text | PromptPiece], None]:
     """Yield the reply in batches of whatever has arrived, behind the pieces of its prompt.
 
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
     raised at once, Overloaded too unless text has been sent. With `request.resume`, the reply goes
-    on behind what an earlier caller has received.
+    on behind what an earlier caller has received. `sink` is not used where batches are recorded.
     """
     outcome = outcome or Outcome()
     ids: list[int] = list(request.resume.ids) if request.resume is not None else []
@@ -101,12 +108,25 @@ async def chat_with_prompt(
         check=partial(check_known, model=request.model),
         behind=CHAT_ROLES[1:],
     )
+
+    def offer(batch: list[Any]) -> bool:
+        nonlocal text_len
+        for item in batch:
+            if type(item) is not Text or item.tools or item.logprobs is not None or item.reasoning:
+                return False
+        if sink is None or not sink(batch):
+            return False
+        text_len += _note(batch, ids, outcome.targets)
+        return True
+
     async with answers.live():
         while True:
             async with moves as instance:
                 stream = bus.open(
                     "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
                 )
+                if sink is not None and not answers.are_kept:
+                    stream.sink = offer
                 async with stream:
                     batches = cast(AsyncIterator[list[Text | PromptPiece]], stream.batches())
                     async for batch in batches:

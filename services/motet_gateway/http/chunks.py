@@ -109,7 +109,7 @@ class ChunkProtocol(BoundedProtocol):
 class Chunks:
     """Write a response body of unknown length.
 
-    Both methods wait while the client does not read, and do nothing once it has disconnected.
+    `start` and `write` wait while the client does not read, and do nothing once it has disconnected.
     """
 
     def __init__(self, cycle: RequestResponseCycle, readers: SlowReaders):
@@ -141,6 +141,15 @@ class Chunks:
             await self.writable()
         if data and not cycle.disconnected:
             cycle.transport.write(_chunk(data))
+
+    def write_now(self, data: bytes) -> bool:
+        """Send `data` if the client is connected and reads; return True if it does."""
+        cycle = self._cycle
+        if cycle.flow.write_paused or cycle.disconnected:
+            return False
+        if data:
+            cycle.transport.write(_chunk(data))
+        return True
 
     async def writable(self) -> None:
         """Wait while the client does not read."""

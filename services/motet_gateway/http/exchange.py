@@ -200,6 +200,7 @@ class Exchange:
     def send_through(self, wrap: Callable[[Send], Send]) -> None:
         """Send the response through a function that may change its ASGI messages."""
         self._send = wrap(self._send)
+        self._chunks = None
         self._write_chunk, self._start = self._write_message, self._start_message
 
     async def reply(
@@ -265,6 +266,14 @@ class Exchange:
             await self._start(
                 {"type": "http.response.start", "status": 200, "headers": headers}, data
             )
+
+    def write_now(self, data: bytes) -> bool:
+        """Do what `write` does if that has nothing to wait for; else do nothing and return False."""
+        chunks = self._chunks
+        if chunks is None or not self.started or not chunks.write_now(self._held + data):
+            return False
+        self._held = b""
+        return True
 
     async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:
         await self._send(head)

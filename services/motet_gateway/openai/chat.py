@@ -191,7 +191,12 @@ def _pipeline(service: GatewayContext) -> Source:
         request: Chat | Complete, outcome: Outcome
     ) -> AsyncGenerator[list[Text | PromptPiece], None]:
         return chat_with_prompt(
-            service.bus, request, outcome, deadline=config.request_timeout, patience=config.patience
+            service.bus,
+            request,
+            outcome,
+            deadline=config.request_timeout,
+            patience=config.patience,
+            sink=outcome.sink,
         )
 
     return asked

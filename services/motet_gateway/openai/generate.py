@@ -19,7 +19,7 @@ from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import ReplyMeter, prompt_tokens
 from motet_pipelines.chat.chat import Outcome
 from motet_shared.errors import InternalError, MotetError
-from motet_shared.messages import Chat, Complete, End, Usage
+from motet_shared.messages import Chat, Complete, End, Text, Usage
 
 from .render import DONE, Chunks, error_event
 from .results import Collected, add_usage
@@ -110,6 +110,16 @@ class ChoiceStreams:
     async def _stream_one(self, chunks: Chunks, index: int) -> None:
         choice, track = chunks.choice(index), self._tracks[index]
         opening = choice.start()
+        has_begun = False  # text was written
+
+        def write_now(batch: list[Text]) -> bool:
+            if not has_begun or not self._http.write_now(choice.batch(batch)):
+                return False
+            track.got(batch)
+            return True
+
+        if choice.is_plain:
+            self._outcomes[index].sink = write_now
         with track:
             async with aclosing(self._open(index)) as batches:
                 async for batch in self._told(batches, index):
@@ -119,7 +129,7 @@ class ChoiceStreams:
                     # and other streams are not affected.
                     if data := opening + choice.batch(batch):
                         await self._http.write(data)
-                        opening = b""
+                        opening, has_begun = b"", True
         self._http.hold(opening + choice.finish(self._end(index)))
 
     async def _collect_one(self, choice: Collected, index: int) -> None:

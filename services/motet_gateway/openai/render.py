@@ -106,6 +106,11 @@ class Choice:
         self._opened = not chunks.continuous
         self._is_detailed = chunks.continuous or chunks.details.any
 
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the event of a text depends on nothing but the text."""
+        return not self._is_detailed
+
     def batch(self, items: list[Any]) -> bytes:
         """Render one event per item that has visible content, joined for one write."""
         if self._is_detailed:

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.app import App
+from motet_gateway.http.chunks import CHUNKS
 from motet_gateway.tenancy.buckets import Clock
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import MemoryHub, memory_buses, settle
@@ -87,6 +88,7 @@ class Http:
         method: str = "POST",
         headers: dict[str, str] | None = None,
         query: str = "",
+        extensions: dict[str, Any] | None = None,
     ):
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -109,6 +111,7 @@ class Http:
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
+            "extensions": extensions or {},
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
@@ -153,6 +156,31 @@ class Http:
             choice for event in self.events() if "choices" in event for choice in event["choices"]
         ]
         return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+class ChunkedHttp(Http):
+    """Send one request over a connection that writes chunks as the gateway's own server does.
+
+    written_now: chunks that were written without a task.
+    """
+
+    def __init__(self, app: App, path: str, body: bytes):
+        self.written_now = 0
+        super().__init__(app, path, body, extensions={CHUNKS: self})
+
+    async def start(self, head: Any, data: bytes) -> None:
+        await self._send(head)
+        self.chunks.append(data)
+
+    async def write(self, data: bytes) -> None:
+        await self.reading.wait()
+        self.chunks.append(data)
+
+    def write_now(self, data: bytes) -> bool:
+        if self.reading.is_set():
+            self.written_now += 1
+            self.chunks.append(data)
+        return self.reading.is_set()
 
 
 @dataclass

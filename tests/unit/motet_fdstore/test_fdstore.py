@@ -310,9 +310,7 @@ def test_a_connection_is_passed_on_to_each_gateway_once_and_then_returned(
         gateway.pass_on(frame.id)
         at.steps()
         taker, again = next(
-            (other, got)
-            for other in (first, second, third)
-            if (got := waiting(other)) is not None
+            (other, got) for other in (first, second, third) if (got := waiting(other)) is not None
         )
         seen.append((taker, again.kind))
         assert (again.id, again.deaths, len(again.fds)) == (frame.id, 0, 2)

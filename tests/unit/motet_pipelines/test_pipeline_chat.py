@@ -98,6 +98,51 @@ async def test_nothing_is_lost_repeated_or_changed_when_the_tokenizer_dies() -> 
         assert (outcome.moves, outcome.instance) == (1, survivor.bus.instance)
 
 
+@pytest.mark.parametrize("refused", [0, 3])
+async def test_a_sink_takes_text_and_nothing_is_lost_when_the_tokenizer_dies(refused: int) -> None:
+    """`refused`: one of so many offers is; what it does not take comes in a batch."""
+    items = words(COUNT)
+    items[60].tools = [ToolCallDelta(0, "c", "draw", "{}")]
+    async with stack() as (bus, actors, _):
+        for actor in actors:
+            actor.reply = lambda request: items[:]
+        found: list[Text] = []
+        batches_of_reader: list[list[Any]] = []
+        offers = 0
+
+        def sink(batch: list[Text]) -> bool:
+            nonlocal offers
+            offers += 1
+            if refused and offers % refused == 0:
+                return False
+            found.extend(batch)
+            return True
+
+        async def read() -> None:
+            stream = chat_with_prompt(bus, REQUEST, outcome, sink=sink)
+            async with aclosing(stream) as batches:
+                async for batch in batches:
+                    batches_of_reader.append(batch)
+                    found.extend(batch)  # type: ignore[arg-type]
+
+        outcome = Outcome()
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.1)
+        victim = serving(actors)
+        die(victim.bus)
+        await asyncio.wait_for(task, 20)
+        assert "".join(item.text for item in found) == COUNT
+        assert outcome.moves == 1
+        (survivor,) = (actor for actor in actors if actor is not victim)
+        resume = survivor.requests[-1].resume
+        assert resume is not None
+        assert resume.ids == [i for item in items[: len(resume.ids)] for i in item.ids]
+        in_batches = [item for batch in batches_of_reader for item in batch]
+        assert [item.tools for item in in_batches if item.tools] == [items[60].tools]
+        if not refused:
+            assert len(in_batches) < 20  # the call, and what came with it
+
+
 async def test_pieces_of_a_prompt_are_not_repeated_when_the_tokenizer_dies() -> None:
     ids = list(range(200))
     scored = [

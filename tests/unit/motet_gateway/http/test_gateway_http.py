@@ -16,7 +16,7 @@ import motet_gateway
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded, WorkerLost
 from motet_shared.messages import Chat, ModelCard, Text
 from motet_shared.testing import memory_bus, running, settle
-from support.clients.gateway_client import Http, World, world
+from support.clients.gateway_client import HELLO, ChunkedHttp, Http, World, world
 from support.services.fake_services import MODEL, FakeEncoder, words
 
 
@@ -56,6 +56,66 @@ async def test_what_has_arrived_is_one_write_and_one_event_each(here: World) -> 
     await http.done()
     assert len([event for event in http.events() if event != "[DONE]"]) == 1 + 50 + 1
     assert len([chunk for chunk in http.chunks if chunk]) < 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_plain"),
+    [
+        ({}, True),
+        ({"n": 2}, True),
+        ({"stream_options": {"include_usage": True}}, True),
+        ({"include_reasoning": False}, True),
+        ({"return_token_ids": True}, False),
+        ({"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, False),
+    ],
+)
+async def test_plain_text_is_written_while_the_tasks_of_its_replies_sleep(
+    here: World, fields: dict[str, Any], is_plain: bool
+) -> None:
+    here.tokenizer.reply = lambda request: words("x" + " y" * 49)
+    here.tokenizer.pace = 0.002
+    expected = await here.ask(stream=True, **fields).done()
+    body = {"model": MODEL, "messages": HELLO, "stream": True, **fields}
+    http = ChunkedHttp(here.app, "/v1/chat/completions", json.dumps(body).encode())
+    await http.done()
+    assert by_choice(http) == by_choice(expected)
+    if is_plain:
+        assert http.written_now > 10
+    else:
+        assert http.written_now == 0
+
+
+async def test_text_waits_for_a_client_that_does_not_read(here: World) -> None:
+    here.tokenizer.reply = lambda request: words("x" + " y" * 149)
+    here.tokenizer.pace = 0.002
+    body = {"model": MODEL, "messages": HELLO, "stream": True}
+    http = ChunkedHttp(here.app, "/v1/chat/completions", json.dumps(body).encode())
+    async with asyncio.timeout(10):
+        while http.written_now < 20:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        http.reading.clear()
+        await asyncio.sleep(0.05)
+        before = len(http.chunks)
+        await asyncio.sleep(0.05)
+        assert len(http.chunks) == before
+        http.reading.set()
+        await http.done()
+    assert http.text() == "x" + " y" * 149
+
+
+def by_choice(http: Http) -> dict[int, list[Any]]:
+    """Return the choices of the events of a stream, by their index; neighbouring texts are joined."""
+    found: dict[int, list[Any]] = {}
+    for event in http.events():
+        for choice in event["choices"] if event != "[DONE]" else ():
+            rest = {name: value for name, value in choice.items() if name != "delta"}
+            text = choice["delta"].pop("content", "")
+            told = found.setdefault(choice["index"], [])
+            if told and not choice["delta"] and told[-1][:2] == [rest, {}]:
+                told[-1][2] += text
+            else:
+                told.append([rest, choice["delta"], text])
+    return found
 
 
 async def test_a_whole_body(here: World) -> None:
