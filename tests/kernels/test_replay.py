@@ -12,6 +12,7 @@ from motet_kernels.attention.kv import store_kv
 from motet_kernels.attention.paged_attention import paged_attention
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.gates import gated, gelu
+from motet_kernels.linear.activated_linear import MANY_ROWS, gated_linear
 from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
@@ -109,6 +110,27 @@ def test_tapes_in_one_workspace_use_the_same_memory() -> None:
         for tape in tapes
     )
     assert first & second
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+@torch.inference_mode()
+def test_a_gated_product_of_many_rows_is_replayed(isa: str, form: str) -> None:
+    linear = pack_linear(torch.randn(128, WIDTH), None, form)
+    x = torch.randn(MANY_ROWS, WIDTH)
+    tape = Tape(lambda: gated_linear(linear, x, "silu"))
+    x.copy_(torch.randn(MANY_ROWS, WIDTH))
+    assert torch.equal(tape.replay(), gated_linear(linear, x, "silu"))
+    assert tape._names == ["motet_linear_activated"]
+
+
+def test_rising_sizes_leave_little_behind() -> None:
+    workspace, most = Workspace(), 0
+    for rows in range(1, 65):
+        workspace.rewind()
+        for width in (1024, 24_576, 12_288, 4096):
+            workspace.place(torch.empty(rows, width))
+        most = rows * 4 * (1024 + 24_576 + 12_288 + 4096)
+    assert sum(len(chunk) for chunk in workspace._chunks) < 4 * most
 
 
 def test_a_workspace_places_what_is_larger_than_its_chunks() -> None:

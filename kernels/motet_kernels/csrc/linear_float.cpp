@@ -469,3 +469,4 @@ EXPORT int64_t motet_linear_rows(const void* weights, int64_t weights_bf16, cons
 }
 
 REPLAYABLE(motet_linear_float)
+REPLAYABLE(motet_linear_activated)

@@ -35,7 +35,7 @@ _ALLOCATES = {
     torch.ops.aten.new_empty.default,
     torch.ops.aten.new_empty_strided.default,
 }
-_CHUNK = 1 << 20  # bytes that a workspace allocates at least
+_CHUNK = 1 << 20  # bytes of a workspace's first chunk, at least
 _ALIGNMENT = 64  # bytes: a cache line
 
 
@@ -71,7 +71,9 @@ class Workspace:
                 break
             self._chunk, self._offset = self._chunk + 1, 0
         else:
-            chunk = torch.empty(max(nbytes, _CHUNK), dtype=torch.uint8, device=like.device)
+            # Twice the one before: rising sizes leave less behind than the largest takes.
+            least = 2 * len(self._chunks[-1]) if self._chunks else _CHUNK
+            chunk = torch.empty(max(nbytes, least), dtype=torch.uint8, device=like.device)
             self._chunks.append(chunk)
         begin, self._offset = self._offset, self._offset + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         placed = chunk[begin : begin + nbytes].view(like.dtype)

@@ -98,7 +98,7 @@ class WhisperEncoder:
         dtype = encoder.conv1.weight.dtype
         native = self._on_gpu or dtype == torch.float32
         conv_format = dtype_name(dtype) if form == "int8" else form
-        if form == "int8" and native_kernels.is_multiplying_tiles():
+        if form == "int8" and not self._on_gpu and native_kernels.is_multiplying_tiles():
             conv_format = "bfloat16"
         self._convolutions = [
             _Convolution(conv, conv_format) for conv in (encoder.conv1, encoder.conv2)

@@ -67,7 +67,7 @@ from .memory_budget import (
     graph_memory,
     step_bytes,
 )
-from .step_memory import LayerWorkspaces, StepMemory, stays
+from .step_memory import StepMemory, StepStorage, stays
 
 
 @dataclass(slots=True, frozen=True)
@@ -148,7 +148,7 @@ class ModelRunner:
         self._memories: dict[
             tuple[tuple[int, ...], bool], StepMemory
         ] = {}  # by token counts of the rows, and whether any row has an adapter
-        self._workspaces = LayerWorkspaces()
+        self._step_storage: StepStorage | None = None
         self._shapes = self._probe()
         START.mark("probe")
         self._check_pictures(config)
@@ -167,7 +167,7 @@ class ModelRunner:
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
         self._captures = config.cuda_graphs
-        self._max_running = config.max_running
+        self._max_running, self._chunk = config.max_running, config.token_budget
         self.graphs = self._make_graphs()
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
@@ -746,16 +746,29 @@ class ModelRunner:
         """
         counts = tuple(work.num_tokens for work in works)
         key = counts, _any_adapter(works)
-        decodes = stays(counts) and all(work.num_tokens == 1 + len(work.draft) for work in works)
-        if self.on_gpu or not self.fused.get("layers") or not decodes or not can_replay():
+        if (
+            self.on_gpu
+            or not self.fused.get("layers")
+            or not (self._is_chunk(works) or (stays(counts) and all(map(_is_decode, works))))
+            or not can_replay()
+        ):
             return None
         memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
-            longest = max(num_blocks, -(-self.context // self.kv.block_size))
-            memory = self._memories[key] = StepMemory(
-                counts, len(self.kv.groups), longest, self._workspaces
-            )
+            storage = self._step_storage
+            if storage is None or storage.max_blocks < num_blocks:
+                longest = max(num_blocks, -(-self.context // self.kv.block_size))
+                storage = StepStorage(len(self.kv.groups), longest, self._chunk)
+                self._step_storage = storage
+            memory = self._memories[key] = StepMemory(counts, storage)
         return memory
+
+    def _is_chunk(self, works: Sequence[Work]) -> bool:
+        """Return True for a step that is a whole chunk of one long prompt."""
+        if len(works) > 1 or works[0].num_tokens != self._chunk or works[0].draft:
+            return False
+        request = works[0].request
+        return request.images is None and request.adapter is None
 
     def _tables(self, works: Sequence[Work], group: int) -> np.ndarray:
         """Return block tables `[B, M]`, padded with the null block."""
@@ -792,6 +805,10 @@ def _replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> I
             del module.__dict__["forward"]
         else:
             module.__dict__["forward"] = own
+
+
+def _is_decode(work: Work) -> bool:
+    return work.num_tokens == 1 + len(work.draft)
 
 
 def _picture_spans(works: Sequence[Work]) -> list[PictureSpan]:

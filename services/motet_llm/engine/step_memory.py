@@ -27,52 +27,55 @@ Turns = tuple[Tensor, Tensor]
 Layer = Callable[[Tensor, Turns], Tensor]
 
 
-class LayerWorkspaces:
-    """Hold the intermediates of all recorded layers.
+class StepStorage:
+    """Hold the memory of all replayed steps of a runner, which run one at a time.
 
-    Successive layers use two workspaces in turn, so that a layer's input, the result of the one
-    before, stays until it has been read.
+    These are layouts, for `num_groups` groups of layers, sequences of up to `max_blocks` blocks and
+    steps of up to `max_tokens` tokens, and the intermediates of the layers. Successive layers use two workspaces in turn, so that a
+    layer's input, the result of the one before, stays until it has been read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int, max_blocks: int, max_tokens: int):
+        rows, groups = max(MAX_ROWS, 1), range(num_groups)
+        tokens = max(rows, MAX_TOKENS, max_tokens)
+        self.max_blocks = max_blocks
+        self.slots = [torch.zeros(tokens, dtype=torch.int64) for _ in groups]
+        self.lengths = [torch.zeros(rows, dtype=torch.int32) for _ in groups]
+        self.tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in groups]
         self._workspaces = Workspace(), Workspace()
 
-    def of_layer(self, index: int) -> Workspace:
+    def workspace(self, index: int) -> Workspace:
+        """Return the workspace of layer `index`."""
         return self._workspaces[index % 2]
 
     def input_like(self, index: int, x: Tensor) -> Tensor:
-        """Return memory for the input of layer `index`, if no recorded layer computes it."""
-        return self.of_layer(index + 1).rewind().place(x)
+        """Return memory for the input of layer `index`, if the layer before did not compute it."""
+        return self.workspace(index + 1).rewind().place(x)
 
 
 class StepMemory:
-    """Hold the layout of steps with `counts` tokens per row, for `num_groups` groups of layers.
+    """Hold the layout of steps with `counts` tokens per row, in the memory of all steps."""
 
-    Sequences may have up to `max_blocks` blocks. workspaces: of all steps, which run one at a time.
-    """
-
-    def __init__(
-        self,
-        counts: Sequence[int],
-        num_groups: int,
-        max_blocks: int,
-        workspaces: LayerWorkspaces,
-    ):
-        self.max_blocks = max_blocks
-        self._workspaces = workspaces
-        self.slots = [torch.zeros(sum(counts), dtype=torch.int64) for _ in range(num_groups)]
+    def __init__(self, counts: Sequence[int], storage: StepStorage):
+        self._storage = storage
+        self.slots = [slots[: sum(counts)] for slots in storage.slots]
         starts = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
-        tables = [
-            torch.zeros(len(counts), max_blocks, dtype=torch.int32) for _ in range(num_groups)
-        ]
+        rows = len(counts)
+        for lengths in storage.lengths:  # `write` has the true ones
+            lengths[:rows].copy_(torch.tensor(counts))
         self.batches = [
-            PagedBatch(table, starts, torch.tensor(counts, dtype=torch.int32)) for table in tables
+            PagedBatch(tables[:rows], starts, lengths[:rows])
+            for tables, lengths in zip(storage.tables, storage.lengths, strict=True)
         ]
         self._segments: Segments | None = None
         self._tapes: dict[int, _LayerTape] = {}
-        self._last: Tensor | None = None  # the previous layer's output, in its own memory
+        self._last: tuple[int, Tensor] | None = None  # the previous layer and its output
         self._turns: Turns | None = None
         self._given: Turns | None = None
+
+    @property
+    def max_blocks(self) -> int:
+        return self._storage.max_blocks
 
     def keep_segments(self, segments: Segments) -> Segments:
         """Return the next step's adapter segments, copied to fixed addresses."""
@@ -100,14 +103,22 @@ class StepMemory:
         assert self._turns is not None
         tape = self._tapes.get(index)
         if tape is None:
-            if self._last is None or x.data_ptr() != self._last.data_ptr():
-                x = self._workspaces.input_like(index, x).copy_(x)
-            workspace = self._workspaces.of_layer(index)
+            if not self._is_result_before(index, x):
+                x = self._storage.input_like(index, x).copy_(x.clone())
+            workspace = self._storage.workspace(index)
             tape = self._tapes[index] = _LayerTape(layer, x, self._turns, workspace)
-            self._last = tape.result
+            result = tape.result
         else:
-            self._last = tape.again(x)
-        return self._last
+            result = tape.again(x)
+        self._last = index, result
+        return result
+
+    def _is_result_before(self, index: int, x: Tensor) -> bool:
+        """Return True if x is the last result, and not in the workspace of layer `index`."""
+        if self._last is None:
+            return False
+        before, result = self._last
+        return (index - before) % 2 == 1 and x.data_ptr() == result.data_ptr()
 
     def _keep(self, turns: Turns) -> Turns:
         """Copy cosines and sines to fixed addresses."""

@@ -65,7 +65,8 @@ class LayerStates(StateSource):
             layers[layer - 1].register_forward_hook(self._keep)
 
     def _keep(self, _module: Any, _args: Any, output: Any) -> None:
-        self._kept_NX = (output if isinstance(output, Tensor) else output[0]).flatten(0, -2)
+        # A copy: later layers may use the memory of a replayed one.
+        self._kept_NX = (output if isinstance(output, Tensor) else output[0]).flatten(0, -2).clone()
 
     def states(self, forward: Forward, rows: range, ids_R: Tensor, media_R: Tensor) -> Tensor:
         found_RX = self.embedded(ids_R)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from motet_kernels.runtime import native
 from motet_llm.config import EngineConfig
 from motet_llm.engine import step_memory
 from motet_llm.engine.engine import Engine
-from motet_llm.engine.step_memory import MAX_TOKENS
+from motet_llm.engine.outputs import StepOutput
+from motet_llm.engine.step_memory import MAX_ROWS, MAX_TOKENS
 from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 
@@ -120,6 +122,64 @@ def test_recordings_of_all_layers_and_row_counts_share_their_memory(tmp_path: Pa
     assert len({index for index, _ in tapes}) >= 2
     storages = {(index % 2, result.untyped_storage().data_ptr()) for index, result in tapes}
     assert len(storages) == 2
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_as_many_rows_as_run_by_default_are_replayed(weights: str, tmp_path: Path) -> None:
+    """From 64 rows on, a gated MLP is another kernel."""
+    settings = {"threads": 1, "block_size": 4, "num_blocks": 300, "token_budget": 256}
+    config = EngineConfig(
+        model=str(tiny_checkpoint("qwen3", tmp_path)), weights=weights, max_running=64, **settings
+    )
+    engine = Engine(config)
+    said: dict[object, list[int]] = {}
+    for key in range(MAX_ROWS):
+        engine.add(key, [key, 3, 5], Sampling(max_tokens=6, temperature=0, ignore_eos=True))
+        said[key] = []
+    alone = Engine(config)
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            said[output.key] += output.ids
+    assert ((1,) * MAX_ROWS, False) in engine.runner._memories
+    assert engine.stats()["failed_steps"] == 0
+    for key in (0, MAX_ROWS - 1):
+        alone.add(0, [key, 3, 5], Sampling(max_tokens=6, temperature=0, ignore_eos=True))
+        ids = [id_ for output in iter_steps(alone) for id_ in output.ids]
+        assert ids == said[key]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+def test_whole_chunks_of_a_long_prompt_are_replayed(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks at other places of a prompt, and of other prompts, are the same recording."""
+    folder, told = tiny_checkpoint(family, tmp_path), []
+    for replayed in (True, False):
+        config = EngineConfig(
+            model=str(folder), threads=1, block_size=4, num_blocks=200, token_budget=32, prefix_cache=False
+        )  # fmt: skip
+        engine = Engine(config)
+        if not replayed:
+            engine.runner._chunk = 0
+        for key in range(2):
+            prompt = [(7 * i + 3 * key) % 250 for i in range(110)]
+            engine.add(
+                key, prompt, Sampling(max_tokens=4, ignore_eos=True, temperature=0, logprobs=0)
+            )
+            told += [
+                (output.key, entry.id, entry.logprob)
+                for output in iter_steps(engine)
+                for entry in output.logprobs or []
+            ]
+        assert (((32,), False) in engine.runner._memories) is replayed
+    assert len(told) == 16
+    assert told[:8] == told[8:]  # to the bit, log-probabilities too
+
+
+def iter_steps(engine: Engine) -> Iterator[StepOutput]:
+    while engine.has_work:
+        yield from engine.step()
 
 
 def test_a_model_on_its_twins_is_not_replayed(tmp_path: Path) -> None:
