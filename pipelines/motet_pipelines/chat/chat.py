@@ -29,7 +29,6 @@ from motet_shared.wire.failover import Failover, StreamMoves
 
 from .models import CHAT_ROLES, check_known
 
-
 # Offered text, and nothing but text, while the reader of the batches waits. Returns True if it has
 # taken all of it, which then comes in no batch; the reader's task sleeps on.
 Sink = Callable[[list[Text]], bool]

@@ -31,8 +31,9 @@ class StepStorage:
     """Hold the memory of all replayed steps of a runner, which run one at a time.
 
     These are layouts, for `num_groups` groups of layers, sequences of up to `max_blocks` blocks and
-    steps of up to `max_tokens` tokens, and the intermediates of the layers. Successive layers use two workspaces in turn, so that a
-    layer's input, the result of the one before, stays until it has been read.
+    steps of up to `max_tokens` tokens, and the intermediates of the layers. Successive layers use
+    two workspaces in turn, so that a layer's input, the result of the one before, stays until it
+    has been read.
     """
 
     def __init__(self, num_groups: int, max_blocks: int, max_tokens: int):
