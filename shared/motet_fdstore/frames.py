@@ -47,6 +47,10 @@ class BadFrame(Exception):
     """Signal a packet that is no message of this version."""
 
 
+class UnknownKind(BadFrame):
+    """Signal a message of a kind that a later release has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message. `deaths`: gateways that have died lately while they served the connection."""
@@ -90,7 +94,9 @@ def _parsed(data: bytes, fds: tuple[int, ...], flags: int) -> Frame:
     magic, version, kind, deaths, id_ = _FRAME.unpack(data)
     if magic != _MAGIC or version != VERSION:
         raise BadFrame(f"version {version}; this is version {VERSION}")
-    if len(fds) not in _COUNTS.get(kind, ()):
+    if kind not in _COUNTS:
+        raise UnknownKind(f"kind {kind}")
+    if len(fds) not in _COUNTS[kind]:
         raise BadFrame(f"kind {kind} with {len(fds)} descriptors")
     return Frame(Kind(kind), id_, deaths, fds)
 

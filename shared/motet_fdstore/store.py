@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .frames import BadFrame, Frame, Kind, close_all, receive, send
+from .frames import BadFrame, Frame, Kind, UnknownKind, close_all, receive, send
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +154,9 @@ class Store:
 
     def _pass(self, kept: Kept, gateway: Gateway) -> None:
         """Give a connection to a gateway that has not passed it on, else back to this one."""
+        if kept.memory is None:  # what was read of it is lost
+            self._drop(kept)
+            return
         kept.passed_by.append(gateway)
         able = [one for one in self._able() if one not in kept.passed_by]
         if able:
@@ -210,7 +213,7 @@ class Store:
             return
         try:
             frame = receive(gateway.peer)
-        except BlockingIOError:
+        except (BlockingIOError, UnknownKind):
             return
         except (OSError, BadFrame) as error:
             log.warning("a gateway is cut off: %s", error)
@@ -247,6 +250,8 @@ class Store:
         gateway.peer.close()
         self._gateways.remove(gateway)
         now = self._clock()
+        for kept in self.kept.values():
+            kept.passed_by.clear()  # its sessions will be in others
         for kept in [one for one in self.kept.values() if one.owner is gateway]:
             kept.owner, kept.since = None, now
             if not gateway.leaving:

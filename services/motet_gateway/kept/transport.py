@@ -160,11 +160,12 @@ class KeptConnection(asyncio.BufferedProtocol):
 
     def pass_on(self) -> bool:
         """Have another gateway serve the connection, which is closed here; return True if one does."""
-        if not self.is_kept or self._outer is None or not self._passed():
+        outer = self._outer
+        if not self.is_kept or outer is None or outer.get_write_buffer_size() or not self._passed():
             return False
         self._is_stored = self.is_kept = False
         self.journal.forgotten = True
-        self._outer.abort()
+        outer.abort()
         return True
 
     def leave(self) -> None:

@@ -118,18 +118,21 @@ class ChoiceStreams:
             track.got(batch)
             return True
 
-        if choice.is_plain:
-            self._outcomes[index].sink = write_now
-        with track:
-            async with aclosing(self._open(index)) as batches:
-                async for batch in self._told(batches, index):
-                    track.got(batch)
-                    opening += self._note_targets(index)
-                    # Blocks while the client does not read: its stream then gets no more credit,
-                    # and other streams are not affected.
-                    if data := opening + choice.batch(batch):
-                        await self._http.write(data)
-                        opening, has_begun = b"", True
+        outcome = self._outcomes[index]
+        outcome.sink = write_now if choice.is_plain else None
+        try:
+            with track:
+                async with aclosing(self._open(index)) as batches:
+                    async for batch in self._told(batches, index):
+                        track.got(batch)
+                        opening += self._note_targets(index)
+                        # Blocks while the client does not read: its stream then gets no more
+                        # credit, and other streams are not affected.
+                        if data := opening + choice.batch(batch):
+                            await self._http.write(data)
+                            opening, has_begun = b"", True
+        finally:
+            outcome.sink = None  # else the outcome would hold this object, which has the prompts
         self._http.hold(opening + choice.finish(self._end(index)))
 
     async def _collect_one(self, choice: Collected, index: int) -> None:

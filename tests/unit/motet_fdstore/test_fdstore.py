@@ -326,6 +326,54 @@ def test_a_connection_is_passed_on_to_each_gateway_once_and_then_returned(
     assert client.recv(100) == b"not here"
 
 
+def test_after_a_death_a_connection_is_passed_on_to_all_again(bench: Callable[..., Bench]) -> None:
+    """A session of the gateway that has died may be in one that has passed the connection on."""
+    at = bench()
+    first = at.gateway()
+    at.connect()
+    frame = kept(first, at)
+    second = at.gateway()
+    closed(frame)
+    first.pass_on(frame.id)
+    at.steps()
+    closed(given(second))
+    second.close()
+    at.steps()
+    third = at.gateway()
+    closed(given(first))
+    first.pass_on(frame.id)
+    at.steps()
+    closed(given(third))
+
+
+def test_one_whose_memory_the_store_does_not_have_is_not_passed_on(
+    bench: Callable[..., Bench],
+) -> None:
+    at = bench()
+    first, second = at.gateway(), at.gateway()
+    client = at.connect()
+    frame = given(first)
+    closed(frame)
+    first.pass_on(frame.id)
+    at.steps()
+    assert waiting(second) is None
+    assert client.recv(10) == b""
+    assert not at.store.kept
+
+
+def test_a_kind_of_a_later_release_is_ignored(bench: Callable[..., Bench]) -> None:
+    at = bench()
+    gateway = at.gateway()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.connect(str(at.path))
+        peer.send(b"MtFd\x01\xc8\x00\x00" + bytes(8))
+        at.steps()
+        peer.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            peer.recv(10)
+    assert waiting(gateway) is None
+
+
 def waiting(gateway: StoreClient) -> Frame | None:
     try:
         return gateway.receive()

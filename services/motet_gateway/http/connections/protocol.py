@@ -16,6 +16,7 @@ from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from motet_gateway.http.problems import HeadTooLarge, Problem, RequestTimeout, TooManyConnections
+from motet_gateway.kept.transport import KeptTransport
 from motet_shared.errors import BadRequest, MotetError
 
 from .bounds import BoundedState
@@ -78,7 +79,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.is_closing():
             # In a body the last response belongs to this request; elsewhere to an earlier one.
             answered = cycle is not None and cycle.response_started
-            if not (answered and (self._at is _At.BODY or not cycle.response_complete)):
+            is_upgraded = (
+                isinstance(self.transport, KeptTransport) and self.transport.is_greeted_before
+            )
+            if not is_upgraded and not (
+                answered and (self._at is _At.BODY or not cycle.response_complete)
+            ):
                 self.transport.write(_response(Problem.of(error)))
             self.transport.close()
         if cycle is not None and not cycle.response_complete:
