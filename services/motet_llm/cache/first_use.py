@@ -2,7 +2,8 @@
 
 Linux provides memory at its first write, and clears it: a huge page of every layer when a request
 gets the first block in it. All streams wait meanwhile, and a prompt that is written to new memory
-takes twice as long. An idle engine therefore takes the memory of the next blocks, a page at a time.
+takes twice as long. An engine therefore takes the memory of the next blocks, a page at a time: all
+of them while it is idle, and one in each step, while the model computes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from motet_kernels.runtime.memory import HUGE
 from motet_shared.process.madvise import POPULATE_WRITE, advise
 
-TOKENS_AHEAD = 4096  # whose memory an idle engine takes before requests need it
+TOKENS_AHEAD = 4096  # whose memory an engine takes before requests need it
 
 
 class FirstUse:

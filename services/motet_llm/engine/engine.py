@@ -188,7 +188,7 @@ class Engine:
         )
 
     def take_memory(self) -> bool:
-        """Take some of the KV cache's memory for requests to come, in milliseconds, while idle.
+        """Take a page of the KV cache's memory for requests to come, in a millisecond or two.
 
         Returns True if it did: there may be more to take.
         """
@@ -212,6 +212,7 @@ class Engine:
         batch = self._forward.prepare(self._with_drafts(works, emit))
         computing = self._model_thread.start(self._forward.compute, batch)
         self._emit_ready(emit)
+        self.take_memory()
         try:
             batch.mask.compute()
             computed = computing.result()
