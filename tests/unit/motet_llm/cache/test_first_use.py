@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
 import psutil
 import torch
 
 from motet_kernels.runtime.memory import HUGE, huge_zeros
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.first_use import FirstUse
+from motet_llm.config import EngineConfig
+from motet_llm.engine.engine import Engine
+from motet_shared.messages import Sampling
+from support.checkpoints.language_checkpoints import tiny_checkpoint
 
 BLOCKS, PAGES = 512, 24  # blocks, and pages of a storage
 
@@ -51,3 +59,25 @@ def test_a_pool_knows_the_blocks_that_were_ever_used() -> None:
     assert pool.reached == 6
     pool.allocate(0)
     assert pool.reached == 6
+
+
+def test_a_running_engine_takes_a_page_in_each_step(tmp_path: Path) -> None:
+    config = EngineConfig(model=str(tiny_checkpoint("qwen3", tmp_path)), threads=1, num_blocks=32)
+    engine, taken = Engine(config), 0
+    take_page = FirstUse.take_page
+
+    def count(use: FirstUse, blocks: int) -> bool:
+        nonlocal taken
+        taken += (is_taken := take_page(use, blocks))
+        return is_taken
+
+    engine.add(0, [1, 2, 3], Sampling(max_tokens=8, temperature=0, ignore_eos=True))
+    counts = []
+    with patch.object(FirstUse, "take_page", count):
+        while engine.has_work:
+            engine.step(lambda outputs: None)
+            counts.append(taken)
+        assert not engine.take_memory(), "all of this small pool"
+    assert counts[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(counts))
+    assert counts[-1] > 1

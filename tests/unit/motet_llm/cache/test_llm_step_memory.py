@@ -149,7 +149,7 @@ def test_as_many_rows_as_run_by_default_are_replayed(weights: str, tmp_path: Pat
         assert ids == said[key]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
 def test_whole_chunks_of_a_long_prompt_are_replayed(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
