@@ -139,7 +139,7 @@ class Replay:
         if self._engine.has_work:
             self._record(self._engine.step(self._record))
             self._cancel_finished()
-        elif self._pending:
+        elif self._pending and not self._engine.take_memory():  # as its service does while idle
             time.sleep(max(0.0, self._pending[0][1].job.arrival - self._now()))
         self.aborted = self._is_aborted()
         self._stopped = time.perf_counter()
