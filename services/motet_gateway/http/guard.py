@@ -18,13 +18,13 @@ from motet_gateway.idempotency import run as idempotency
 from motet_gateway.tenancy.auth import client_secret
 from motet_gateway.tenancy.client_secrets import SECRET
 from motet_gateway.tenancy.tenant import Tenant
-from motet_shared.errors import BadRequest, Unauthorized, WorkerLost
+from motet_shared.errors import BadRequest, WorkerLost
 from motet_shared.process import telemetry
 from motet_shared.wire import sites
 
 from .asgi import App, ClientGone, Headers, Receive, Scope, Send, header
 from .exchange import Exchange
-from .problems import Problem, RateLimited
+from .problems import Problem, RateLimited, Unauthorized
 from .route import Access, Route, Serving
 from .socket import Socket
 

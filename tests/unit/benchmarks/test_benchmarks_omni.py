@@ -71,3 +71,14 @@ def test_targets_tell_a_flat_session_from_others(
     findings = eyes.Findings(session=found)
     assert [target.met for target in eyes.targets(findings, plan)] == met
     assert "p99 per frame" in eyes.report(findings, plan)
+
+
+def test_a_second_process_of_the_limiting_stage_has_to_pay_and_no_reply_may_be_lost() -> None:
+    def run(scaled: str, sessions: int, seconds: float, lost: int = 0) -> omni.Run:
+        return omni.Run(scaled, sessions, [omni.Spoken(0.1, 0.2, seconds, 8.0)] * sessions, lost)
+
+    runs = [run("", 1, 4.0), run("", 4, 16.0), run("talker", 4, 16.0), run("code2wav", 4, 10.0, 1)]
+    lost, gain = omni.targets(runs)
+    assert (lost.value, lost.met) == (1, False)
+    assert (gain.value, gain.met) == (1.6, True)
+    assert len(omni.targets(runs[:3])) == 1
