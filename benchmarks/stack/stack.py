@@ -161,16 +161,18 @@ class Stack:
             "benchmarks.stack.load_generator",
             json.dumps(msgspec.to_builtins(task)),
         ]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*argv, env=environment(), stdout=pipe)
-        try:
-            out, _ = await asyncio.wait_for(process.communicate(), 120 + task.settle + task.seconds)
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if process.returncode != 0:
-            raise RuntimeError(f"the load generator ended with {process.returncode}")
-        return msgspec.json.decode(out, type=Report)
+        with tempfile.TemporaryFile() as out:
+            process = await asyncio.create_subprocess_exec(*argv, env=environment(), stdout=out)
+            try:
+                await asyncio.wait_for(process.wait(), 120 + task.settle + task.seconds)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+            if process.returncode != 0:
+                raise RuntimeError(f"the load generator ended with {process.returncode}")
+            out.seek(0)
+            report = out.read()
+        return msgspec.json.decode(report, type=Report)
 
 
 def _lines(file: Path) -> list[str]:
