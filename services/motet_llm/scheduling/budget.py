@@ -18,8 +18,11 @@ SMALLEST_CHUNK = (
 )
 URGENT_SLOWDOWN = 5.0  # multiplier on decode_slowdown for urgent requests
 # Seconds, divided by the streams of a step: the latency goal where none is set. One stream keeps ten
-# tokens/s, faster than speech. Eight streams have 12.5 ms, hardly more than decode_slowdown permits.
+# tokens/s, faster than speech.
 SHARED_GOAL = 0.1
+# Seconds, the least that this goal is: 33 tokens/s, several times the pace of reading. A step that also
+# prefills is not replayed and costs 10 to 20 ms besides its tokens: in less, hardly any would fit.
+LEAST_GOAL = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,8 @@ class TokenBudget:
 
         chunk = max((decode_slowdown - 1) · t(rows), latency_goal - t(rows)) / c
 
-    prefill tokens; without a latency_goal, `SHARED_GOAL` / rows stands for it. An urgent request may
-    slow streams down more, by `URGENT_SLOWDOWN`: one that was interrupted (moved here or preempted,
+    prefill tokens; without a latency_goal, `SHARED_GOAL` / rows stands for it, or `LEAST_GOAL`. An
+    urgent request may slow streams down more, by `URGENT_SLOWDOWN`: one that was interrupted (moved here or preempted,
     so that its stream stands still meanwhile), and one that is crowded out: the streams it slows
     down are mostly of one tenant, which was served at least as much.
 
@@ -79,7 +82,7 @@ class TokenBudget:
         slowdown = self._limits.decode_slowdown * (URGENT_SLOWDOWN if urgent else 1.0)
         goal = self._limits.latency_goal
         if goal is None:
-            goal = SHARED_GOAL / len(self._streams)
+            goal = max(SHARED_GOAL / len(self._streams), LEAST_GOAL)
         chunk = self._pace.chunk(len(self._streams), slowdown, goal)
         return int(min(self._most, max(SMALLEST_CHUNK, chunk)))
 
