@@ -20,9 +20,9 @@ URGENT_SLOWDOWN = 5.0  # multiplier on decode_slowdown for urgent requests
 # Seconds, divided by the streams of a step: the latency goal where none is set. One stream keeps ten
 # tokens/s, faster than speech.
 SHARED_GOAL = 0.1
-# Seconds, the least that this goal is: 33 tokens/s, several times the pace of reading. A step that also
+# Seconds, the least that this goal is: 25 tokens/s, several times the pace of reading. A step that also
 # prefills is not replayed and costs 10 to 20 ms besides its tokens: in less, hardly any would fit.
-LEAST_GOAL = 0.03
+LEAST_GOAL = 0.04
 
 
 @dataclass(frozen=True, kw_only=True)

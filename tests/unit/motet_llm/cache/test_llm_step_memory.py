@@ -157,7 +157,8 @@ def test_whole_chunks_of_a_long_prompt_are_replayed(
     folder, told = tiny_checkpoint(family, tmp_path), []
     for replayed in (True, False):
         config = EngineConfig(
-            model=str(folder), threads=1, block_size=4, num_blocks=200, token_budget=32, max_running=8, prefix_cache=False
+            model=str(folder), threads=1, block_size=4, num_blocks=200, token_budget=32,
+            max_running=8, prefix_cache=False,
         )  # fmt: skip
         engine = Engine(config)
         if not replayed:
