@@ -127,10 +127,10 @@ def test_recordings_of_all_layers_and_row_counts_share_their_memory(tmp_path: Pa
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 def test_as_many_rows_as_run_by_default_are_replayed(weights: str, tmp_path: Path) -> None:
     """From 64 rows on, a gated MLP is another kernel."""
-    settings = {"threads": 1, "block_size": 4, "num_blocks": 300, "token_budget": 256}
     config = EngineConfig(
-        model=str(tiny_checkpoint("qwen3", tmp_path)), weights=weights, max_running=64, **settings
-    )
+        model=str(tiny_checkpoint("qwen3", tmp_path)), weights=weights, threads=1, block_size=4,
+        num_blocks=300, token_budget=256, max_running=64,
+    )  # fmt: skip
     engine = Engine(config)
     said: dict[object, list[int]] = {}
     for key in range(MAX_ROWS):
