@@ -81,7 +81,7 @@ class LeaderKvCache(RankKvCache):
         """Take a page on all ranks, as long as the leader's own are not all taken."""
         is_taken = super().take_page(blocks)
         if is_taken:
-            with suppress(GroupFailed):  # which is told to those who watch the group
+            with suppress(GroupFailed):  # those who watch the group get it
                 self._others.send(c.TakePage(blocks))
         return is_taken
 
