@@ -158,10 +158,10 @@ class Store:
             self._drop(kept)
             return
         kept.passed_by.append(gateway)
-        able = [one for one in self._able() if one not in kept.passed_by]
-        if able:
+        other = _fewest(one for one in self._able() if one not in kept.passed_by)
+        if other is not None:
             gateway.held -= 1
-            self._give(kept, min(able, key=lambda one: one.held))
+            self._give(kept, other)
         else:
             self._send(gateway, Frame(Kind.RETURN, kept.id, fds=kept.fds))
 
@@ -173,8 +173,7 @@ class Store:
         close_all(kept.fds)
 
     def _least_busy(self) -> Gateway | None:
-        able = [one for one in self._able() if len(one.outbox) < _QUEUED]
-        return min(able, key=lambda one: one.held, default=None)
+        return _fewest(one for one in self._able() if len(one.outbox) < _QUEUED)
 
     def _able(self) -> list[Gateway]:
         return [one for one in self._gateways if one.joined and not one.leaving]
@@ -264,10 +263,10 @@ class Store:
 
     def _give_orphans(self) -> None:
         for kept in [one for one in self.kept.values() if one.owner is None]:
-            able = self._able()
-            if not able:
+            gateway = _fewest(self._able())
+            if gateway is None:
                 return
-            self._give(kept, min(able, key=lambda one: one.held))
+            self._give(kept, gateway)
 
     def _send(self, gateway: Gateway, frame: Frame) -> None:
         gateway.outbox.append(frame)
@@ -286,6 +285,11 @@ class Store:
         key = self._selector.get_key(gateway.peer)
         if key.events != events:
             self._selector.modify(gateway.peer, events, key.data)
+
+
+def _fewest(gateways: Iterable[Gateway]) -> Gateway | None:
+    """Return the gateway that serves the fewest connections; None if there is no gateway."""
+    return min(gateways, key=lambda one: one.held, default=None)
 
 
 def _listen(path: Path) -> socket.socket:

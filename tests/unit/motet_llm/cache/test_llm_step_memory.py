@@ -150,9 +150,7 @@ def test_as_many_rows_as_run_by_default_are_replayed(weights: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_whole_chunks_of_a_long_prompt_are_replayed(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_chunks_of_a_long_prompt_are_replayed(family: str, tmp_path: Path) -> None:
     """Chunks at other places of a prompt, and of other prompts, are the same recording."""
     folder, told = tiny_checkpoint(family, tmp_path), []
     for replayed in (True, False):
