@@ -214,6 +214,8 @@ class Store:
             frame = receive(gateway.peer)
         except (BlockingIOError, UnknownKind):
             return
+        except ConnectionResetError:
+            return  # told once: what the gateway had sent follows, then its end
         except (OSError, BadFrame) as error:
             log.warning("a gateway is cut off: %s", error)
             frame = None

@@ -130,6 +130,28 @@ def test_a_connection_outlives_its_gateway(bench: Callable[..., Bench]) -> None:
     assert not at.store.kept
 
 
+def test_what_a_gateway_sent_before_its_death_counts(bench: Callable[..., Bench]) -> None:
+    """With a connection unread, its socket is reset: what it had sent is read nevertheless."""
+    at = bench()
+    first = at.gateway()
+    at.connect()
+    frame = given(first)
+    os.write(frame.fds[0], b"half")
+    at.connect()  # given, and never read
+    fd = memory()
+    first.keep(frame.id, fd)
+    os.close(fd)
+    closed(frame)
+    first.close()
+    at.steps()
+    second = at.gateway()
+    again = [given(second), given(second)]
+    (kept_one,) = (one for one in again if one.id == frame.id)
+    assert os.pread(kept_one.fds[1], 100, 0) == MEMORY
+    for one in again:
+        closed(one)
+
+
 def test_one_that_was_given_and_never_read_is_given_again(bench: Callable[..., Bench]) -> None:
     at = bench()
     first = at.gateway()
