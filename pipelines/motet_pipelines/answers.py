@@ -33,6 +33,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from motet_shared.errors import MotetError, from_wire
+from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 Batch = TypeVar("Batch")
 Ending = TypeVar("Ending")
@@ -77,6 +78,9 @@ class Recorder(Protocol):
     def note(self, name: str, value: bytes) -> None:
         """Note a value under a name that is unique in the client's request."""
 
+    def epoch(self) -> Epoch:
+        """Return the epoch of what this process asks the services for the client's request."""
+
 
 class WireError(NamedTuple):
     """An error as `from_wire` takes it."""
@@ -119,6 +123,15 @@ class Answers(Generic[Batch, Ending]):
     def are_kept(self) -> bool:
         """Return True if each batch is to be recorded."""
         return self._stream is not None
+
+    def epoch(self) -> Epoch:
+        """Return the epoch with which to ask the service: it ends what an earlier process asked.
+
+        Otherwise a service computes what nobody waits for beside what goes on, which is then
+        rounded differently where rows of a step are computed together.
+        """
+        recorder = _current.get()
+        return NO_EPOCH if self._stream is None or recorder is None else recorder.epoch()
 
     async def recorded(self) -> Batch | None:
         """Return the next recorded batch, None behind the last. Raises a recorded error."""

@@ -93,11 +93,12 @@ async def draw(
         outcome.data, outcome.width, outcome.height, outcome.steps = answers.end
         outcome.step = outcome.steps
         return
+    epoch = answers.epoch()
     async with answers.live():
         while True:
             async with moves as instance, attempt.asked(instance) as asked:
                 async with bus.open(
-                    ROLE, asked, instance=instance, deadline=moves.left()
+                    ROLE, asked, instance=instance, deadline=moves.left(), epoch=epoch
                 ) as stream:
                     async for stroke in attempt.strokes(stream):
                         yield stroke

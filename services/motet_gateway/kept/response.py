@@ -5,16 +5,20 @@ Head and first part of the body are one write, so that a whole reply was rendere
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from motet_pipelines.answers import record_in
+from motet_shared.wire.epochs import Epoch
 
 from . import draws
 from .journal import JournaledStream, Writable
 from .transport import KeptTransport
 
 KEPT = "motet.http.kept"  # in the extensions of a scope: the `KeptResponse`
+
+_EPOCH = "epoch"  # name under which the number of the last gateway that asked a service is noted
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
@@ -29,12 +33,14 @@ class KeptResponse:
     def __init__(self, transport: KeptTransport, writable: Writable):
         self._transport, self._writable = transport, writable
         self._generation = transport.journal.generation
+        self._identity = transport.identity
         self.is_repeated = False  # True: another gateway had the whole request
         self._draws = transport.draws()
         self._head: bytes | None = None
         self._holds = False  # True: the next write is a head
         self._begins = False
         self._goes_on: bool | None = None  # None: the response has not begun
+        self._epoch: Epoch | None = None
 
     def open(self, digest: bytes) -> JournaledStream | None:
         """Return the stream of a request to a service, None once the response has ended."""
@@ -50,6 +56,16 @@ class KeptResponse:
     def note(self, name: str, value: bytes) -> None:
         """Note a value under a name."""
         self._transport.journal.note(name, value)
+
+    def epoch(self) -> Epoch:
+        """Return the epoch of this gateway: one more than that of the one which served it before."""
+        if self._epoch is None:
+            before = self.memo(_EPOCH)
+            number = 0 if before is None else int.from_bytes(before) + 1
+            self.note(_EPOCH, number.to_bytes(8))
+            name = hashlib.blake2b(self._identity, digest_size=16).hexdigest()
+            self._epoch = Epoch(f"kept-{name}", number)
+        return self._epoch
 
     @property
     def was_answered(self) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 
 from motet_pipelines.answers import record_in
 from motet_shared.errors import MotetError, from_wire
+from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 from . import draws
 from .journal import Checkpoint, JournaledStream
@@ -199,6 +200,10 @@ class KeptSession:
     def open(self, digest: bytes) -> JournaledStream:
         """Return the stream of a request to a service."""
         return self._journal.open(digest, _at_once)
+
+    def epoch(self) -> Epoch:
+        """Return no epoch: replies of a session have epochs of their own."""
+        return NO_EPOCH
 
     def memo(self, name: str) -> bytes | None:
         """Return the value that was noted under a name, None without any."""

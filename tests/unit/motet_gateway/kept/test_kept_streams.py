@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from motet_gateway.responses.store import ResponseStore
-from motet_shared.messages import Chat, Complete, Text
+from motet_shared.messages import Chat, Complete, Speak, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
+from motet_shared.wire.call import Call
+from motet_shared.wire.epochs import Epoch
 from support.clients.gateway_client import World, world
 from support.media.sound_files import without_serial
 from support.media.spoken import silence, wav
@@ -236,6 +238,30 @@ async def test_a_stream_of_every_kind_goes_on(stream: Stream, here: World) -> No
         assert lives > 1
         assert stream.said(body) == stream.said(whole)
         await asyncio.sleep(0)
+
+
+async def test_each_gateway_ends_what_the_one_before_asked(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its speech would be computed beside that which goes on, and change how that is rounded."""
+    epochs: list[Epoch] = []
+    say = ResumingTts._say
+
+    async def noting(tts: ResumingTts, call: Call, request: Speak) -> None:
+        epochs.append(call.epoch)
+        await say(tts, call, request)
+
+    monkeypatch.setattr(ResumingTts, "_say", noting)
+    (sound,) = (stream for stream in STREAMS if stream.name == "sound")
+    whole, _ = await answer(here, sound, lambda received: False)
+    (first,) = epochs
+    epochs.clear()
+    _, lives = await answer(here, sound, every(len(whole) // 4))
+    sessions, numbers = zip(*epochs, strict=True)
+    assert len(set(sessions)) == 1
+    assert sessions[0] not in ("", first.session)
+    assert list(numbers) == sorted(set(numbers))
+    assert numbers[-1] == lives - 1
 
 
 async def test_a_response_in_the_background_is_created_once(here: World) -> None:
