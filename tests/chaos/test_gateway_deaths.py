@@ -21,7 +21,7 @@ from e2e import markov
 from e2e.stack import MotetStack, speech, until
 from support.checkpoints.diffusion_checkpoints import stable_diffusion
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400), pytest.mark.xdist_group("gateway_deaths")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), pytest.mark.xdist_group("gateway_deaths")]
 
 
 @dataclass(frozen=True)
