@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.kv import NO_SLOT, store_kv
 from motet_kernels.runtime.errors import KernelError
 from support.running.refusals import refuses
 
@@ -87,7 +87,17 @@ def test_rounding_is_torch_s(backend: str) -> None:
     assert torch.equal(stored[numbers].view(torch.int16), wanted[numbers].view(torch.int16))
 
 
-@pytest.mark.parametrize("slot", [-1, 8])
+def test_padding_is_not_stored(backend: str) -> None:
+    key, value = caches(2, 1, 4, (16, 16), torch.float32)
+    before, rows = key.clone(), torch.randn(3, 1, 16)
+    store_kv(rows, -rows, key, value, torch.tensor([NO_SLOT, 5, NO_SLOT]))
+    assert torch.equal(key[1, 0, 1], rows[1, 0])
+    assert torch.equal(value[1, 0, 1], -rows[1, 0])
+    key[1, 0, 1] = before[1, 0, 1]
+    assert torch.equal(key, before)
+
+
+@pytest.mark.parametrize("slot", [-2, 8])
 def test_a_slot_that_is_not_there_changes_nothing(backend: str, slot: int) -> None:
     key, value = caches(2, 1, 4, (16, 16), torch.float32)
     before = key.clone()

@@ -1,7 +1,8 @@
 """Store the keys and values of a step in the pages of a paged KV cache.
 
 Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is
-contiguous in memory. A slot is `block · S + offset`. In a cache of 8 bits (int8, float8_e4m3fn) a
+contiguous in memory. A slot is `block · S + offset`; a token whose slot is `NO_SLOT` is not stored,
+which is for the padding of a step. In a cache of 8 bits (int8, float8_e4m3fn) a
 head's row is D codes followed by their own scale in float32: `[P, K, S, D + 4]`.
 
 Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (that of the values
@@ -27,6 +28,8 @@ from motet_kernels.runtime.arguments import (
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 
+NO_SLOT = -1
+
 _STORE = Kernel("motet_store_kv", "pipiiii")
 # Layout of `Store` in csrc/kv.cpp.
 _PACK = struct.Struct("10q").pack
@@ -41,7 +44,7 @@ def store_kv(
 ) -> None:
     """Store a step's keys and values, rounded to the cache's type, each token in its slot.
 
-    `slots_N` is int64, on the same device, without duplicates. Inputs may have any strides but a
+    `slots_N` is int64, on the same device, without duplicates other than `NO_SLOT`. Inputs may have any strides but a
     dense last dimension. The values are None where they are a view of the keys, as in multi-head
     latent attention. Raises `KernelError` on a slot outside of the cache, which is then unchanged.
     On a GPU slots are not validated, which would synchronize with the device: a token whose slot is
@@ -78,19 +81,12 @@ def store_kv(
 def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
     """Store keys or values in torch: the native kernel's twin."""
     slots_per_block = cache_PKSD.shape[2]
-    if (
-        len(slots_N)
-        and not 0
-        <= int(slots_N.min())
-        <= int(slots_N.max())
-        < cache_PKSD.shape[0] * slots_per_block
-    ):
-        bad = next(
-            i
-            for i, slot in enumerate(slots_N.tolist())
-            if not 0 <= slot < len(cache_PKSD) * slots_per_block
-        )
-        raise _bad_slot(bad, cache_PKSD, slots_N)
+    num_slots = cache_PKSD.shape[0] * slots_per_block
+    bad_N = (slots_N < NO_SLOT) | (slots_N >= num_slots)
+    if bad_N.any():
+        raise _bad_slot(int(bad_N.nonzero()[0]), cache_PKSD, slots_N)
+    stored_N = slots_N != NO_SLOT
+    rows_NKD, slots_N = rows_NKD[stored_N], slots_N[stored_N]
     blocks_N = torch.div(slots_N, slots_per_block, rounding_mode="floor")
     if cache_PKSD.dtype in CODED:  # as bytes: torch has no indexed assignment of float8
         coded = encode(rows_NKD, cache_PKSD.dtype).view(torch.uint8)
@@ -153,5 +149,5 @@ def _pack(rows_NKD: Tensor, cache_PKSD: Tensor) -> bytes:
 def _bad_slot(index: int, cache_PKSD: Tensor, slots_N: Tensor) -> KernelError:
     total = cache_PKSD.shape[0] * cache_PKSD.shape[2]
     return KernelError(
-        f"slots_N[{index}]: slot {int(slots_N[index])} must be from 0 to {total - 1}"
+        f"slots_N[{index}]: slot {int(slots_N[index])} must be from 0 to {total - 1}, or {NO_SLOT}"
     )

@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr int64_t NO_SLOT = -1;
+
 template <typename From, typename To>
 void copy(const From* from, To* to, int64_t dim) {
     int64_t d = 0;
@@ -59,16 +61,16 @@ struct Store {
 }  // namespace
 
 // `count` stores, of keys and of values, with the same heads and slots: token n goes to slot slots_N[n] =
-// block · S + offset. Nothing is written and 1 + n returned if the caches have no such slot.
+// block · S + offset, or nowhere if that is NO_SLOT. Nothing is written and 1 + n returned if the caches have no such slot.
 EXPORT int64_t motet_store_kv(const void* packed, int64_t count, const int64_t* slots_N, int64_t tokens, int64_t heads,
                               int64_t blocks, int64_t slots_per_block) {
     const Store* stores = static_cast<const Store*>(packed);
     for (int64_t n = 0; n < tokens; n++)
-        if (slots_N[n] < 0 || slots_N[n] >= blocks * slots_per_block) return n + 1;
+        if (slots_N[n] < NO_SLOT || slots_N[n] >= blocks * slots_per_block) return n + 1;
     const int threads = threads_for(tokens * heads * stores->dim * count, tokens);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t n = 0; n < tokens; n++)
-        for (int64_t i = 0; i < count; i++)
+        for (int64_t i = 0; i < count && slots_N[n] != NO_SLOT; i++)
             stores[i].token(n, slots_N[n] / slots_per_block, slots_N[n] % slots_per_block, heads);
     return 0;
 }

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels.attention.kv import NO_SLOT
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.graphs import Graph, Graphs
@@ -32,7 +33,6 @@ from motet_models.graph_sizes import GraphSize, size_for
 
 log = logging.getLogger(__name__)
 
-NO_SLOT = -1  # a token at it is not stored
 _ALIGNED = 2  # int64 elements in 16 bytes, the alignment that Triton specializes on
 
 # Computes token ids `[R]` at positions `[R]` or `[3, R]`: logits `[R, V]`, hidden states `[R, X]`.

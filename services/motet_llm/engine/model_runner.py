@@ -67,7 +67,7 @@ from .memory_budget import (
     graph_memory,
     step_bytes,
 )
-from .step_memory import StepMemory, StepStorage, stays
+from .step_memory import PaddedStepMemory, StepMemory, StepStorage, can_pad, padded, stays
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,9 +145,8 @@ class ModelRunner:
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
         self._backbone_output: Any = None  # of the last step
-        self._memories: dict[
-            tuple[tuple[int, ...], bool], StepMemory
-        ] = {}  # by token counts of the rows, and whether any row has an adapter
+        # By the token counts of decode rows, or the padded number of tokens, and whether any row has an adapter.
+        self._memories: dict[tuple[tuple[int, ...] | int, bool], StepMemory] = {}
         self._step_storage: StepStorage | None = None
         self._shapes = self._probe()
         START.mark("probe")
@@ -167,7 +166,7 @@ class ModelRunner:
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
         self._captures = config.cuda_graphs
-        self._max_running, self._chunk = config.max_running, config.token_budget
+        self._max_running, self._token_budget = config.max_running, config.token_budget
         self.graphs = self._make_graphs()
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
@@ -744,31 +743,38 @@ class ModelRunner:
 
         num_blocks: the length of the step's block tables.
         """
-        counts = tuple(work.num_tokens for work in works)
-        key = counts, _any_adapter(works)
-        if (
-            self.on_gpu
-            or not self.fused.get("layers")
-            or not (self._is_chunk(works) or (stays(counts) and all(map(_is_decode, works))))
-            or not can_replay()
-        ):
+        if self.on_gpu or not self.fused.get("layers") or not can_replay():
             return None
+        counts = tuple(work.num_tokens for work in works)
+        has_adapter = _any_adapter(works)
+        is_exact = stays(counts) and all(map(_is_decode, works))
+        if not is_exact and (has_adapter or not self._can_pad(works)):
+            return None
+        key = (counts if is_exact else padded(sum(counts))), has_adapter
         memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
             storage = self._step_storage
             if storage is None or storage.max_blocks < num_blocks:
                 longest = max(num_blocks, -(-self.context // self.kv.block_size))
-                storage = StepStorage(len(self.kv.groups), longest, self._chunk)
+                storage = StepStorage(len(self.kv.groups), longest, self._token_budget)
                 self._step_storage = storage
-            memory = self._memories[key] = StepMemory(counts, storage)
+            memory = self._memories[key] = (
+                StepMemory(counts, storage)
+                if is_exact
+                else PaddedStepMemory(padded(sum(counts)), storage, self.kv.null_block)
+            )
         return memory
 
-    def _is_chunk(self, works: Sequence[Work]) -> bool:
-        """Return True for a step that is a whole chunk of one long prompt."""
-        if len(works) > 1 or works[0].num_tokens != self._chunk or works[0].draft:
-            return False
-        request = works[0].request
-        return request.images is None and request.adapter is None
+    def _can_pad(self, works: Sequence[Work]) -> bool:
+        """Return True for a step that may be padded: of text, all layers recorded."""
+        counts = [work.num_tokens for work in works]
+        return (
+            self.states is None
+            and self.fused.get("layers") == len(self._shapes.layers)
+            and sum(counts) <= self._token_budget
+            and can_pad(counts, self.context)
+            and all(work.request.images is None for work in works)
+        )
 
     def _tables(self, works: Sequence[Work], group: int) -> np.ndarray:
         """Return block tables `[B, M]`, padded with the null block."""

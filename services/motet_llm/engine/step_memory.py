@@ -1,10 +1,11 @@
-"""Keep a step's layout at fixed addresses, so that the layers of a decode step can be replayed.
+"""Keep a step's layout at fixed addresses, so that the layers of a step can be replayed.
 
-One memory serves the steps whose rows have the same token counts; each such step writes its block
-tables, slots and lengths into the same tensors. Recordings of layers over them
-(`motet_kernels.runtime.replay`) stay valid as long as those tensors do.
+One memory serves the decode steps whose rows have the same token counts, and one the other steps of
+about as many tokens, whatever their rows. Each such step writes its block tables, slots and lengths
+into the same tensors. Recordings of layers over them (`motet_kernels.runtime.replay`) stay valid as
+long as those tensors do.
 
-Shapes: B rows, N tokens, M blocks of the longest sequence.
+Shapes: B rows, N tokens, P tokens with padding, M blocks of the longest sequence.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from motet_kernels.attention.kv import NO_SLOT
 from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.linear.segments import Segments
 from motet_kernels.runtime.replay import Tape, Workspace
 from motet_llm.attention.sink_window import Rows
 
-MAX_ROWS = 64  # decode rows of a step that is replayed; larger ones are bound by matrices
+MAX_ROWS = 64  # rows of a step that is replayed; larger ones are bound by matrices
 MAX_TOKENS = 8  # of a single row with a draft: each length has recordings of its own
+SIZES_PER_OCTAVE = 8  # sizes to which other steps are padded, from one power of two to the next
+LEAST_PADDED = 4  # tokens between such sizes, at least
 
 Turns = tuple[Tensor, Tensor]
 Layer = Callable[[Tensor, Turns], Tensor]
@@ -37,8 +41,8 @@ class StepStorage:
     """
 
     def __init__(self, num_groups: int, max_blocks: int, max_tokens: int):
-        rows, groups = max(MAX_ROWS, 1), range(num_groups)
-        tokens = max(rows, MAX_TOKENS, max_tokens)
+        rows, groups = MAX_ROWS + 1, range(num_groups)  # the last is for padding
+        tokens = padded(max(rows, MAX_TOKENS, max_tokens))
         self.max_blocks = max_blocks
         self.slots = [torch.zeros(tokens, dtype=torch.int64) for _ in groups]
         self.lengths = [torch.zeros(rows, dtype=torch.int32) for _ in groups]
@@ -104,15 +108,18 @@ class StepMemory:
         assert self._turns is not None
         tape = self._tapes.get(index)
         if tape is None:
-            if not self._is_result_before(index, x):
-                x = self._storage.input_like(index, x).copy_(x.clone())
+            own = self._last[1] if self._is_result_before(index, x) else self._input_of(index, x)
             workspace = self._storage.workspace(index)
-            tape = self._tapes[index] = _LayerTape(layer, x, self._turns, workspace)
+            tape = self._tapes[index] = _LayerTape(layer, own, self._turns, workspace)
             result = tape.result
         else:
             result = tape.again(x)
         self._last = index, result
         return result
+
+    def _input_of(self, index: int, x: Tensor) -> Tensor:
+        """Return memory for the input of layer `index`, with x in it."""
+        return self._storage.input_like(index, x).copy_(x.clone())
 
     def _is_result_before(self, index: int, x: Tensor) -> bool:
         """Return True if x is the last result, and not in the workspace of layer `index`."""
@@ -130,12 +137,69 @@ class StepMemory:
         return self._turns
 
 
-def stays(counts: Sequence[int]) -> bool:
-    """Return True if a step with these token counts is worth recording.
+class PaddedStepMemory(StepMemory):
+    """Hold the layout of steps of up to `size` tokens in any rows, up to `MAX_ROWS`.
 
-    That is a step of few decode rows, or one row with a draft.
+    The tokens are followed by padding up to `size`, of zeros. It is one more row: nothing of it is
+    stored, and it attends to `null_block`, which is zero. Rows that a step does not have are empty.
+    """
+
+    def __init__(self, size: int, storage: StepStorage, null_block: int):
+        super().__init__([size, *[0] * MAX_ROWS], storage)
+        self._size, self._null_block = size, null_block
+
+    def write(self, rows: Sequence[Rows], slots: Sequence[Tensor]) -> None:
+        padding, count = self._size - len(slots[0]), len(rows[0].lengths_B)
+        for batch, row, into, slot in zip(self.batches, rows, self.slots, slots, strict=True):
+            # In place: native kernels read starts in each call.
+            batch.starts[: count + 1] = row.starts
+            batch.starts[count + 1 :] = self._size
+            batch.lengths_B[:count] = row.lengths_B
+            batch.lengths_B[count] = padding
+            batch.tables_BM[:count, : row.tables_BM.shape[1]] = row.tables_BM
+            batch.tables_BM[count] = self._null_block
+            into[: len(slot)] = slot
+            into[len(slot) :] = NO_SLOT
+        self._last = self._given = None
+
+    def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:
+        """Return `layer(x, turns)` as `StepMemory.run` does, of `[1, N, …]` tensors."""
+        return super().run(index, layer, x, turns)[:, : x.shape[1]]
+
+    def _input_of(self, index: int, x: Tensor) -> Tensor:
+        own = x.new_empty(1, self._size, *x.shape[2:])
+        return _written(self._storage.input_like(index, own), x.clone())
+
+    def _keep(self, turns: Turns) -> Turns:
+        if self._turns is None:
+            cos, sin = (turn.new_empty(1, self._size, *turn.shape[2:]) for turn in turns)
+            self._turns = cos, sin
+        for fixed, turn in zip(self._turns, turns, strict=True):
+            _written(fixed, turn)
+        return self._turns
+
+
+def stays(counts: Sequence[int]) -> bool:
+    """Return True if decode steps with exactly these token counts are worth a recording.
+
+    That is a step of few rows, or one row with a draft.
     """
     return len(counts) <= MAX_ROWS and max(counts) <= (MAX_TOKENS if len(counts) == 1 else 1)
+
+
+def can_pad(counts: Sequence[int], context: int) -> bool:
+    """Return True if a recording of a padded step has room for rows of these token counts.
+
+    context: the tokens of the longest sequence, and so of the table of the row that is padding.
+    """
+    tokens = sum(counts)
+    return len(counts) <= MAX_ROWS and padded(tokens) - tokens <= context
+
+
+def padded(tokens: int) -> int:
+    """Return to how many tokens a step is padded: at most an eighth more, beyond 32."""
+    step = max(LEAST_PADDED, (1 << (tokens - 1).bit_length()) // (2 * SIZES_PER_OCTAVE))
+    return -(-tokens // step) * step
 
 
 class _LayerTape:
@@ -148,5 +212,14 @@ class _LayerTape:
 
     def again(self, x: Tensor) -> Tensor:
         if x.data_ptr() != self._x.data_ptr():
-            self._x.copy_(x)
+            _written(self._x, x)
         return self._tape.replay()
+
+
+def _written(into: Tensor, x: Tensor) -> Tensor:
+    """Write x to the beginning of `into` `[1, P, …]`, and zeros behind it; return `into`."""
+    tokens = x.shape[1]
+    into[:, :tokens] = x
+    if tokens < into.shape[1]:
+        into[:, tokens:] = 0
+    return into

@@ -1,4 +1,4 @@
-"""Decode steps that are replayed say what steps say that are not, whoever comes, goes and is moved meanwhile."""
+"""Steps that are replayed say what steps say that are not, whoever comes, goes and is moved meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine import step_memory
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
-from motet_llm.engine.step_memory import MAX_ROWS, MAX_TOKENS
+from motet_llm.engine.step_memory import MAX_ROWS, MAX_TOKENS, padded
 from motet_shared.messages import Sampling
 from support.checkpoints.language_checkpoints import tiny_checkpoint
 
@@ -65,11 +65,64 @@ def test_replayed_steps_say_the_same(
 ) -> None:
     folder = tiny_checkpoint(family, tmp_path)
     engine, answers = said(folder, weights=weights)
-    assert set(engine.runner._memories) == {((1,) * rows, False) for rows in range(1, 5)}
+    exact, sizes = kept(engine)
+    assert exact == {(1,) * rows for rows in range(1, 5)}
+    assert sizes  # of steps in which prompts are computed
     monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
     plain, expected = said(folder, weights=weights)
     assert not plain.runner._memories
     assert answers == expected  # to the bit, log-probabilities too
+
+
+def kept(engine: Engine) -> tuple[set[tuple[int, ...]], set[int]]:
+    """The token counts of rows, and the padded numbers of tokens, of which there are recordings."""
+    keys = [key for key, _ in engine.runner._memories]
+    exact = {key for key in keys if isinstance(key, tuple)}
+    return exact, {key for key in keys if isinstance(key, int)}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kv_dtype": "int8"}, {"kv_dtype": "bfloat16"}, {"weights": "bfloat16"}]
+)
+def test_padding_changes_nothing(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of prompts whose chunks are beside streams, in several rows and of any length."""
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    engine, answers = said(folder, token_budget=13, **settings)
+    _, sizes = kept(engine)
+    assert len(sizes) >= 2
+    assert max(sizes) >= 13
+    assert not engine.runner.kv.rows(0)[engine.runner.kv.null_block].any()
+    assert not engine.stats()["failed_steps"]
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
+    assert answers == said(folder, token_budget=13, **settings)[1]  # to the bit
+
+
+def test_streams_with_drafts_are_padded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    drafts: dict[str, Any] = {
+        "period": 4,
+        "speculate": "ngram",
+        "draft_tokens": 5,
+        "always_speculate": True,
+    }
+    engine, answers = said(folder, **drafts)
+    assert len(kept(engine)[1]) >= 3
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
+    plain, expected = said(folder, **drafts)
+    assert plain.stats()["drafted_tokens"] == engine.stats()["drafted_tokens"] > 0
+    assert answers == expected
+
+
+def test_a_size_is_at_most_an_eighth_more() -> None:
+    sizes = {padded(tokens) for tokens in range(1, 1025)}
+    assert len(sizes) < 60
+    for tokens in range(1, 1025):
+        assert 0 <= padded(tokens) - tokens < max(4, tokens / 8)
+        assert padded(padded(tokens)) == padded(tokens)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
@@ -85,11 +138,11 @@ def test_a_stream_with_drafts_is_replayed_by_their_length(
         "max_running": 1,
     }
     engine, answers = said(folder, **drafts)
-    kept = {counts for counts, _ in engine.runner._memories}
-    assert {(1,)} < kept <= {(count,) for count in range(1, MAX_TOKENS + 1)}
-    monkeypatch.setattr(step_memory, "MAX_TOKENS", 1)
+    exact, _ = kept(engine)
+    assert {(1,)} < exact <= {(count,) for count in range(1, MAX_TOKENS + 1)}
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
     plain, expected = said(folder, **drafts)
-    assert set(plain.runner._memories) == {((1,), False)}
+    assert not plain.runner._memories
     assert plain.stats()["drafted_tokens"] == engine.stats()["drafted_tokens"]
     assert answers == expected  # to the bit, log-probabilities too
 
@@ -150,7 +203,9 @@ def test_as_many_rows_as_run_by_default_are_replayed(weights: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_whole_chunks_of_a_long_prompt_are_replayed(family: str, tmp_path: Path) -> None:
+def test_whole_chunks_of_a_long_prompt_are_replayed(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunks at other places of a prompt, and of other prompts, are the same recording."""
     folder, told = tiny_checkpoint(family, tmp_path), []
     for replayed in (True, False):
@@ -160,7 +215,7 @@ def test_whole_chunks_of_a_long_prompt_are_replayed(family: str, tmp_path: Path)
         )  # fmt: skip
         engine = Engine(config)
         if not replayed:
-            engine.runner._chunk = 0
+            monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
         for key in range(2):
             prompt = [(7 * i + 3 * key) % 250 for i in range(110)]
             engine.add(
@@ -171,7 +226,7 @@ def test_whole_chunks_of_a_long_prompt_are_replayed(family: str, tmp_path: Path)
                 for output in iter_steps(engine)
                 for entry in output.logprobs or []
             ]
-        assert (((32,), False) in engine.runner._memories) is replayed
+        assert ((32, False) in engine.runner._memories) is replayed
     assert len(told) == 16
     assert told[:8] == told[8:]  # to the bit, log-probabilities too
 
