@@ -27,7 +27,7 @@ from motet_shared.errors import ConfigError, Unavailable
 def run(args: Namespace) -> int:
     """Talk until Ctrl-C, or until a recording is answered.
 
-    Return 0; 1 if something that was said had no answer because of an error.
+    Return 0; 1 if something that was said had no answer because of an error, unless Ctrl-C ended it.
     """
     options = _options(args)
     recording = None if args.input is None else read_wav(args.input)
@@ -39,8 +39,8 @@ def run(args: Namespace) -> int:
         print("listening, best with headphones; Ctrl-C ends it", file=sys.stderr)
     else:
         sound = paced(recording, lambda: dialogue.over)
-    asyncio.run(_talk(dialogue, sound, _conversation(args, dialogue, options), sink))
-    return 1 if dialogue.failures else 0
+    stopped = asyncio.run(_talk(dialogue, sound, _conversation(args, dialogue, options), sink))
+    return 1 if dialogue.failures and not stopped else 0
 
 
 def _options(args: Namespace) -> Options:
@@ -98,18 +98,31 @@ async def _talk(
     sound: AsyncGenerator[bytes, None],
     batches: AsyncGenerator[list[Event], None],
     sink: Sink,
-) -> None:
-    """Run a dialogue to its end, or until Ctrl-C. Raises what its sound or conversation raises."""
+) -> bool:
+    """Run a dialogue to its end, or until Ctrl-C; return True for Ctrl-C.
+
+    Raises what its sound or conversation raises, except after Ctrl-C.
+    """
     following = asyncio.create_task(dialogue.follow(batches), name="conversation")
     hearing = asyncio.create_task(dialogue.hear(sound), name="sound")
+    stopped = False
+
+    def stop() -> None:
+        """Cancel the conversation once: a second Ctrl-C does not cut its clean-up short."""
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            following.cancel()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, following.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         await asyncio.wait([following])
-        if not following.cancelled():
+        if not stopped:
             await following
             await hearing
+        return stopped
     finally:
         hearing.cancel()
         await asyncio.gather(following, hearing, return_exceptions=True)

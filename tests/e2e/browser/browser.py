@@ -28,6 +28,11 @@ _REFUSED = re.compile(
     r"status of (401|503)"
 )  # and of requests without a key, or while no model is ready
 
+# Its visible problems and states.
+_TOLD = """[...document.querySelectorAll("[role=alert], [role=status]")]
+  .filter((element) => element.checkVisibility())
+  .map((element) => element.innerText)"""
+
 # Listens to what the page plays and to what it sends, without its knowledge.
 _TAPS = """
 (() => {
@@ -63,6 +68,14 @@ _TAPS = """
     voice = null;
     return taken;
   };
+  const contexts = [];
+  window.AudioContext = class extends AudioContext {
+    constructor(...options) {
+      super(...options);
+      contexts.push(this);
+    }
+  };
+  window.contextStates = () => contexts.map(({ state }) => state);
   window.sent = { ms: 0, loudest: 0, types: [] };
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
@@ -135,7 +148,9 @@ async def eventually(page: Page, condition: str) -> Any:
     """
     give_up = time.monotonic() + WAIT_SECONDS
     while not (value := await page.evaluate(condition)):
-        assert time.monotonic() < give_up, f"{condition}: not within {WAIT_SECONDS:g} s"
+        if time.monotonic() > give_up:
+            told = await page.evaluate(_TOLD)
+            raise AssertionError(f"{condition}: not within {WAIT_SECONDS:g} s; the page: {told}")
         await asyncio.sleep(0.02)
     return value
 

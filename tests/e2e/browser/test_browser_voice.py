@@ -33,11 +33,19 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
+SORRY = "Sorry, I stop here. Tell me what you would like to hear, and I will tell you that instead of it."
 DURATION = """(sound) => new Promise((done) => {
   const told = () => done(sound.duration);
   if (sound.readyState) told();
   else sound.addEventListener("loadedmetadata", told);
 })"""
+SLOW_MODULES = """() => {
+  const add = AudioWorklet.prototype.addModule;
+  AudioWorklet.prototype.addModule = async function (...given) {
+    await new Promise((done) => setTimeout(done, 2000));
+    return add.apply(this, given);
+  };
+}"""
 STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
@@ -172,7 +180,7 @@ def _loudness(pcm: bytes) -> Any:
 async def test_speech_interrupts_the_reply(stack: VoiceStack, tmp_path: Path, pace: float) -> None:
     """It falls silent at once, and page and server remember the same words: those that were heard."""
     stack.asr.script = ["tell me a story", "stop it"]
-    answers(stack, tell=STORY, stop="Sorry.")
+    answers(stack, tell=STORY, stop=SORRY)
     stack.tts.pace = pace
     args = microphone(
         tmp_path, silence(1500) + say(HELLO) + silence(6000) + say(HELLO) + silence(1000)
@@ -184,7 +192,7 @@ async def test_speech_interrupts_the_reply(stack: VoiceStack, tmp_path: Path, pa
         await expect(state(page)).to_contain_text("You are speaking")
         await silent(page)
         stack.asr.go_on.set()
-        await expect(bubbles(page, "assistant").nth(1)).to_have_text("Sorry.")
+        await expect(bubbles(page, "assistant").nth(1)).to_have_text(SORRY)
         await heard(page)
         await expect(bubbles(page, "user")).to_have_text(["tell me a story", "stop it"])
         kept = await bubbles(page, "assistant").first.inner_text()
@@ -343,6 +351,22 @@ async def test_a_microphone_that_cannot_be_used_is_told_in_words(
         await expect(page.get_by_role("alert")).to_contain_text(words_said)
         await expect(page.get_by_role("region", name="Spoken conversation")).to_be_hidden()
         assert not await page.evaluate("sent.types")
+        await eventually(page, "String(contextStates()) === 'closed,closed'")
+
+
+async def test_what_is_said_at_once_is_heard(stack: VoiceStack, tmp_path: Path) -> None:
+    """Open the microphone only after the module that captures sound, which loads slowly here."""
+    stack.asr.script = ["two red circles"]
+    answers(stack, two="Here they are.")
+    spoken = say(HELLO)
+    args = microphone(tmp_path, silence(300) + spoken + silence(1000))
+    async with browsing(url(stack), args) as page:
+        await page.evaluate(SLOW_MODULES)
+        await talk(page)
+        await expect(bubbles(page, "assistant")).to_have_text("Here they are.")
+    _, pcm = stack.asr.heard[0]
+    assert len(pcm) > 0.9 * len(spoken)
+    assert alike(pcm, spoken) > 0.5
 
 
 async def test_a_connection_that_ends_is_told_in_words(stack: VoiceStack, tmp_path: Path) -> None:

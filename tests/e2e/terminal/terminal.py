@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import os
 import pty
 import select
@@ -58,14 +57,34 @@ class Terminal:
         """What was seen up to and with the first of `words`; it is not seen again."""
         give_up = time.monotonic() + seconds
         while not (found := [word for word in words if word in self.seen]):
-            if not select.select([self._fd], [], [], max(0.0, give_up - time.monotonic()))[0]:
-                raise TimeoutError(f"none of {words} in {self.seen!r}")
-            with contextlib.suppress(OSError):  # the command has ended: what was seen is all
-                self.seen += self._decode(os.read(self._fd, 65536)).replace("\r\n", "\n")
-                continue
-            raise EOFError(f"none of {words} in {self.seen!r}")
+            if not self._read(give_up, f"none of {words}"):
+                raise EOFError(f"none of {words} in {self.seen!r}")
         before, _, self.seen = self.seen.partition(found[0])
         return before + found[0]
+
+    def wait(self, seconds: float = WAIT_SECONDS) -> int:
+        """Read the rest into `seen` until no process has the terminal open; return the command's exit code.
+
+        Raises TimeoutError if that takes longer than `seconds`.
+        """
+        give_up = time.monotonic() + seconds
+        while self._read(give_up, "no end of the output"):
+            pass
+        return self.process.wait(max(0.0, give_up - time.monotonic()))
+
+    def _read(self, give_up: float, missing: str) -> bool:
+        """Add what comes next to `seen`; return False at the end.
+
+        Raises TimeoutError if nothing comes before `give_up`.
+        """
+        if not select.select([self._fd], [], [], max(0.0, give_up - time.monotonic()))[0]:
+            raise TimeoutError(f"{missing} in {self.seen!r}")
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # EIO: the command has ended
+            return False
+        self.seen += self._decode(data).replace("\r\n", "\n")
+        return bool(data)
 
 
 def environment() -> dict[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import sys
 import time
 import wave
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -33,7 +35,7 @@ from motet_pipelines.voice.conversation.events import Event
 from motet_pipelines.voice.conversation.inputs import AppendAudio, TruncateItem
 from motet_pipelines.voice.conversation.settings import ReplySettings
 from motet_pipelines.voice.services import SpeechServices
-from motet_shared.errors import ConfigError, MotetError, Overloaded, UnknownModel
+from motet_shared.errors import ConfigError, MotetError, Overloaded, Unavailable, UnknownModel
 
 SECOND = bytes([1, 2]) * RATE
 TONE = bytes([9, 9]) * (RATE // 10)
@@ -318,6 +320,51 @@ def test_errors_come_back_from_a_socket_by_their_code() -> None:
     for event in (back[0], back[2], back[3]):
         found = cast(Any, event).error
         assert (type(found), found.code) == (UnknownModel, "model_not_found")
+
+
+# ------------------------------------------------------------------------------------- exit status
+@pytest.mark.parametrize("fails", [True, False], ids=["failed", "raised"])
+@pytest.mark.parametrize("signals", [0, 1, 2])
+def test_ctrl_c_ends_with_status_0_whatever_failed(
+    signals: int,
+    fails: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C once, or again during the clean-up, which then runs to its end and raises; or not at all."""
+    cleaned: list[Dialogue] = []
+
+    async def conversation(
+        args: Any, dialogue: Dialogue, options: Any
+    ) -> AsyncGenerator[list[Event], None]:
+        given = dialogue.inputs()
+        await anext(given)
+        try:
+            if fails:
+                yield [events.Failed(Overloaded("all are busy"))]
+            if signals:
+                os.kill(os.getpid(), signal.SIGINT)
+            async for _ in given:
+                pass
+        finally:
+            if signals == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+            cleaned.append(dialogue)
+            if signals or not fails:
+                raise Unavailable("NATS does not answer")
+
+    monkeypatch.setattr("motet_cli.talk.command._conversation", conversation)
+    monkeypatch.setattr("motet_cli.talk.dialogue.SETTLED", 0.1)
+    said = file_of(TONE, tmp_path / "said.wav")
+    status = main(["talk", "--input", said, "--output", str(tmp_path / "heard.wav")])
+    assert status == (0 if signals else 1)
+    (dialogue,) = cleaned
+    assert dialogue.failures == fails
+    error = capsys.readouterr().err
+    assert ("error: all are busy" in error) is fails
+    assert ("NATS does not answer" in error) is (not signals and not fails)
 
 
 # --------------------------------------------------------------------------------- what is refused

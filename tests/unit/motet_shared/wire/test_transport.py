@@ -6,9 +6,11 @@ import asyncio
 from asyncio import StreamReader, StreamWriter
 from typing import Any
 
+import nats.errors
 import pytest
 
 from motet_shared.errors import Unavailable
+from motet_shared.testing import MemoryHub, MemoryTransport, memory_bus
 from motet_shared.wire.broker import SETTLE, Broker
 from motet_shared.wire.transport import NatsTransport
 from support.peers.stream_server import listening
@@ -118,6 +120,23 @@ class StallingServer(RecordingServer):
                 self.unanswered += 1
             else:
                 writer.write(b"PONG\r\n")
+
+
+async def test_a_bus_closes_without_an_answer_to_its_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both connections are closed; a bus that starts reports the timeout."""
+    hub = MemoryHub()
+    bus = await memory_bus(hub, "gateway")
+
+    async def flush(transport: MemoryTransport) -> None:
+        raise nats.errors.FlushTimeoutError
+
+    monkeypatch.setattr(MemoryTransport, "flush", flush)
+    await bus.close()
+    assert (bus.control.connected, bus.frames.connected) == (False, False)
+    with pytest.raises(nats.errors.FlushTimeoutError):
+        await memory_bus(hub, "gateway")
 
 
 @pytest.mark.timeout(20)

@@ -34,11 +34,12 @@ export class Microphone {
   }
 
   async #start(onPacket, onLost) {
-    const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
-    this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
+    // Before the microphone is opened: what is said while the module loads would be lost.
     // At the device's rate: not every browser resamples input, so the worklet does.
     this.#context = new AudioContext({ latencyHint: "interactive" });
     await this.#context.audioWorklet.addModule("voice/capture-worklet.js");
+    const audio = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
+    this.#stream = await navigator.mediaDevices.getUserMedia({ audio });
     const source = this.#context.createMediaStreamSource(this.#stream);
     const options = { channelCount: 1, channelCountMode: "explicit", processorOptions: { rate: RATE, samples: PACKET } };
     const capture = new AudioWorkletNode(this.#context, "capture", options);
@@ -47,6 +48,7 @@ export class Microphone {
     // Browsers run only nodes that are connected to the output; this one outputs silence.
     source.connect(this.analyser).connect(capture).connect(this.#context.destination);
     this.#stream.getAudioTracks()[0].addEventListener("ended", () => onLost("The microphone was disconnected."));
+    // Some browsers start audio only after a click or while a microphone is open; it is now.
     this.#context.resume();
   }
 
