@@ -116,8 +116,8 @@ class Answers(Generic[Batch, Ending]):
         request: without what differs in another process, such as references to blobs.
         """
         self._batches, self._ends = batches, ends
-        recorder = _current.get()
-        self._stream = None if recorder is None else recorder.open(_digest(request))
+        self._recorder = _current.get()
+        self._stream = None if self._recorder is None else self._recorder.open(_digest(request))
 
     @property
     def are_kept(self) -> bool:
@@ -130,8 +130,9 @@ class Answers(Generic[Batch, Ending]):
         Otherwise a service computes what nobody waits for beside what goes on, which is then
         rounded differently where rows of a step are computed together.
         """
-        recorder = _current.get()
-        return NO_EPOCH if self._stream is None or recorder is None else recorder.epoch()
+        if self._recorder is None or self._stream is None:
+            return NO_EPOCH
+        return self._recorder.epoch()
 
     async def recorded(self) -> Batch | None:
         """Return the next recorded batch, None behind the last. Raises a recorded error."""

@@ -137,7 +137,7 @@ class EngineSettings:
     )
     latency_goal: float | None = setting(
         "seconds between tokens up to which prefill may stretch steps beyond decode_slowdown (default: "
-        "0.1, divided by the running streams, at least 0.04)",
+        "0.1, divided by the running streams, at least 0.02)",
         default=None,
         min=0,
     )

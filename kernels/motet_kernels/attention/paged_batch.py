@@ -29,7 +29,8 @@ class PagedBatch:
 
     For a GPU, construct it from CPU tensors and then move it, `PagedBatch(…).to(device)`:
     validating GPU tensors would synchronize with the device. Tables and lengths may be written in
-    place between calls, starts may not.
+    place between calls. Starts may be for the CPU's native kernel alone, with the same last one:
+    other kernels read `spans`.
 
     Raises `KernelError` on tensors that do not fit each other.
     """

@@ -31,6 +31,7 @@ from motet_shared.messages import (
     Text,
 )
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.epochs import NO_EPOCH
 from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
@@ -69,6 +70,7 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
     if answers.end is not None:
         return
     reply = _Reply(call, inputs)
+    epoch = answers.epoch() if call.epoch == NO_EPOCH else call.epoch
     moves = Failover(
         call.bus,
         "tts",
@@ -84,7 +86,7 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
             async with moves as instance:
                 behind = msgspec.structs.replace(request, skip=samples)
                 stream = call.bus.open(
-                    "tts", behind, instance=instance, deadline=moves.left(), epoch=call.epoch
+                    "tts", behind, instance=instance, deadline=moves.left(), epoch=epoch
                 )
                 async with stream, aclosing(_fed(stream, reply.feed(stream))) as fed:
                     async for batch in fed:

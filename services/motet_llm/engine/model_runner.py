@@ -773,7 +773,7 @@ class ModelRunner:
             and self.fused.get("layers") == len(self._shapes.layers)
             and sum(counts) <= self._token_budget
             and can_pad(counts, self.context)
-            and all(work.request.images is None for work in works)
+            and all(work.request.images is None or _is_decode(work) for work in works)
         )
 
     def _tables(self, works: Sequence[Work], group: int) -> np.ndarray:

@@ -26,6 +26,7 @@ MAX_ROWS = 64  # rows of a step that is replayed; larger ones are bound by matri
 MAX_TOKENS = 8  # of a single row with a draft: each length has recordings of its own
 SIZES_PER_OCTAVE = 8  # sizes to which other steps are padded, from one power of two to the next
 LEAST_PADDED = 4  # tokens between such sizes, at least
+MAX_EXACT = 16  # tokens up to which nothing is padded: kernels of few rows take longer by the row
 
 Turns = tuple[Tensor, Tensor]
 Layer = Callable[[Tensor, Turns], Tensor]
@@ -48,6 +49,8 @@ class StepStorage:
         self.lengths = [torch.zeros(rows, dtype=torch.int32) for _ in groups]
         self.tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in groups]
         self._workspaces = Workspace(), Workspace()
+        self._max_tokens = tokens
+        self._turns: Turns | None = None
 
     def workspace(self, index: int) -> Workspace:
         """Return the workspace of layer `index`."""
@@ -56,6 +59,13 @@ class StepStorage:
     def input_like(self, index: int, x: Tensor) -> Tensor:
         """Return memory for the input of layer `index`, if the layer before did not compute it."""
         return self.workspace(index + 1).rewind().place(x)
+
+    def turns_of(self, size: int, turns: Turns) -> Turns:
+        """Return memory for cosines and sines of `size` tokens, like these `[1, N, …]`."""
+        if self._turns is None:
+            cos, sin = (turn.new_zeros(1, self._max_tokens, *turn.shape[2:]) for turn in turns)
+            self._turns = cos, sin
+        return self._turns[0][:, :size], self._turns[1][:, :size]
 
 
 class StepMemory:
@@ -171,12 +181,10 @@ class PaddedStepMemory(StepMemory):
         return _written(self._storage.input_like(index, own), x.clone())
 
     def _keep(self, turns: Turns) -> Turns:
-        if self._turns is None:
-            cos, sin = (turn.new_empty(1, self._size, *turn.shape[2:]) for turn in turns)
-            self._turns = cos, sin
-        for fixed, turn in zip(self._turns, turns, strict=True):
-            _written(fixed, turn)
-        return self._turns
+        fixed = self._storage.turns_of(self._size, turns)
+        for into, turn in zip(fixed, turns, strict=True):
+            _written(into, turn)
+        return fixed
 
 
 def stays(counts: Sequence[int]) -> bool:
@@ -197,7 +205,9 @@ def can_pad(counts: Sequence[int], context: int) -> bool:
 
 
 def padded(tokens: int) -> int:
-    """Return to how many tokens a step is padded: at most an eighth more, beyond 32."""
+    """Return to how many tokens a step is padded: at most 3, or an eighth, more."""
+    if tokens <= MAX_EXACT:
+        return tokens
     step = max(LEAST_PADDED, (1 << (tokens - 1).bit_length()) // (2 * SIZES_PER_OCTAVE))
     return -(-tokens // step) * step
 

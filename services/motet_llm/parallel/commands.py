@@ -75,9 +75,14 @@ class Join(Struct, tag=True, frozen=True):
 
 
 class Forward(Struct, tag=True, frozen=True):
-    """Compute a step."""
+    """Compute a step.
+
+    replays: whether it may be replayed. The leader decides for all: a replayed step is padded, and
+    sums have the same rows in all ranks.
+    """
 
     rows: list[Row]
+    replays: bool
 
 
 class LogitsOf(Struct, tag=True, frozen=True):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from motet_kernels.runtime.replay import can_replay
 from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.cache.kv_cache import KvCache
 from motet_llm.cache.state_cache import StateCache
@@ -184,7 +185,8 @@ class LeaderRunner(RankRunner):
 
         given: None, because stages that take states are refused (`degrees.py`).
         """
-        self.ranks.send(c.Forward([c.Row.of(work) for work in works]))
+        self.replays = can_replay()
+        self.ranks.send(c.Forward([c.Row.of(work) for work in works], self.replays))
         with self.ranks.together():
             return super().forward(works, watched, given)
 

@@ -66,6 +66,7 @@ class RankRunner(ModelRunner):
     """
 
     others: Others | None = None
+    replays = True  # whether the next step may be replayed
 
     def __init__(self, config: EngineConfig, member: Membership):
         self.member = member
@@ -219,7 +220,8 @@ class RankRunner(ModelRunner):
     def _memory(self, works: Sequence[Work], num_blocks: int) -> StepMemory | None:
         """Return the memory of a step that may be replayed: its sums are native calls, too."""
         is_whole = self.degrees.pipeline == 1  # hidden states are not sent within a recording
-        if self._deterministic or not is_whole or not self.member.stage.replays():
+        may_replay = self.replays and self.member.stage.replays()
+        if self._deterministic or not is_whole or not may_replay:
             return None
         return super()._memory(works, num_blocks)
 

@@ -77,7 +77,8 @@ class Follower:
         runner = self.runner
         assert runner is not None
         match command:
-            case c.Forward(rows):
+            case c.Forward(rows, replays):
+                runner.replays = replays
                 runner.forward([c.RankWork.of(row) for row in rows])
             case c.LogitsOf(rows):
                 runner.logits_of(rows)

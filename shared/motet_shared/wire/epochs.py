@@ -41,8 +41,8 @@ class Epochs:
 
     def note(self, epoch: Epoch) -> bool:
         """Record the epoch of new work; return True if it is the newest of its session so far."""
-        if not epoch.session or epoch.number < self.newest(epoch.session):
-            return False
+        if not epoch.session or epoch.number < max(self.newest(epoch.session), 1):
+            return False  # 0 is what an unknown session has
         is_first = epoch.number > self.newest(epoch.session)
         self._newest[epoch.session] = epoch.number
         self._newest.move_to_end(epoch.session)
