@@ -127,8 +127,8 @@ class Answers(Generic[Batch, Ending]):
     def epoch(self) -> Epoch:
         """Return the epoch with which to ask the service: it ends what an earlier process asked.
 
-        Otherwise a service computes what nobody waits for beside what goes on, which is then
-        rounded differently where rows of a step are computed together.
+        Otherwise a service computes that beside what goes on, which is then rounded differently
+        where rows of a step are computed together.
         """
         if self._recorder is None or self._stream is None:
             return NO_EPOCH

@@ -118,7 +118,9 @@ class StepMemory:
         assert self._turns is not None
         tape = self._tapes.get(index)
         if tape is None:
-            own = self._last[1] if self._is_result_before(index, x) else self._input_of(index, x)
+            own = self._result_before(index, x)
+            if own is None:
+                own = self._input_of(index, x)
             workspace = self._storage.workspace(index)
             tape = self._tapes[index] = _LayerTape(layer, own, self._turns, workspace)
             result = tape.result
@@ -131,12 +133,13 @@ class StepMemory:
         """Return memory for the input of layer `index`, with x in it."""
         return self._storage.input_like(index, x).copy_(x.clone())
 
-    def _is_result_before(self, index: int, x: Tensor) -> bool:
-        """Return True if x is the last result, and not in the workspace of layer `index`."""
+    def _result_before(self, index: int, x: Tensor) -> Tensor | None:
+        """Return the last result if it is x, and not in the workspace of layer `index`."""
         if self._last is None:
-            return False
+            return None
         before, result = self._last
-        return (index - before) % 2 == 1 and x.data_ptr() == result.data_ptr()
+        is_x = (index - before) % 2 == 1 and x.data_ptr() == result.data_ptr()
+        return result if is_x else None
 
     def _keep(self, turns: Turns) -> Turns:
         """Copy cosines and sines to fixed addresses."""
