@@ -101,8 +101,21 @@ class Clients:
         rows = zip(self.questions, replies, undisturbed, strict=True)
         return [one.path for one, a, b in rows if one.said(a.body) != one.said(b.body)]
 
-    def report(self, capsys: pytest.CaptureFixture[str], what: str, replies: list[Reply]) -> None:
-        """Print the pauses of the streams; a whole reply comes at once, whatever happened before."""
+    def check(
+        self,
+        replies: list[Reply],
+        undisturbed: list[Reply],
+        capsys: pytest.CaptureFixture[str],
+        what: str,
+    ) -> None:
+        """Compare replies with those of an undisturbed run, and print the pauses of the streams.
+
+        A whole reply comes at once, whatever happened before. Where replies differ, the failure says
+        whether those of another undisturbed run do.
+        """
+        if differing := self.differing(replies, undisturbed):
+            alone = self.differing(self.replies(), undisturbed)
+            pytest.fail(f"{what}: {differing} differ; undisturbed, {alone or 'none'} do")
         rows = zip(self.questions, replies, strict=True)
         pauses = sorted(reply.pause for one, reply in rows if one.streams)
         with capsys.disabled():
@@ -125,10 +138,8 @@ def clients(kept_stack: MotetStack) -> Clients:
 
 @pytest.fixture(scope="module")
 def undisturbed(clients: Clients) -> list[Reply]:
-    """What is said while nothing dies, twice."""
-    first = clients.replies()
-    assert not clients.differing(clients.replies(), first), "the yardstick"
-    return first
+    """What is said while nothing dies."""
+    return clients.replies()
 
 
 def test_replies_are_the_same_over_deaths_of_the_gateway(
@@ -143,10 +154,8 @@ def test_replies_are_the_same_over_deaths_of_the_gateway(
         time.sleep(0.5)
         kept_stack.kill("gateway")()
         until(kept_stack.ready, "a gateway has adopted the connections")
-    replies = [future.result() for future in futures]
-    assert not clients.differing(replies, undisturbed)
+    clients.check([future.result() for future in futures], undisturbed, capsys, "one gateway")
     assert kept_stack.child("gateway")["pid"] != before
-    clients.report(capsys, "one gateway", replies)
 
 
 def test_a_second_gateway_takes_over_at_once(
@@ -159,7 +168,5 @@ def test_a_second_gateway_takes_over_at_once(
     futures = clients.begin()
     time.sleep(0.5)
     restarted = kept_stack.kill("gateway-2")
-    replies = [future.result() for future in futures]
-    assert not clients.differing(replies, undisturbed)
+    clients.check([future.result() for future in futures], undisturbed, capsys, "two gateways")
     restarted()
-    clients.report(capsys, "two gateways", replies)
