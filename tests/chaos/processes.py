@@ -57,6 +57,7 @@ class Line:
         self.credentials = server.credentials
         self._nats = server
         self._ends: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._delivers, self._passes = asyncio.Event(), asyncio.Event()
         self._delivers.set()
@@ -74,7 +75,9 @@ class Line:
         assert self._server is not None
         self._server.close()
         self.cut()
-        await asyncio.sleep(0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def hold(self) -> None:
         """Keep back what the server sends, until `cut`, with which it is lost."""
@@ -96,12 +99,20 @@ class Line:
             self._passes.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._passes.wait()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._nats.port)
+            await self._passes.wait()
+            await self._connect(reader, writer)
         except OSError:
+            pass  # NATS is not there: the process tries again
+        finally:
+            self._tasks.discard(task)
             writer.transport.abort()
-            return
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._nats.port)
         self._ends |= {writer, back}
         ways = [
             asyncio.create_task(_pump(reader, back, self._passes)),
