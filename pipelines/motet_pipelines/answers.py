@@ -124,14 +124,14 @@ class Answers(Generic[Batch, Ending]):
         """Return True if each batch is to be recorded."""
         return self._stream is not None
 
-    def epoch(self) -> Epoch:
+    def epoch(self, given: Epoch = NO_EPOCH) -> Epoch:
         """Return the epoch with which to ask the service: it ends what an earlier process asked.
 
         Otherwise a service computes that beside what goes on, which is then rounded differently
-        where rows of a step are computed together.
+        where rows of a step are computed together. An epoch that is given is used as it is.
         """
-        if self._recorder is None or self._stream is None:
-            return NO_EPOCH
+        if given != NO_EPOCH or self._recorder is None or self._stream is None:
+            return given
         return self._recorder.epoch()
 
     async def recorded(self) -> Batch | None:

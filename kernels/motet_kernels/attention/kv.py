@@ -2,8 +2,8 @@
 
 Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is
 contiguous in memory. A slot is `block · S + offset`; a token whose slot is `NO_SLOT` is not stored,
-which is for the padding of a step. In a cache of 8 bits (int8, float8_e4m3fn) a
-head's row is D codes followed by their own scale in float32: `[P, K, S, D + 4]`.
+which is for the padding of a step. In a cache of 8 bits (int8, float8_e4m3fn) a head's row is D
+codes followed by their own scale in float32: `[P, K, S, D + 4]`.
 
 Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (that of the values
 may differ).
@@ -44,8 +44,8 @@ def store_kv(
 ) -> None:
     """Store a step's keys and values, rounded to the cache's type, each token in its slot.
 
-    `slots_N` is int64, on the same device, without duplicates other than `NO_SLOT`. Inputs may have any strides but a
-    dense last dimension. The values are None where they are a view of the keys, as in multi-head
+    `slots_N` is int64, on the same device, without duplicates other than `NO_SLOT`. Inputs may have
+    any strides but a dense last dimension. The values are None where they are a view of the keys, as in multi-head
     latent attention. Raises `KernelError` on a slot outside of the cache, which is then unchanged.
     On a GPU slots are not validated, which would synchronize with the device: a token whose slot is
     out of range is skipped.

@@ -31,7 +31,6 @@ from motet_shared.messages import (
     Text,
 )
 from motet_shared.wire.discovery import Directory
-from motet_shared.wire.epochs import NO_EPOCH
 from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
@@ -70,7 +69,7 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
     if answers.end is not None:
         return
     reply = _Reply(call, inputs)
-    epoch = answers.epoch() if call.epoch == NO_EPOCH else call.epoch
+    epoch = answers.epoch(call.epoch)
     moves = Failover(
         call.bus,
         "tts",

@@ -128,8 +128,7 @@ async def speak(
         return
     if outcome.samples > samples:
         request = msgspec.structs.replace(request, resume=position.resume())
-    if epoch == NO_EPOCH:
-        epoch = answers.epoch()
+    epoch = answers.epoch(epoch)
     async with answers.live():
         while True:
             async with moves as instance, _with_sample(request, cloned, instance) as asked:

@@ -5,7 +5,6 @@ Head and first part of the body are one write, so that a whole reply was rendere
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from .transport import KeptTransport
 
 KEPT = "motet.http.kept"  # in the extensions of a scope: the `KeptResponse`
 
-_EPOCH = "epoch"  # name under which the number of the last gateway that asked a service is noted
+_EPOCH = "epoch"  # name of the draw of a session, and of the noted number of the last gateway
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
@@ -33,7 +32,6 @@ class KeptResponse:
     def __init__(self, transport: KeptTransport, writable: Writable):
         self._transport, self._writable = transport, writable
         self._generation = transport.journal.generation
-        self._identity = transport.identity
         self.is_repeated = False  # True: another gateway had the whole request
         self._draws = transport.draws()
         self._head: bytes | None = None
@@ -63,8 +61,7 @@ class KeptResponse:
             before = self.memo(_EPOCH)
             number = 0 if before is None else int.from_bytes(before) + 1
             self.note(_EPOCH, number.to_bytes(8))
-            name = hashlib.blake2b(self._identity, digest_size=16).hexdigest()
-            self._epoch = Epoch(f"kept-{name}", number)
+            self._epoch = Epoch(f"kept-{self._draws.bytes(16, _EPOCH).hex()}", number)
         return self._epoch
 
     @property

@@ -748,9 +748,10 @@ class ModelRunner:
         counts = tuple(work.num_tokens for work in works)
         has_adapter = _any_adapter(works)
         is_exact = stays(counts) and all(map(_is_decode, works))
-        if not is_exact and (has_adapter or not self._can_pad(works)):
+        if not is_exact and (has_adapter or not self._can_pad(works, counts)):
             return None
-        key = (counts if is_exact else padded(sum(counts))), has_adapter
+        size = padded(sum(counts))
+        key = (counts if is_exact else size), has_adapter
         memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
             storage = self._step_storage
@@ -761,13 +762,12 @@ class ModelRunner:
             memory = self._memories[key] = (
                 StepMemory(counts, storage)
                 if is_exact
-                else PaddedStepMemory(padded(sum(counts)), storage, self.kv.null_block)
+                else PaddedStepMemory(size, storage, self.kv.null_block)
             )
         return memory
 
-    def _can_pad(self, works: Sequence[Work]) -> bool:
+    def _can_pad(self, works: Sequence[Work], counts: Sequence[int]) -> bool:
         """Return True for a step that may be padded: of text, all layers recorded."""
-        counts = [work.num_tokens for work in works]
         return (
             self.states is None
             and self.fused.get("layers") == len(self._shapes.layers)

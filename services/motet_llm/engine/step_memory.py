@@ -49,7 +49,6 @@ class StepStorage:
         self.lengths = [torch.zeros(rows, dtype=torch.int32) for _ in groups]
         self.tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in groups]
         self._workspaces = Workspace(), Workspace()
-        self._max_tokens = tokens
         self._turns: Turns | None = None
 
     def workspace(self, index: int) -> Workspace:
@@ -63,7 +62,8 @@ class StepStorage:
     def turns_of(self, size: int, turns: Turns) -> Turns:
         """Return memory for cosines and sines of `size` tokens, like these `[1, N, …]`."""
         if self._turns is None:
-            cos, sin = (turn.new_zeros(1, self._max_tokens, *turn.shape[2:]) for turn in turns)
+            tokens = len(self.slots[0])
+            cos, sin = (turn.new_zeros(1, tokens, *turn.shape[2:]) for turn in turns)
             self._turns = cos, sin
         return self._turns[0][:, :size], self._turns[1][:, :size]
 
@@ -103,10 +103,14 @@ class StepMemory:
     def write(self, rows: Sequence[Rows], slots: Sequence[Tensor]) -> None:
         """Write the next step: by group its rows (tables `[B, ≤M]`) and its tokens' slots `[N]`."""
         for batch, row, into, slot in zip(self.batches, rows, self.slots, slots, strict=True):
-            batch.tables_BM[:, : row.tables_BM.shape[1]] = row.tables_BM
-            batch.lengths_B.copy_(row.lengths_B)
-            into.copy_(slot)
+            self._write(batch, row, into, slot)
         self._last = self._given = None
+
+    def _write(self, batch: PagedBatch, row: Rows, into: Tensor, slot: Tensor) -> None:
+        """Write a group's rows to `batch`, and its slots to `into`."""
+        batch.tables_BM[:, : row.tables_BM.shape[1]] = row.tables_BM
+        batch.lengths_B.copy_(row.lengths_B)
+        into.copy_(slot)
 
     def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:
         """Return `layer(x, turns)`, recorded on its first call and replayed afterwards.
@@ -161,19 +165,17 @@ class PaddedStepMemory(StepMemory):
         super().__init__([size, *[0] * MAX_ROWS], storage)
         self._size, self._null_block = size, null_block
 
-    def write(self, rows: Sequence[Rows], slots: Sequence[Tensor]) -> None:
-        padding, count = self._size - len(slots[0]), len(rows[0].lengths_B)
-        for batch, row, into, slot in zip(self.batches, rows, self.slots, slots, strict=True):
-            # In place: native kernels read starts in each call.
-            batch.starts[: count + 1] = row.starts
-            batch.starts[count + 1 :] = self._size
-            batch.lengths_B[:count] = row.lengths_B
-            batch.lengths_B[count] = padding
-            batch.tables_BM[:count, : row.tables_BM.shape[1]] = row.tables_BM
-            batch.tables_BM[count] = self._null_block
-            into[: len(slot)] = slot
-            into[len(slot) :] = NO_SLOT
-        self._last = self._given = None
+    def _write(self, batch: PagedBatch, row: Rows, into: Tensor, slot: Tensor) -> None:
+        count, tokens = len(row.lengths_B), len(slot)
+        # In place: native kernels read starts in each call.
+        batch.starts[: count + 1] = row.starts
+        batch.starts[count + 1 :] = self._size
+        batch.lengths_B[:count] = row.lengths_B
+        batch.lengths_B[count] = self._size - tokens
+        batch.tables_BM[:count, : row.tables_BM.shape[1]] = row.tables_BM
+        batch.tables_BM[count] = self._null_block
+        into[:tokens] = slot
+        into[tokens:] = NO_SLOT
 
     def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:
         """Return `layer(x, turns)` as `StepMemory.run` does, of `[1, N, …]` tensors."""
