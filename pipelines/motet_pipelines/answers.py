@@ -78,8 +78,8 @@ class Recorder(Protocol):
     def note(self, name: str, value: bytes) -> None:
         """Note a value under a name that is unique in the client's request."""
 
-    def epoch(self) -> Epoch:
-        """Return the epoch of what this process asks the services for the client's request."""
+    def epoch(self, given: Epoch) -> Epoch:
+        """Return the epoch of work of the epoch `given` that this process asks the services for."""
 
 
 class WireError(NamedTuple):
@@ -128,11 +128,11 @@ class Answers(Generic[Batch, Ending]):
         """Return the epoch with which to ask the service: it ends what an earlier process asked.
 
         Otherwise a service computes that beside what goes on, which is then rounded differently
-        where rows of a step are computed together. An epoch that is given is used as it is.
+        where rows of a step are computed together.
         """
-        if given != NO_EPOCH or self._recorder is None or self._stream is None:
+        if self._recorder is None or self._stream is None:
             return given
-        return self._recorder.epoch()
+        return self._recorder.epoch(given)
 
     async def recorded(self) -> Batch | None:
         """Return the next recorded batch, None behind the last. Raises a recorded error."""

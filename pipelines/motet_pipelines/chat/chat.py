@@ -57,10 +57,11 @@ def chat(
     deadline: float | None = None,
     patience: float = 5.0,
     epoch: Epoch = NO_EPOCH,
+    sink: Sink | None = None,
 ) -> AsyncGenerator[list[Text], None]:
     """Yield the reply as `chat_with_prompt` does, to a request that wants nothing of its prompt."""
     batches = chat_with_prompt(
-        bus, request, outcome, deadline=deadline, patience=patience, epoch=epoch
+        bus, request, outcome, deadline=deadline, patience=patience, epoch=epoch, sink=sink
     )
     return cast(AsyncGenerator[list[Text], None], batches)
 
@@ -96,6 +97,7 @@ async def chat_with_prompt(
         return
     if ids:
         request = msgspec.structs.replace(request, resume=Resume(ids, text_len))
+    epoch = answers.epoch(epoch)
     moves = Failover(
         bus,
         "tokenizer",

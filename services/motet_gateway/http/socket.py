@@ -103,6 +103,16 @@ class Socket:
         others = [(name, value) for name, value in self.scope["headers"] if name not in _DESCRIBING]
         self.scope = {**self.scope, "query_string": query, "headers": [*others, *headers]}
 
+    @property
+    def is_free(self) -> bool:
+        """Return True if `write_now` may be called: the client reads, and the connection is not kept."""
+        return self._burst is not None and self._kept is None and self._burst.is_free
+
+    def write_now(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text of `take` as a message, at once."""
+        assert self._burst is not None
+        self._burst.send_now(take)
+
     async def write(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
         """Send each text of `take` as a message; `take` is called once the client reads.
 

@@ -129,6 +129,24 @@ class Burst:
         """Return True if the peer does not read, so that `send` would wait."""
         return not self._protocol.writable.is_set()
 
+    @property
+    def is_free(self) -> bool:
+        """Return True if `send_now` may be called: the connection is open, and the peer reads."""
+        peer = self._protocol
+        return peer.writable.is_set() and self._is_open
+
+    @property
+    def _is_open(self) -> bool:
+        peer = self._protocol
+        closes = peer.disconnected or peer.close_sent
+        return not closes and peer.conn.state is State.OPEN
+
+    def send_now(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
+        """Send each text returned by `take` as one message, all in a single write."""
+        self._protocol.transport.write(
+            b"".join([part for data in take() for part in (frame_head(len(data), binary), data)])
+        )
+
     async def send(self, take: Callable[[], Iterable[bytes]], *, binary: bool = False) -> None:
         """Send each text returned by `take` as one message, all in a single write.
 
@@ -139,16 +157,14 @@ class Burst:
         if not peer.writable.is_set():
             with peer.readers.waiting():
                 await peer.writable.wait()
-        if peer.disconnected or peer.close_sent or peer.conn.state is not State.OPEN:
+        if not self._is_open:
             raise ClientDisconnected
-        peer.transport.write(
-            b"".join([part for data in take() for part in (frame_head(len(data), binary), data)])
-        )
+        self.send_now(take, binary=binary)
 
     def ask(self, mark: int) -> None:
         """Request a call of `on_arrived(mark)` once everything sent so far has arrived."""
         peer = self._protocol
-        if not (peer.disconnected or peer.close_sent) and peer.conn.state is State.OPEN:
+        if self._is_open:
             peer.conn.send_ping(mark.to_bytes(_MARK_BYTES))
             peer.transport.write(b"".join(peer.conn.data_to_send()))
 

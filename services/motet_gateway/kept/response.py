@@ -12,12 +12,11 @@ from motet_pipelines.answers import record_in
 from motet_shared.wire.epochs import Epoch
 
 from . import draws
+from .epochs import GatewayEpochs
 from .journal import JournaledStream, Writable
 from .transport import KeptTransport
 
 KEPT = "motet.http.kept"  # in the extensions of a scope: the `KeptResponse`
-
-_EPOCH = "epoch"  # name of the draw of a session, and of the noted number of the last gateway
 
 _Message = MutableMapping[str, Any]
 _Send = Callable[[_Message], Awaitable[None]]
@@ -38,7 +37,7 @@ class KeptResponse:
         self._holds = False  # True: the next write is a head
         self._begins = False
         self._goes_on: bool | None = None  # None: the response has not begun
-        self._epoch: Epoch | None = None
+        self._epochs = GatewayEpochs(self.memo, self.note)
 
     def open(self, digest: bytes) -> JournaledStream | None:
         """Return the stream of a request to a service, None once the response has ended."""
@@ -55,14 +54,9 @@ class KeptResponse:
         """Note a value under a name."""
         self._transport.journal.note(name, value)
 
-    def epoch(self) -> Epoch:
-        """Return the epoch of this gateway: one more than that of the one which served it before."""
-        if self._epoch is None:
-            before = self.memo(_EPOCH)
-            number = 0 if before is None else int.from_bytes(before) + 1
-            self.note(_EPOCH, number.to_bytes(8))
-            self._epoch = Epoch(f"kept-{self._draws.bytes(16, _EPOCH).hex()}", number)
-        return self._epoch
+    def epoch(self, given: Epoch) -> Epoch:
+        """Return the epoch of work of the epoch `given` that this gateway asks for."""
+        return self._epochs.of(given, self._draws)
 
     @property
     def was_answered(self) -> bool:

@@ -15,14 +15,16 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import msgspec
 
 from motet_pipelines.answers import record_in
 from motet_shared.errors import MotetError, from_wire
-from motet_shared.wire.epochs import NO_EPOCH, Epoch
+from motet_shared.wire.epochs import Epoch
 
 from . import draws
+from .epochs import GatewayEpochs
 from .journal import Checkpoint, JournaledStream
 from .memory import BadMemory
 from .moves import Message, Place
@@ -71,6 +73,7 @@ class KeptSession:
                 self._numbers[sequence].append(number)
         self._draws = transport.draws()
         self._ended = {name.removesuffix(END) for name in self._numbers if name.endswith(END)}
+        self._epochs = GatewayEpochs(self.memo, partial(self.note, lasts=True))
 
     def begin(self) -> None:
         """Have the current task, and those that it starts, draw and record for the session."""
@@ -201,9 +204,9 @@ class KeptSession:
         """Return the stream of a request to a service."""
         return self._journal.open(digest, _at_once)
 
-    def epoch(self) -> Epoch:
-        """Return no epoch: replies of a session have epochs of their own."""
-        return NO_EPOCH
+    def epoch(self, given: Epoch) -> Epoch:
+        """Return the epoch of work of the epoch `given` that this gateway asks for."""
+        return self._epochs.of(given, self._draws)
 
     def memo(self, name: str) -> bytes | None:
         """Return the value that was noted under a name, None without any."""

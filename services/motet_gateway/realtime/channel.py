@@ -29,6 +29,13 @@ class Connection(Protocol):
 
     scope: Scope
 
+    @property
+    def is_free(self) -> bool:
+        """Return True if `write_now` may be called: the connection is open, and the client reads."""
+
+    def write_now(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text of `take` as a message, at once."""
+
     async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
         """Send each text of `take` as a message; `take` is called once the client reads."""
 
@@ -165,12 +172,32 @@ class Channel:
             if self.closed:
                 raise ClientGone
 
+    @property
+    def is_free(self) -> bool:
+        """Return True if events that are added now can be sent at once, with `flush_now`."""
+        socket = self._socket
+        return (
+            socket is not None
+            and self._kept is None
+            and not (self.closed or self._log.waiting)
+            and socket.is_free
+        )
+
+    def flush_now(self) -> None:
+        """Send what was added since the channel `is_free`."""
+        if (socket := self._socket) is not None and self._log.waiting:
+            socket.write_now(self._take)
+            self._ask(socket)
+
     async def _write(self, socket: Connection) -> None:
         try:
             await socket.write(self._take)
         except ClientGone:
             self.detach(socket)
             return
+        self._ask(socket)
+
+    def _ask(self, socket: Connection) -> None:
         if self._log.unsure:
             socket.ask(self._log.count)
 

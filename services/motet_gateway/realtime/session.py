@@ -355,10 +355,17 @@ class Session:
         self._add(events)
         await self._flush()
 
+    @property
+    def is_free(self) -> bool:
+        return self.channel.is_free
+
     def post(self, *events: Event) -> None:
         """Send events of the conversation as soon as the client reads."""
+        is_free = self.channel.is_free
         self._add(events)
-        if self._flushing is None or self._flushing.done():
+        if is_free:
+            self.channel.flush_now()
+        elif self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush(), name="flush")
 
     def _add(self, events: Sequence[Event]) -> None:

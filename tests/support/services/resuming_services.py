@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from array import array
 
+import pytest
+
 from motet_media.audio import SAMPLE_BYTES
 from motet_shared.messages import (
     Audio,
@@ -27,6 +29,7 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
+from motet_shared.wire.epochs import Epoch
 from support.services.drawing_services import FakeDiffusion
 from support.services.voice_services import ASR_MODEL, FakeRecognizer, ScriptedTts
 
@@ -56,6 +59,19 @@ class ResumingTts(ScriptedTts):
                 end = chunk.end if is_last else 0
                 await call.send(Audio(part, times, request.sentence + number, end, usage))
                 await asyncio.sleep(PACE)
+
+
+def epochs_of_speech(monkeypatch: pytest.MonkeyPatch) -> list[Epoch]:
+    """Return a list that gets the epoch of each call of a ResumingTts from now on."""
+    epochs: list[Epoch] = []
+    say = ResumingTts._say
+
+    async def noting(tts: ResumingTts, call: Call, request: Speak) -> None:
+        epochs.append(call.epoch)
+        await say(tts, call, request)
+
+    monkeypatch.setattr(ResumingTts, "_say", noting)
+    return epochs
 
 
 class ResumingAsr(FakeRecognizer):

@@ -27,7 +27,7 @@ from motet_pipelines.graphs.spoken import SPEAK, THINK
 from motet_shared.messages import Audio, States
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import die, settle
-from motet_shared.wire.epochs import NO_EPOCH, Epoch
+from motet_shared.wire.epochs import Epoch
 from motet_tts.codecs.token2wav import Token2Wav, load_token2wav
 from motet_tts.models.noise import Noise
 from motet_tts.shaper import Shaper
@@ -197,8 +197,8 @@ class Recorded:
 
     def note(self, name: str, value: bytes) -> None: ...
 
-    def epoch(self) -> Epoch:
-        return NO_EPOCH
+    def epoch(self, given: Epoch) -> Epoch:
+        return given
 
 
 @pytest.mark.long

@@ -17,6 +17,11 @@ class EventQueue:
         )
         self._left = False
 
+    @property
+    def is_free(self) -> bool:
+        """Return False: a batch waits for the caller's next step."""
+        return False
+
     def post(self, *events: Event) -> None:
         """Queue a batch."""
         self._queue.put_nowait((list(events), None))

@@ -181,6 +181,10 @@ class Drained(Event, frozen=True):
 class EventSink(Protocol):
     """Describe what takes the events of a conversation, in their order."""
 
+    @property
+    def is_free(self) -> bool:
+        """Return True if what is posted now is sent at once: nothing waits for the caller to read."""
+
     def post(self, *events: Event) -> None:
         """Take a batch of events without waiting: none comes between them."""
 

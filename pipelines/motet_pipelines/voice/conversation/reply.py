@@ -188,7 +188,7 @@ class Reply:
         return _End("incomplete", "max_output_tokens") if status == "length" else _End("completed")
 
     async def _write(self, request: Chat) -> None:
-        batches = chat(self._bus, request, self._outcome, **self._options())
+        batches = chat(self._bus, request, self._outcome, sink=self._write_now, **self._options())
         async with aclosing(batches):
             async for batch in batches:
                 self._account.receive(batch)
@@ -200,6 +200,19 @@ class Reply:
                         self._items.tool(piece, events)
                 if events:
                     await self._events.emit(*events)
+
+    def _write_now(self, batch: list[Text]) -> bool:
+        """Send the events of plain text at once; return False if the caller has to be waited for."""
+        if self._cancelling or not self._events.is_free:
+            return False
+        events: list[Event] = []
+        for item in batch:
+            if item.text:
+                self._items.text(item.text, events)
+        if events:
+            self._events.post(*events)
+        self._account.receive(batch)
+        return True
 
     async def _speak(self, request: Chat) -> None:
         """Speak the text while it is generated; tool calls follow when all is spoken."""

@@ -89,14 +89,13 @@ class EventChannel:
         return {"type": "websocket.receive", "text": text}
 
     # ---------------------------------------------------------------------------------------- send
-    async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
-        """Send each text that `take` returns as a message.
+    @property
+    def is_free(self) -> bool:
+        return self._writable.is_set() and not self._gone and self._is_open
 
-        Raises ClientGone if the channel is closed.
-        """
-        await self._writable.wait()
-        if self._gone or self._channel is None or self._channel.readyState != "open":
-            raise ClientGone
+    def write_now(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text that `take` returns as a message."""
+        assert self._channel is not None
         for text in take():
             try:
                 self._channel.send(text.decode())
@@ -104,6 +103,20 @@ class EventChannel:
                 self._channel.send(_too_large(text))
         if self._channel.bufferedAmount > _HIGH:
             self._writable.clear()
+
+    async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text that `take` returns as a message.
+
+        Raises ClientGone if the channel is closed.
+        """
+        await self._writable.wait()
+        if self._gone or not self._is_open:
+            raise ClientGone
+        self.write_now(take)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._channel is not None and self._channel.readyState == "open"
 
     def ask(self, mark: int) -> None:
         """Count everything as arrived: a call's client does not come back."""

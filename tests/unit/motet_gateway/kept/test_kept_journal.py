@@ -14,7 +14,7 @@ from motet_gateway.kept.journal import Journal
 from motet_gateway.kept.memory import ConnectionMemory
 from motet_pipelines.answers import Answers, noted, once, record_in
 from motet_shared.errors import Unavailable
-from motet_shared.wire.epochs import NO_EPOCH, Epoch
+from motet_shared.wire.epochs import Epoch
 
 _WORDS = msgspec.msgpack.Decoder(str)
 _ENDS = msgspec.msgpack.Decoder(int)
@@ -44,8 +44,8 @@ class Process:
     def note(self, name: str, value: bytes) -> None:
         self.journal.note(name, value)
 
-    def epoch(self) -> Epoch:
-        return NO_EPOCH
+    def epoch(self, given: Epoch) -> Epoch:
+        return given
 
     async def _writable(self) -> None:
         await asyncio.sleep(0)

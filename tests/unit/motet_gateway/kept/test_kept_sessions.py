@@ -166,6 +166,18 @@ async def test_a_written_session_goes_on_at_every_gateway(here: World) -> None:
             assert said(client.events) == said(undisturbed)
 
 
+async def test_each_gateway_ends_what_the_one_before_asked(here: World) -> None:
+    """A reply has a later epoch than those before it, and at the next gateway a later one of its own."""
+    async with session(here, 30, 120) as client:
+        await converse(client)
+        assert client.connection.lives == 3
+    epochs = here.tokenizer.epochs
+    assert len({epoch.session for epoch in epochs}) == 1
+    numbers = [epoch.number for epoch in epochs]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 5, "three replies, of which two were asked for again"
+
+
 async def test_what_is_sent_while_no_gateway_is_there_is_handled_once(here: World) -> None:
     async with session(here) as client:
         await client.send(

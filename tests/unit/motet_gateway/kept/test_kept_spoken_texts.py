@@ -15,7 +15,7 @@ import websockets
 from motet_shared.testing import memory_buses, running, settle
 from support.clients.gateway_client import World, world
 from support.media.sound_files import without_serial
-from support.services.resuming_services import ResumingTts
+from support.services.resuming_services import ResumingTts, epochs_of_speech
 from support.services.two_lives import Connection, kept_socket
 
 PATIENCE = 30.0
@@ -172,6 +172,23 @@ async def test_it_goes_on_at_every_gateway(here: World, config: dict[str, Any]) 
     done = [one for one in told if isinstance(one, dict) and one["type"] == "session.done"]
     assert [one["utterance_index"] for one in done] == [0, 1, 2]
     assert not any(one["error"] or one["cancelled"] for one in done)
+
+
+async def test_each_gateway_ends_the_speech_that_the_one_before_asked(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs = epochs_of_speech(monkeypatch)
+    async with writing(here, 6, 12) as writer:
+        await writer.send("session.config", response_format="pcm", stream_audio=True)
+        await writer.write(TEXTS[0])
+        await writer.send("session.close")
+        assert await writer.rest() == 1000
+        assert writer.connection.lives == 3
+    (session,) = {epoch.session for epoch in epochs}
+    assert session
+    numbers = [epoch.number for epoch in epochs]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == {0, 1, 2}
 
 
 async def test_a_seed_that_was_drawn_is_drawn_again(here: World) -> None:

@@ -15,11 +15,9 @@ import httpx
 import pytest
 
 from motet_gateway.responses.store import ResponseStore
-from motet_shared.messages import Chat, Complete, Speak, Text
+from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import memory_buses, running, settle
-from motet_shared.wire.call import Call
-from motet_shared.wire.epochs import Epoch
 from support.clients.gateway_client import World, world
 from support.media.sound_files import without_serial
 from support.media.spoken import silence, wav
@@ -32,6 +30,7 @@ from support.services.resuming_services import (
     ResumingAsr,
     ResumingDiffusion,
     ResumingTts,
+    epochs_of_speech,
 )
 from support.services.two_lives import Connection
 from support.services.voice_services import ASR_MODEL, VOICE
@@ -244,14 +243,7 @@ async def test_each_gateway_ends_what_the_one_before_asked(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its speech would be computed beside that which goes on, and change how that is rounded."""
-    epochs: list[Epoch] = []
-    say = ResumingTts._say
-
-    async def noting(tts: ResumingTts, call: Call, request: Speak) -> None:
-        epochs.append(call.epoch)
-        await say(tts, call, request)
-
-    monkeypatch.setattr(ResumingTts, "_say", noting)
+    epochs = epochs_of_speech(monkeypatch)
     (sound,) = (stream for stream in STREAMS if stream.name == "sound")
     whole, _ = await answer(here, sound, lambda received: False)
     (first,) = epochs
