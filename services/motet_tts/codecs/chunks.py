@@ -1,4 +1,8 @@
-"""Decode the frames of sentences in chunks that begin small; chunks of equal length together."""
+"""Decode the frames of sentences in chunks that begin small; chunks of equal length together.
+
+Where chunks begin and end depends on the number of frames alone, however many wait: a convolution
+over another number of frames is rounded differently.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +58,15 @@ class ChunkDecoder:
 
     def is_due(self, sentence: Framed) -> bool:
         """Return True if the chunk of a sentence is full, or its last one."""
-        chunk_frames = min(self._chunk, max(self._first, sentence.decoded))
-        return sentence.done or len(sentence.waiting) >= chunk_frames
+        return sentence.done or len(sentence.waiting) >= self._full(sentence)
+
+    def _full(self, sentence: Framed) -> int:
+        """Return the number of frames of a sentence's next chunk, unless it is the last one."""
+        return min(self._chunk, max(self._first, sentence.decoded))
+
+    def _due(self, sentence: Framed) -> int:
+        """Return the number of frames to decode now, of a sentence whose chunk is due."""
+        return min(len(sentence.waiting), self._full(sentence))
 
     def decode(self, sentences: Iterable[Sentence]) -> list[tuple[Sentence, Tensor | Exception]]:
         """Return the samples of each sentence whose chunk is due, on the CPU, or why it failed.
@@ -65,7 +76,7 @@ class ChunkDecoder:
         due_by_length: dict[int, list[Sentence]] = {}
         for sentence in sentences:
             if self.is_due(sentence):
-                due_by_length.setdefault(len(sentence.waiting), []).append(sentence)
+                due_by_length.setdefault(self._due(sentence), []).append(sentence)
         rows = [sentence for group in due_by_length.values() for sentence in group]
         chunks = [
             chunk
@@ -75,18 +86,19 @@ class ChunkDecoder:
         return list(zip(rows, on_host(chunks), strict=True))
 
     def outputs(
-        self, sentences: Iterable[Sentence], output: Callable[[Sentence, Tensor], StepOutput]
+        self, sentences: Iterable[Sentence], output: Callable[[Sentence, Tensor, bool], StepOutput]
     ) -> list[StepOutput]:
         """Return an output of each sentence whose chunk is due, with the error of one that failed.
 
-        output: makes it of the samples, once these are recorded as decoded.
+        output: makes it of the samples, once these are recorded as decoded, and whether they are the last.
         """
         found = []
         for sentence, chunk in self.decode(sentences):
             try:
                 if isinstance(chunk, Exception):
                     raise chunk
-                found.append(output(sentence, self.finish(sentence, chunk)))
+                samples = self.finish(sentence, chunk)
+                found.append(output(sentence, samples, _is_complete(sentence)))
             except Exception as error:
                 found.append(StepOutput(sentence.key, error=failure(error, self._device)))
         return found
@@ -94,13 +106,19 @@ class ChunkDecoder:
     def _chunks(self, count: int, sentences: Sequence[Framed]) -> list[Tensor]:
         if not count:
             return [torch.zeros(0, device=self._device) for _ in sentences]
-        frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
+        frames_BN = torch.stack([torch.stack(one.waiting[:count]) for one in sentences])
         return self._codec.decode([sentence.codec for sentence in sentences], frames_BN)
 
     def finish(self, sentence: Framed, samples: Tensor) -> Tensor:
-        """Record that the waiting frames are decoded; return the samples with those due at the end."""
-        sentence.decoded += len(sentence.waiting)
-        sentence.waiting = []
-        if sentence.done and (tail := self._codec.finish(sentence.codec)) is not None:
+        """Record that a chunk is decoded; return the samples with those due at the end."""
+        count = self._due(sentence)
+        sentence.decoded += count
+        sentence.waiting = sentence.waiting[count:]
+        if _is_complete(sentence) and (tail := self._codec.finish(sentence.codec)) is not None:
             return torch.cat([samples, Download(tail).wait()])
         return samples
+
+
+def _is_complete(sentence: Framed) -> bool:
+    """Return True if all frames of a sentence are decoded."""
+    return sentence.done and not sentence.waiting

@@ -133,8 +133,8 @@ class OmniSpeech(ABC):
             raise RuntimeError("a reply holds codes of whole frames")
 
 
-def _output(reply: Reply, samples: Tensor) -> StepOutput:
-    return StepOutput(reply.key, samples, done=reply.done, frames=reply.decoded)
+def _output(reply: Reply, samples: Tensor, is_last: bool) -> StepOutput:
+    return StepOutput(reply.key, samples, done=is_last, frames=reply.decoded)
 
 
 class Qwen25Omni(OmniSpeech):

@@ -175,11 +175,9 @@ class Orpheus:
             raise RuntimeError(f"requests are due for {len(gone)} sentences that are gone")
 
 
-def _output(sentence: _Sentence, samples: Tensor) -> StepOutput:
+def _output(sentence: _Sentence, samples: Tensor, is_last: bool) -> StepOutput:
     tokens = len(sentence.request.prompt)
-    return StepOutput(
-        sentence.key, samples, done=sentence.done, tokens=tokens, frames=sentence.decoded
-    )
+    return StepOutput(sentence.key, samples, done=is_last, tokens=tokens, frames=sentence.decoded)
 
 
 @dataclass(frozen=True, slots=True)

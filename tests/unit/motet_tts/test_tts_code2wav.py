@@ -100,3 +100,27 @@ def test_codes_of_a_reply_that_waits_are_kept(tmp_path: Path) -> None:
     assert frames == {"a": 12, "b": 12}
     assert not engine.has_work
     engine.check_integrity()
+
+
+@pytest.mark.parametrize("ends_apart", [False, True])
+def test_when_codes_come_changes_no_bit(tmp_path: Path, ends_apart: bool) -> None:
+    omni.write(tmp_path / "model")
+    engine = Engine(EngineConfig(model=str(tmp_path / "model"), first_chunk=0.002, chunk=0.008))
+    codes = codes_of(4, FRAMES).flatten().tolist()
+    sounds = []
+    for size in (len(codes), omni.GROUPS, 3 * omni.GROUPS + 1):
+        key = f"in pieces of {size}"
+        engine.add(key, Utterance(words=(), voice=omni.VOICES[0]))
+        parts = []
+        for start in range(0, len(codes), size):
+            last = start + size >= len(codes) and not ends_apart
+            engine.feed(key, codes[start : start + size], last=last)
+            parts += engine.step()
+        if ends_apart:
+            engine.feed(key, (), last=True)
+        for _ in range(100):
+            parts += engine.step()
+        assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1].frames == FRAMES
+        sounds.append(torch.cat([part.samples for part in parts if part.samples is not None]))
+    assert all(torch.equal(sound, sounds[0]) for sound in sounds)
