@@ -184,8 +184,13 @@ class Tts(Actor):
         return engine.stats() | engine.describe()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError if an idle actor still expects sentences; check the engine."""
+        """Raise RuntimeError if an idle actor still expects or holds sentences; check the engine."""
         super().check_integrity()
+        held = self.sessions.thread.stats()
+        if not (self.bus.calls.active or held["commands"]) and held["running"] + held["waiting"]:
+            raise RuntimeError(
+                f"no call is active, but the engine runs {held['running']:g} sentences, and {held['waiting']:g} wait"
+            )
         if not self.bus.calls.active and self.sessions.queues:
             raise RuntimeError(
                 f"no call is active, but {len(self.sessions.queues)} sentences have queues"

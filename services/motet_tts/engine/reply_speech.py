@@ -56,16 +56,16 @@ class ReplySpeech:
         try:
             while not done:
                 output = await queue.get()
-                done = output.done or output.error is not None
                 if output.error is not None:
                     raise output.error
+                done = output.done
                 await self._send(output)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             del self._sessions.queues[key]
-            if not done:
+            if not done:  # the engine has the reply still if a task failed
                 self._sessions.thread.cancel(key)
 
     async def _generate(self, key: Key) -> None:

@@ -135,7 +135,6 @@ class _Sentence:
             while not done:
                 output = await queue.get()
                 if output.error is not None:
-                    done = True
                     raise output.error
                 if output.generate is not None:
                     generation = asyncio.create_task(self._generate(key, output.generate))
@@ -148,7 +147,7 @@ class _Sentence:
                 generation.cancel()
                 await asyncio.gather(generation, return_exceptions=True)
             del self._sessions.queues[key]
-            if not done:
+            if not done:  # the engine has the sentence still if its generation failed
                 self._sessions.thread.cancel(key)
 
     async def _generate(self, key: Key, request: Generate) -> None:
