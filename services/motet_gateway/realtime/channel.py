@@ -183,8 +183,13 @@ class Channel:
             and socket.is_free
         )
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return True if events were added that are not sent."""
+        return self._log.waiting
+
     def flush_now(self) -> None:
-        """Send what was added since the channel `is_free`."""
+        """Send what was added since the channel `is_free`, or the first part of it if it is much."""
         if (socket := self._socket) is not None and self._log.waiting:
             socket.write_now(self._take)
             self._ask(socket)

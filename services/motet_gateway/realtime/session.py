@@ -365,7 +365,7 @@ class Session:
         self._add(events)
         if is_free:
             self.channel.flush_now()
-        elif self._flushing is None or self._flushing.done():
+        if self.channel.is_waiting and (self._flushing is None or self._flushing.done()):
             self._flushing = asyncio.create_task(self._flush(), name="flush")
 
     def _add(self, events: Sequence[Event]) -> None:

@@ -38,6 +38,8 @@ from .retention import retained
 from .seeds import new_seed
 from .settings import ConversationLimits
 
+_AT_ONCE = 2**14  # characters that are sent without waiting for the caller to read
+
 Clock = Callable[[], float]  # seconds
 Drop = Callable[[int], object]
 Messages = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -203,7 +205,8 @@ class Reply:
 
     def _write_now(self, batch: list[Text]) -> bool:
         """Send the events of plain text at once; return False if the caller has to be waited for."""
-        if self._cancelling or not self._events.is_free:
+        size = sum([len(item.text) for item in batch])
+        if self._cancelling or size > _AT_ONCE or not self._events.is_free:
             return False
         events: list[Event] = []
         for item in batch:
