@@ -37,7 +37,7 @@ from motet_shared.wire.transport import NatsUnreachable
 
 from . import telemetry
 from .config import ProcessConfig, load
-from .freed_memory import return_freed, unmap_libraries
+from .freed_memory import FreedMemory, return_freed, unmap_libraries
 from .memory_turn import MemoryTurn, abandon_turns
 from .starts import START, collect_rarely, go_on, process_began
 
@@ -217,6 +217,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         collect_rarely()
         return_freed()
         unmap_libraries()
+        bus.monitor.duties.append(FreedMemory(lambda: bool(bus.calls.active)).check)
         await _first(actor.wait_crashed(), stopping.wait())
     except ConfigError:
         await bus.close()
