@@ -4,6 +4,7 @@ scripts/extended.py PART [arguments for pytest]
 
 MOTET_EXTENDED_FRESH=1   repeat steps that passed at this commit
 MOTET_EYES_MINUTES=60    length of the session of PART=eyes
+MOTET_SOAK_MINUTES=60    length of the traffic of PART=soak
 MOTET_OLD_RELEASE=TAG    what PART=upgrade upgrades from: a tag or commit
 
 A part is a list of steps. Each step that passes is recorded at once, so that an interrupted run
@@ -45,12 +46,12 @@ def storm(name: str, length: int, *argv: str) -> Step:
     return Step(name=name, argv=options, seconds=length + 180, env={"PYTHONPATH": path})
 
 
-def eyes() -> Step:
-    """Return a step of a realtime session that is shown two pictures a second."""
-    minutes = os.environ.get("MOTET_EYES_MINUTES", "60")
-    argv = ("benchmarks/run.py", "eyes", "--only", "session", "--minutes", minutes, "--check")
+def lasting(name: str, title: str, *argv: str) -> Step:
+    """Return a step of a benchmark of sessions or traffic that last an hour; of less with MOTET_NAME_MINUTES."""
+    minutes = os.environ.get(f"MOTET_{name.upper()}_MINUTES", "60")
+    options = ("benchmarks/run.py", name, *argv, "--minutes", minutes, "--check")
     seconds = int(60 * float(minutes)) + 600
-    return Step(name=f"{minutes} minutes of frames", argv=argv, seconds=seconds)
+    return Step(name=f"{minutes} minutes of {title}", argv=options, seconds=seconds)
 
 
 def marked(part: str, seconds: int) -> Step:
@@ -120,12 +121,14 @@ PARTS: dict[str, list[Step]] = {
     ],
     "soak": [
         marked("soak", 300),
-        pytest_step("fuzzed frames", 1800, "tests/fuzz/test_frames.py", MOTET_FUZZ_FRAMES="200000"),
+        lasting("soak", "half load"),
+        pytest_step(
+            "fuzzed frames", 5400, "tests/fuzz/test_frames.py", MOTET_FUZZ_FRAMES="1000000"
+        ),
         pytest_step("fuzzed requests", 800, "tests/fuzz/test_http.py", MOTET_FUZZ_EXAMPLES="100"),
         pytest_step(
             "fuzzed sessions", 500, "tests/fuzz/test_realtime.py", MOTET_FUZZ_SESSIONS="300"
         ),
-        storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
     ],
     "groups": [
         *(families(number, 16) for number in range(1, 17)),
@@ -169,7 +172,7 @@ PARTS: dict[str, list[Step]] = {
     ],
     "eyes": [
         pytest_step("sessions that see move", 800, "tests/chaos/test_eyes.py", "--tier=all"),
-        eyes(),
+        lasting("eyes", "frames", "--only", "session"),
     ],
     "upgrade": [marked("upgrade", 1600)],
     "gpu": gpu_steps(),

@@ -11,7 +11,6 @@ thing that has been out of sight for some frames, by what `session.video` retain
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,19 +28,15 @@ from benchmarks.omni.camera import (
     frame_of,
     scene_without,
 )
-from benchmarks.omni.trend import Slope, ratio_interval, slope
-from benchmarks.operation.memory import rollup
+from benchmarks.stack.memory import rollup
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
+from benchmarks.support.endurance import LATENCY_HEADER, Endurance
 from benchmarks.support.measures import Target, table, targets_table
 from benchmarks.support.paths import RESULTS_FOLDER
-from motet_shared.quantiles import quantile
 
 RESULTS = RESULTS_FOLDER / "eyes.json"
 PARTS = ("session", "policies")
-RATIO_LIMIT = 1.1  # of p99, last sixth by first
-GROWTH_LIMIT = 0.02  # of memory, share per hour
-_MEMORY_EVERY = 5.0  # seconds
 _WARM_FRAMES = 20  # before the clock starts
 _SCENE_FRAMES = 6  # after which something else is seen
 _BEFORE, _SHOWN = 8, 2  # frames before a thing is seen, and in which it is
@@ -71,43 +66,11 @@ QUICK = Plan(minutes=0.2, questions=2)
 
 
 @dataclass
-class SessionFindings:
-    """Hold each frame's time in minutes and latency in seconds, and memory in MiB by process."""
+class SessionFindings(Endurance):
+    """Hold besides whether the answer to each frame was right, and how many tokens its prompt had."""
 
-    minutes: list[float] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    memory_minutes: list[float] = field(default_factory=list)
-    memory: dict[str, list[float]] = field(default_factory=dict)
-
-    def ends(self, total: float) -> tuple[list[float], list[float]]:
-        """Return the latencies of the first and of the last sixth of the time."""
-        pairs = list(zip(self.minutes, self.latencies, strict=True))
-        first = [latency for minute, latency in pairs if minute < total / 6]
-        return first, [latency for minute, latency in pairs if minute >= total * 5 / 6]
-
-    def latency_slope(self, share: float, total: float) -> Slope:
-        """Return the slope in ms per minute of a quantile of each sixtieth of the time."""
-        step = total / 60
-        parts: dict[int, list[float]] = {}
-        for minute, latency in zip(self.minutes, self.latencies, strict=True):
-            parts.setdefault(int(minute / step), []).append(latency * 1e3)
-        return slope(
-            [(part + 0.5) * step for part in parts],
-            [quantile(values, share) for values in parts.values()],
-        )
-
-    def memory_slope(self, name: str, total: float) -> Slope:
-        """Return the slope in MiB per hour, behind the first sixth, in which caches fill."""
-        points = [
-            (minute / 60, value)
-            for minute, value in zip(self.memory_minutes, self.memory[name], strict=True)
-            if minute >= total / 6
-        ]
-        if not points:
-            return Slope(0.0, -math.inf, math.inf)
-        return slope(*map(list, zip(*points, strict=True)))
 
 
 @dataclass
@@ -139,7 +102,7 @@ async def measure(plan: Plan) -> Findings:
 # ------------------------------------------------------------------------------------------------------------- session
 async def _session(port: int, pids: dict[str, int], plan: Plan) -> SessionFindings:
     findings = SessionFindings()
-    watching = asyncio.create_task(_watch(pids, findings))
+    watching = asyncio.create_task(findings.watch_memory(lambda: _memory(pids)))
     try:
         await _look(port, plan, findings)
     finally:
@@ -170,24 +133,13 @@ async def _look(port: int, plan: Plan, findings: SessionFindings) -> None:
             findings.tokens.append(answer.input_tokens)
 
 
-async def _watch(pids: dict[str, int], findings: SessionFindings) -> None:
-    """Note the memory of all processes."""
-    start = monotonic()
-    while True:
-        findings.memory_minutes.append((monotonic() - start) / 60)
-        for name, pid in pids.items():
-            used = await asyncio.to_thread(_memory, pid)
-            findings.memory.setdefault(name, []).append(used)
-        await asyncio.sleep(_MEMORY_EVERY)
-
-
-def _memory(pid: int) -> float:
-    """Return the MiB of a process that no file has, shared memory divided among those that share it.
+def _memory(pids: dict[str, int]) -> dict[str, float]:
+    """Return the MiB of processes that no file has, shared memory divided among those that share it.
 
     Pages of files are left out: what others load of the same libraries changes a process's share of them.
     """
-    sizes = rollup(pid)
-    return (sizes["Pss_Anon"] + sizes["Pss_Shmem"]) / (1 << 20)
+    sizes = {name: rollup(pid) for name, pid in pids.items()}
+    return {name: (of["Pss_Anon"] + of["Pss_Shmem"]) / (1 << 20) for name, of in sizes.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
@@ -224,25 +176,7 @@ async def _episode(eyes: Any, age: int, rng: Random) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------------------------- telling
 def targets(findings: Findings, plan: Plan) -> list[Target]:
     """Return the targets that this run can judge: those of an hour, if it lasted as long."""
-    if (session := findings.session) is None:
-        return []
-    first, last = session.ends(plan.minutes)
-    if not (first and last):
-        return []
-    used = sum(values[-1] for values in session.memory.values())
-    growth = sum(max(session.memory_slope(name, plan.minutes).low, 0.0) for name in session.memory)
-    ratio = ratio_interval(first, last, 0.99)
-    return [
-        Target(
-            "p99 per frame, last sixth / first, low end of interval", ratio.low, RATIO_LIMIT, "×"
-        ),
-        Target(
-            "memory's growth per hour, low ends of intervals",
-            100 * growth / used,
-            100 * GROWTH_LIMIT,
-            "%",
-        ),
-    ]
+    return [] if findings.session is None else findings.session.targets(plan.minutes, "frame")
 
 
 def report(findings: Findings, plan: Plan) -> str:
@@ -267,41 +201,14 @@ def report(findings: Findings, plan: Plan) -> str:
 
 
 def _told(session: SessionFindings, total: float) -> list[str]:
-    first, last = session.ends(total)
-    rows = []
-    for share in (0.5, 0.99):
-        ratio = ratio_interval(first, last, share)
-        line = session.latency_slope(share, total)
-        rows.append(
-            [
-                f"p{100 * share:.0f} per frame, ms",
-                f"{total:g} min",
-                f"{quantile(first, share) * 1e3:.1f}",
-                f"{quantile(last, share) * 1e3:.1f}",
-                f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
-                f"{line.value:+.4f} ({line.low:+.4f} to {line.high:+.4f})",
-            ]
-        )
-    header = ["latency", "", "first sixth", "last sixth", "ratio", "slope, ms per minute"]
-    memory = []
-    for name in session.memory:
-        line = session.memory_slope(name, total)
-        values = session.memory[name]
-        memory.append(
-            [
-                name,
-                f"{len(values)} samples",
-                f"{values[0]:.1f}",
-                f"{values[-1]:.1f}",
-                f"{line.value:+.2f} ({line.low:+.2f} to {line.high:+.2f})",
-            ]
-        )
     right = 100 * statistics.fmean(session.right)
     return [
         f"{len(session.latencies)} frames, {right:.1f} % answered right, "
         f"{min(session.tokens)} to {max(session.tokens)} tokens in a prompt.",
-        table(header, rows),
-        table(["memory, MiB", "", "first", "last", "slope, MiB per hour"], memory),
+        table(
+            LATENCY_HEADER, [session.latency_row(share, total, "frame") for share in (0.5, 0.99)]
+        ),
+        session.memory_table(total),
     ]
 
 

@@ -10,36 +10,29 @@ decode=2`. Stages are those that each process logs when it is ready. The numbers
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import statistics
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 import httpx
 
-from benchmarks.operation.memory import ProcessMemory, memory_of, total
-from benchmarks.stack.stack import STOP_SECONDS
+from benchmarks.stack.memory import ProcessMemory, total
+from benchmarks.stack.up import STAGES, TIMEOUT, Up, motet_up
 from benchmarks.support.arguments import parser_of, planned
 from benchmarks.support.document import conditions, load_line, write
 from benchmarks.support.measures import Target, table, targets_table
-from benchmarks.support.paths import RESULTS_FOLDER, ROOT
-from motet_shared.testing import free_port
+from benchmarks.support.paths import RESULTS_FOLDER
 
 RESULTS = RESULTS_FOLDER / "starts.json"
 MODEL = "pocket-chat"
 QUESTION = "There are two red circles and a blue square. How many circles are there?"
 CHAT_LIMIT, WORKER_LIMIT = 10.0, 3.0  # seconds
 MEMORY_LIMIT = 1.2e9  # bytes of the idle stack with all services
-TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
 _PAUSE = 0.05  # seconds between questions that were not answered
 _RETRIES = int(TIMEOUT / _PAUSE)
-_STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up", "registered")
+_CHAT_ALONE = ("--asr", "none", "--tts", "none", "--vad", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,113 +66,13 @@ class Run:
     memory: list[ProcessMemory] = field(default_factory=list)
 
 
-class Up:
-    """Run `motet up` and collect the ready messages of its processes."""
-
-    def __init__(
-        self, process: asyncio.subprocess.Process, port: int, began: float, env: dict[str, str]
-    ):
-        self.url = f"http://127.0.0.1:{port}"
-        self.began = began
-        self.ready: list[dict[str, Any]] = []
-        self._process, self._env = process, env
-        self._lines: list[str] = []
-        self._updated = asyncio.Event()
-
-    async def read(self) -> None:
-        """Read every line that it prints, until it ends."""
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self._lines.append(line.decode(errors="replace"))
-            with contextlib.suppress(ValueError):
-                ready = json.loads(line)
-                if ready.get("message") == "ready" and "start" in ready:
-                    self.ready.append(ready)
-            self._updated.set()
-        self._updated.set()
-
-    async def until(self, roles: dict[str, int]) -> None:
-        """Wait until this many instances of each role were ready. Raises RuntimeError with the log."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TIMEOUT):
-                while any(len(self.of(role)) < count for role, count in roles.items()):
-                    if self._process.returncode is not None:
-                        break
-                    self._updated.clear()
-                    await self._updated.wait()
-                else:
-                    return
-        raise RuntimeError("not ready:\n" + "".join(self._lines[-40:]))
-
-    def of(self, role: str) -> list[dict[str, float]]:
-        """Return the stages of the ready instances of a role, in order."""
-        found = [ready for ready in self.ready if ready["role"] == role]
-        return [{stage: ready[stage] for stage in _STAGES if stage in ready} for ready in found]
-
-    async def memory(self) -> list[ProcessMemory]:
-        """Return the memory of its processes, named after their roles."""
-        async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as http:
-            reply = (await http.get(f"{self.url}/metrics/stack")).raise_for_status()
-        names = {one["pid"]: one["role"] for one in reply.json()["instances"]}
-        return await asyncio.to_thread(memory_of, self._process.pid, names)
-
-    async def scale(self, *counts: str) -> None:
-        """Run `motet scale`. Raises RuntimeError if it fails."""
-        argv = [sys.executable, "-m", "motet_cli", "scale", "--url", self.url, *counts]
-        process = await asyncio.create_subprocess_exec(
-            *argv, env=self._env, stdout=asyncio.subprocess.DEVNULL
-        )
-        if await process.wait() != 0:
-            raise RuntimeError(f"motet scale ended with {process.returncode}")
-
-
-@contextlib.asynccontextmanager
-async def running(plan: Plan) -> AsyncIterator[Up]:
-    port = free_port()
-    packages = [ROOT / part for part in ("shared", "services", "kernels", "pipelines", "cli")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
-    argv = [
-        sys.executable,
-        "-m",
-        "motet_cli",
-        "up",
-        "--llm",
-        MODEL,
-        "--port",
-        str(port),
-        "--log-format",
-        "json",
-    ]
-    argv += ["--asr", "none", "--tts", "none", "--vad", "0"] if plan.chat_only else []
-    began = monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            cwd=folder,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        up = Up(process, port, began, env)
-        reading = asyncio.create_task(up.read())
-        try:
-            yield up
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 4 * STOP_SECONDS)
-            if process.returncode is None:
-                process.kill()
-            await reading
-
-
 # ------------------------------------------------------------------------------------------------------------ measuring
 async def measure(plan: Plan) -> list[Run]:
     runs = []
     for number in range(plan.rounds):
         print(f"  round {number + 1} ...", flush=True)
-        async with running(plan) as up:
+        flags = _CHAT_ALONE if plan.chat_only else ()
+        async with motet_up("--llm", MODEL, *flags) as up:
             runs.append(await _run(up, plan.idle))
     return runs
 
@@ -189,7 +82,7 @@ async def _run(up: Up, idle: float) -> Run:
     await up.until({"gateway": 1})
     await _first_token(up.url)
     run.first_token = monotonic() - up.began
-    await _until_ready(up.url)
+    await up.until_ready()
     run.ready = monotonic() - up.began
     await up.until({"decode": 1})
     await asyncio.sleep(idle)
@@ -230,15 +123,6 @@ async def _read_token(reply: httpx.Response) -> None:
     raise RuntimeError("the reply had no token")
 
 
-async def _until_ready(url: str) -> None:
-    async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT) as http:
-        for _ in range(_RETRIES):
-            if (await http.get(f"{url}/health/ready")).status_code == httpx.codes.OK:
-                return
-            await asyncio.sleep(_PAUSE)
-    raise RuntimeError(f"the gateway was not ready within {TIMEOUT:g} s")
-
-
 # -------------------------------------------------------------------------------------------------------------- telling
 def targets(runs: Sequence[Run], plan: Plan) -> list[Target]:
     first, worker, memory = (
@@ -267,7 +151,7 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
     return "\n\n".join(
         [
             table(["seconds until", "median", "least", "most"], whole),
-            table(["seconds of", "all", *_STAGES], lines),
+            table(["seconds of", "all", *STAGES], lines),
             _memory_table(runs),
             targets_table(targets(runs, plan)),
         ]
@@ -299,7 +183,7 @@ def _spread(values: Sequence[float]) -> list[str]:
 def _stages(ready: Sequence[dict[str, float]]) -> list[str]:
     """Return medians of the whole start and of each stage; empty for stages that a process lacks."""
     whole = statistics.median(sum(stages.values()) for stages in ready)
-    known = [[stages[name] for stages in ready if name in stages] for name in _STAGES]
+    known = [[stages[name] for stages in ready if name in stages] for name in STAGES]
     return [
         f"{whole:.2f}",
         *(f"{statistics.median(values):.2f}" if values else "" for values in known),

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.omni import eyes, omni
-from benchmarks.omni.trend import ratio_interval, slope
+from benchmarks.support.endurance import ratio_interval, slope
 
 
 def test_a_slope_is_within_its_interval() -> None:
