@@ -4,8 +4,8 @@
 about pictures, speech, transcripts, pictures, embeddings and spoken turns over WebSockets. First a fixed
 number of clients ask one thing after another, which gives the requests per second of full load; then
 requests come at half that rate, at random (Poisson), whether those before have been answered or not. A
-request's latency runs from when it was due to the end of its answer, divided by the median of its kind;
-the first and the last sixth of the time are compared, and slopes of latency and memory are fitted over
+request's latency runs from when it was due to the end of its answer, divided by the first median of its
+kind; the first and the last sixth of the time are compared, and slopes of latency and memory are fitted over
 minutes. The numbers go to `results/soak.json`.
 """
 
@@ -68,7 +68,7 @@ QUICK = Plan(minutes=0.3, clients=2, full_seconds=4.0)
 class Findings(Endurance):
     """Hold besides full load in requests per second, and of each request its kind and what failed.
 
-    `latencies` are relative: times the median of their kind in `seconds`.
+    `latencies` are relative: `seconds` by the median of their kind in the first sixth of the time.
     """
 
     full: float = 0.0
@@ -76,15 +76,17 @@ class Findings(Endurance):
     seconds: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
-    def compare(self) -> None:
-        """Compute `latencies` from `seconds`."""
-        of = {kind: self._median(kind) for kind in set(self.kinds)}
+    def compare(self, total: float) -> None:
+        """Compute `latencies` from `seconds`, of a run of `total` minutes."""
+        of = {kind: self._typical(kind, total) for kind in set(self.kinds)}
         self.latencies = [
             seconds / of[kind] for kind, seconds in zip(self.kinds, self.seconds, strict=True)
         ]
 
-    def _median(self, kind: str) -> float:
-        return statistics.median(self.of(kind).latencies)
+    def _typical(self, kind: str, total: float) -> float:
+        of = self.of(kind)
+        first, _ = of.ends(total)
+        return statistics.median(first or of.latencies)
 
     def of(self, kind: str) -> Endurance:
         """Return the times and seconds of the requests of one kind."""
@@ -273,7 +275,7 @@ async def measure(plan: Plan) -> Findings:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-    findings.compare()
+    findings.compare(plan.minutes)
     return findings
 
 
@@ -344,7 +346,7 @@ def report(findings: Findings, plan: Plan) -> str:
     return "\n\n".join(
         [
             f"Full load {findings.full:.2f} requests/s; then {len(findings.seconds)} requests in "
-            f"{total:g} minutes, latencies by the median of their kind {', '.join(relative)}.{failures}",
+            f"{total:g} minutes, latencies by the first median of their kind {', '.join(relative)}.{failures}",
             table(LATENCY_HEADER, rows),
             findings.memory_table(total),
             targets_table(targets(findings, plan)),
