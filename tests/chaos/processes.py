@@ -69,7 +69,7 @@ class Line:
         return f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def close(self) -> None:
         assert self._server is not None
@@ -98,17 +98,19 @@ class Line:
         finally:
             self._passes.set()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry a connection in a task of the line's own: asyncio's would log that it was cancelled."""
+        task = asyncio.create_task(self._carry(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._passes.wait()
             await self._connect(reader, writer)
         except OSError:
             pass  # NATS is not there: the process tries again
         finally:
-            self._tasks.discard(task)
             writer.transport.abort()
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
