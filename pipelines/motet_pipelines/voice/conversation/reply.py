@@ -208,13 +208,13 @@ class Reply:
         size = sum([len(item.text) for item in batch])
         if self._cancelling or size > _AT_ONCE or not self._events.is_free:
             return False
+        self._account.receive(batch)
         events: list[Event] = []
         for item in batch:
             if item.text:
                 self._items.text(item.text, events)
         if events:
             self._events.post(*events)
-        self._account.receive(batch)
         return True
 
     async def _speak(self, request: Chat) -> None:
