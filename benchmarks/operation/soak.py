@@ -48,6 +48,7 @@ REPLY_SECONDS = 60.0
 WARM_REQUESTS = 4  # of each kind, before anything is measured
 _RECORDINGS = 8  # that the stack's own voice makes beforehand
 _RATE = 24_000  # Hz
+_FAILURES = (httpx.HTTPError, OSError, ValueError, LookupError, websockets.WebSocketException)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,8 @@ class Clients:
             async for line in reply.aiter_lines():
                 if line.startswith("data: {"):
                     event = json.loads(line[len("data: ") :])
+                    if "error" in event:
+                        raise ValueError(event["error"]["code"])
                     text += event["choices"][0]["delta"].get("content") or ""
         return text
 
@@ -299,7 +302,7 @@ async def _half_load(clients: Clients, plan: Plan, findings: Findings) -> None:
     async def one(kind: str, due: float) -> None:
         try:
             await clients.ask(kind)
-        except (httpx.HTTPError, OSError, ValueError, websockets.WebSocketException) as error:
+        except _FAILURES as error:
             findings.failures[f"{kind}: {error or type(error).__name__}"[:300]] += 1
             return
         findings.minutes.append((due - start) / 60)

@@ -31,6 +31,7 @@ from motet_shared.messages import (
     Text,
 )
 from motet_shared.wire.discovery import Directory
+from motet_shared.wire.epochs import Epoch
 from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
@@ -68,8 +69,8 @@ async def speak_states(call: Call, inputs: Mapping[str, Items]) -> AsyncGenerato
         yield batch
     if answers.end is not None:
         return
-    reply = _Reply(call, inputs)
     epoch = answers.epoch(call.epoch)
+    reply = _Reply(call, inputs, epoch)
     moves = Failover(
         call.bus,
         "tts",
@@ -101,10 +102,13 @@ def _samples(batch: list[Audio]) -> int:
 
 
 class _Reply:
-    """Follow what a thinker gives: states, which are read once, and the text, from which it goes on."""
+    """Follow what a thinker gives: states, which are read once, and the text, from which it goes on.
 
-    def __init__(self, call: Call, inputs: Mapping[str, Items]):
-        self._call = call
+    epoch: of what this process asks the services; older work of the same request is over.
+    """
+
+    def __init__(self, call: Call, inputs: Mapping[str, Items], epoch: Epoch):
+        self._call, self._epoch = call, epoch
         self._states, self._texts = inputs["states"], inputs["text"]
         self._received: list[tuple[list[int], int]] = []  # ids and characters of each batch of text
         self._is_read = False
@@ -148,7 +152,7 @@ class _Reply:
         if ids:
             request = msgspec.structs.replace(request, resume=Resume(ids, length))
         batches = chat_with_prompt(
-            call.bus, request, deadline=call.deadline, patience=call.patience, epoch=call.epoch
+            call.bus, request, deadline=call.deadline, patience=call.patience, epoch=self._epoch
         )
         async with aclosing(batches):
             async for batch in batches:

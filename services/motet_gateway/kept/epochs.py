@@ -28,5 +28,6 @@ class GatewayEpochs:
             before = self._memo(_NAME)
             self._number = 0 if before is None else int.from_bytes(before) + 1
             self._note(_NAME, self._number.to_bytes(8))
-        session = given.session or f"kept-{drawn.bytes(16, _NAME).hex()}"
+        # Not the session of epochs without a gateway's number, as a gateway that keeps nothing gives them.
+        session = f"kept-{given.session or drawn.bytes(16, _NAME).hex()}"
         return Epoch(session, (given.number << _BITS) + self._number)

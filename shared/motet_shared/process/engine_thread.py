@@ -104,6 +104,8 @@ class EngineThread(ABC, Generic[Engine, Output]):
         self._on_outputs = on_outputs
         self._on_crash = on_crash
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._lock = threading.Lock()  # of the number of commands given, by any thread
+        self._given = self._run_count = 0
         self._refused: list[Output] = []
         self._stopping = False
         self._step_began: float | None = None
@@ -144,6 +146,8 @@ class EngineThread(ABC, Generic[Engine, Output]):
 
         An exception that it raises ends the thread.
         """
+        with self._lock:
+            self._given += 1
         self._commands.put(command)
 
     @property
@@ -171,11 +175,12 @@ class EngineThread(ABC, Generic[Engine, Output]):
         return check
 
     def stats(self) -> dict[str, float]:
-        """Return the engine's statistics and the queued commands, without waiting for a step.
+        """Return the engine's statistics and the number of commands that have not run, without waiting for a step.
 
-        It may be called from any thread.
+        It may be called from any thread. Commands that are counted as run have had their effect on the statistics.
         """
-        return {**self.engine.stats(), "commands": self._commands.qsize()}
+        commands = self._given - self._run_count
+        return {**self.engine.stats(), "commands": commands}
 
     # --------------------------------------------------------------------------- for its subclasses
     def _submit(self, key: Any, add: Command) -> None:
@@ -221,13 +226,19 @@ class EngineThread(ABC, Generic[Engine, Output]):
         try:
             if not self.engine.has_work:
                 patience = self._patience()
-                self._commands.get(
-                    timeout=None if patience is None else min(patience, threading.TIMEOUT_MAX)
-                )()
+                self._run_one(
+                    self._commands.get(
+                        timeout=None if patience is None else min(patience, threading.TIMEOUT_MAX)
+                    )
+                )
             while True:
-                self._commands.get_nowait()()
+                self._run_one(self._commands.get_nowait())
         except Empty:
             pass
+
+    def _run_one(self, command: Command) -> None:
+        command()
+        self._run_count += 1
 
     def _add(self, key: Any, add: Command) -> None:
         try:

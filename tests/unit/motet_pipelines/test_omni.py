@@ -184,10 +184,10 @@ class Records:
 
 
 class Recorded:
-    """A recorder in memory."""
+    """A recorder in memory. number: of the gateway, which its epochs end with."""
 
-    def __init__(self, streams: dict[bytes, Records]):
-        self.streams = streams
+    def __init__(self, streams: dict[bytes, Records], number: int = 0):
+        self.streams, self._number = streams, number
 
     def open(self, digest: bytes) -> Records:
         return self.streams.setdefault(digest, Records())
@@ -198,7 +198,7 @@ class Recorded:
     def note(self, name: str, value: bytes) -> None: ...
 
     def epoch(self, given: Epoch) -> Epoch:
-        return given
+        return Epoch(given.session, (given.number << 16) + self._number)
 
 
 @pytest.mark.long
@@ -215,17 +215,18 @@ async def test_other_gateways_go_on_within_the_sound(
 
         async def answered(recorder: Recorded) -> Any:
             record_in(recorder)
-            return await run_by.answer(run_by.call(tokens=40))
+            call = dataclasses.replace(run_by.call(tokens=40), epoch=Epoch("session", 1))
+            return await run_by.answer(call)
 
         recorder = Recorded({})
         whole = await asyncio.create_task(answered(recorder))
-        for _ in range(2):
+        for number in (1, 2):
             text, sound = recorder.streams
             written, heard = recorder.streams[text], recorder.streams[sound]
             assert len(written.batches) > 1
             assert len(heard.batches) > 1
             known = written.whole() if is_written else written.again()
-            recorder = Recorded({text: known, sound: heard.again()})
+            recorder = Recorded({text: known, sound: heard.again()}, number)
             again = await asyncio.create_task(answered(recorder))
             assert not again.ended.lost
             assert again.text == whole.text

@@ -206,7 +206,8 @@ class Reply:
     def _write_now(self, batch: list[Text]) -> bool:
         """Send the events of plain text at once; return False if the caller has to be waited for."""
         size = sum([len(item.text) for item in batch])
-        if self._cancelling or size > _AT_ONCE or not self._events.is_free:
+        is_plain = self._items.is_text_open and size <= _AT_ONCE
+        if self._cancelling or not (is_plain and self._events.is_free):
             return False
         self._account.receive(batch)
         events: list[Event] = []

@@ -136,6 +136,11 @@ class ReplyItems:
     def empty(self) -> bool:
         return self._open is None and not self.items
 
+    @property
+    def is_text_open(self) -> bool:
+        """Return True if further text is added to an item that is open."""
+        return isinstance(self._open, _TextMessage)
+
     def text(self, text: str, events: list[Event]) -> None:
         """Append the events of a piece of text to `events`."""
         message = self._open
