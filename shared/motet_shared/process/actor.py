@@ -25,6 +25,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import uvloop
@@ -42,6 +43,8 @@ from .memory_turn import MemoryTurn, abandon_turns
 from .starts import START, collect_rarely, go_on, process_began
 
 log = logging.getLogger(__name__)
+
+_NAMED_STREAMS = 4  # of an integrity's text
 
 R = TypeVar("R", bound=Request)
 Method = Callable[[Any, Call, R], Awaitable[None]]
@@ -133,11 +136,12 @@ class Actor:
     def integrity(self) -> str:
         """Return the integrity for `$SRV.STATS`.
 
-        The result is "busy" with active calls or open streams, else "ok" or the error of
-        `check_integrity`.
+        The result is "busy" with active calls or open streams, followed by what some of them are, else "ok" or
+        the error of `check_integrity`.
         """
         if self.is_busy:
-            return "busy"
+            streams = islice(self.bus.caller.streams.values(), _NAMED_STREAMS)
+            return " ".join(("busy", *map(str, streams)))
         try:
             self.check_integrity()
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,6 +71,8 @@ class FreedMemory:
             self._returning = asyncio.create_task(self._return())
 
     async def _return(self) -> None:
+        if not self._is_busy():
+            gc.collect()  # cycles, such as an error's, that hold tensors; it is done rarely otherwise
         await asyncio.to_thread(return_freed)
         self._least = self._resident()
 

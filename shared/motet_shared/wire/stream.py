@@ -117,6 +117,11 @@ class Stream:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
+    def __str__(self) -> str:
+        """Return what is asked, and who serves it."""
+        state = "ended" if self.done else "open"
+        return f"{type(self.request.body).__name__}@{self.instance or self.subject} ({state})"
+
     async def start(self) -> None:
         """Send the open; idempotent. Entering the stream's context calls it."""
         if not self._started:

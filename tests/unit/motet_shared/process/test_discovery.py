@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
+from motet_shared.messages import PROTOCOL, Detokenize, Heartbeat, ModelCard, encode
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire import subjects
 from motet_shared.wire.discovery import ANSWERED, HEARD, HEARTBEAT_EVERY, Directory
@@ -179,6 +179,8 @@ async def test_stats_say_whether_the_state_is_sound() -> None:
         tokenizer.calls.active["gateway-1", 1] = None  # type: ignore[assignment]
         assert await integrity() == "busy"
         del tokenizer.calls.active["gateway-1", 1]
+        async with tokenizer.open("decode", Detokenize("model", [1]), instance="decode-1"):
+            assert (await integrity()).startswith("busy Detokenize@")
         actor.check_integrity = lambda: 1 // 0  # type: ignore[method-assign,assignment]
         assert (await integrity()).startswith("ZeroDivisionError")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
+import weakref
 
 import psutil
 import pytest
@@ -94,6 +96,24 @@ async def test_freed_memory_is_given_back_between_requests(monkeypatch: pytest.M
     process.size += 8 << 20
     process.busy = True
     assert await process.run(601) == 1, "rarely, beside work that does not end"
+
+
+async def test_cycles_are_collected_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node:
+        itself: Node
+
+    process, gone = Process(monkeypatch), list[str]()
+    node = Node()
+    node.itself = node
+    weakref.finalize(node, gone.append, "node")
+    gc.disable()
+    try:
+        del node
+        process.size += 8 << 20
+        await process.run(60)
+    finally:
+        gc.enable()
+    assert gone == ["node"]
 
 
 def test_resident_bytes_are_those_of_the_kernel() -> None:
