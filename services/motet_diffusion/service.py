@@ -97,7 +97,6 @@ class Diffusion(Actor):
         """Draw one picture or video and stream its steps."""
         self.check_served(request.model)
         drawing = await self._drawing(request)
-        queue = self.events[call.id] = asyncio.Queue()
         engine = self.thread.engine
         rules = engine.factory.rules
         stream = PictureStream(
@@ -109,6 +108,7 @@ class Diffusion(Actor):
             rules.frame_rate,
             rules.sound_rate,
         )
+        queue = self.events[call.id] = asyncio.Queue()
         self.thread.submit(call.id, drawing)
         done = False
         try:

@@ -35,7 +35,7 @@ from motet_llm.stages.transport import (
     store_states,
 )
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import MotetError, UnsupportedParameter
+from motet_shared.errors import UnsupportedParameter, as_motet_error
 from motet_shared.messages import Generate, ListBlocks, Profile, StatedTokens, Tokens
 from motet_shared.process.actor import operation
 from motet_shared.wire.bus import Bus
@@ -143,6 +143,7 @@ class Decode(EngineActor):
         adapter: ResidentAdapter | None,
         given: GivenStates | None,
     ) -> StepOutput:
+        output = split_frames(request.output, self._groups)[0]
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
@@ -152,7 +153,7 @@ class Decode(EngineActor):
             call.id,
             request.prompt,
             request.sampling,
-            output=split_frames(request.output, self._groups)[0],
+            output=output,
             credit=call.credit_total,
             deadline=call.expires,
             priority=request.priority,
@@ -167,12 +168,12 @@ class Decode(EngineActor):
         try:
             return await done
         finally:
-            if feeding is not None:
-                feeding.cancel()
-                await asyncio.gather(feeding, return_exceptions=True)
             del self._running[call.id]
             if self._remote is not None:
                 self._remote.forget(call.id)
+            if feeding is not None:  # last: a cancel may end this wait
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
             if not done.done() or done.cancelled():
                 self.thread.cancel(call.id)
 
@@ -193,10 +194,10 @@ class Decode(EngineActor):
         try:
             async for states_MW in received_states(call.received(), given.states_MW.shape[1]):
                 self.thread.feed_states(call.id, states_MW, ended=False)
-        except MotetError as error:
+        except Exception as error:  # else the engine waits for states until the call's deadline
             self.thread.cancel(call.id)
             if not done.done():
-                done.set_exception(error)
+                done.set_exception(as_motet_error(error))
         else:
             self.thread.feed_states(call.id, given.states_MW[:0], ended=True)
 
@@ -218,20 +219,31 @@ class Decode(EngineActor):
         for output in outputs:
             running = self._running.get(output.key)
             if running is None or running[1].done():
+                if output.handover is not None and self._remote is not None:
+                    self._remote.drop(output.handover)
                 continue
             call, done = running
-            if output.handover is not None and self._remote is not None:
-                self._remote.on_handover(call, output.handover)
-            if output.scores is not None:
-                call.push(output.scores)
-            if output.states is not None:
-                self._push_states(call, output, output.states)
-            elif output.ids or output.logprobs:
-                call.push(Tokens([*output.ids, *(output.codes or ())], output.logprobs))
-            if output.error is not None:
-                done.set_exception(output.error)
-            elif output.finish is not None:
-                done.set_result(output)
+            try:
+                self._pass_on(output, call, done)
+            except Exception as error:  # those of other calls follow
+                self.thread.cancel(call.id)
+                if not done.done():
+                    done.set_exception(as_motet_error(error))
+
+    def _pass_on(self, output: StepOutput, call: Call, done: asyncio.Future[StepOutput]) -> None:
+        """Send an output to its call, or end it."""
+        if output.handover is not None and self._remote is not None:
+            self._remote.on_handover(call, output.handover)
+        if output.scores is not None:
+            call.push(output.scores)
+        if output.states is not None:
+            self._push_states(call, output, output.states)
+        elif output.ids or output.logprobs:
+            call.push(Tokens([*output.ids, *(output.codes or ())], output.logprobs))
+        if output.error is not None:
+            done.set_exception(output.error)
+        elif output.finish is not None:
+            done.set_result(output)
 
     def _push_states(self, call: Call, output: StepOutput, sent: SentStates) -> None:
         """Send tokens with their states, or alone if the store has no room: text goes on then."""

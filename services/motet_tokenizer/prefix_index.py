@@ -143,6 +143,8 @@ class PrefixIndex:
                         blocks.update(body.blocks)
         except MotetError as error:
             log.info("no list of what %s holds: %s", instance, error.message)
+        except Exception:
+            log.exception("no list of what %s holds", instance)
         else:
             cache.number, cache.blocks = number, blocks
         cache.task, cache.lagging_ticks, cache.wait = None, 0, READ_INTERVAL_SECONDS

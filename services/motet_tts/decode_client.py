@@ -9,10 +9,12 @@ from typing import cast
 
 from msgspec.structs import replace
 
+from motet_shared.errors import as_motet_error
 from motet_shared.messages import Generate, Tokens
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_shared.wire.failover import Failover, StreamMoves
+from motet_shared.wire.stream import Stream
 
 from .reply_states import ReplyStates
 
@@ -87,7 +89,7 @@ class DecodeClient:
         async with stream:
             feeding = None
             if states is not None:
-                feeding = asyncio.create_task(states.follow(stream, sent))
+                feeding = asyncio.create_task(_followed(states, stream, sent))
             try:
                 async for batch in cast(AsyncIterator[list[Tokens]], stream.batches()):
                     yield [token for item in batch for token in item.ids]
@@ -107,3 +109,11 @@ class DecodeClient:
             if card.name == request.model
         ]
         return max(0, contexts[0] - len(request.prompt)) if contexts else 0
+
+
+async def _followed(states: ReplyStates, stream: Stream, sent: int) -> None:
+    """Feed a stream the states behind the first `sent`; if that fails, the stream does."""
+    try:
+        await states.follow(stream, sent)
+    except Exception as error:
+        stream.fail(as_motet_error(error))

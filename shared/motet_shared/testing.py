@@ -329,7 +329,8 @@ class MemoryTransport:
         )
         try:
             await self.publish(subject, data, reply=reply)
-            message = await asyncio.wait_for(answer, timeout)
+            async with asyncio.timeout(timeout):
+                message = await answer
         finally:
             await unsubscribe()
         if message.no_responders:

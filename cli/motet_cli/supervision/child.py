@@ -136,7 +136,8 @@ class Child(asyncio.SubprocessProtocol):
         for seconds in (self.spec.grace,) if drain is None else (drain, self.spec.grace):
             self.signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self.wait()
                 return True
         await self.kill()
         return False

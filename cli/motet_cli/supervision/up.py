@@ -683,7 +683,8 @@ class Up:
         """Wait for a process that is ending; a second signal would cut off its replies."""
         if slot.child is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(slot.child.wait(), GATEWAY_DRAIN)
+                async with asyncio.timeout(GATEWAY_DRAIN):
+                    await slot.child.wait()
         await self._supervisor.remove(slot, 0.0)
 
     async def _load_on_demand(

@@ -297,6 +297,7 @@ async def _settled(turn: Turn) -> str:
     if turn.captions is None:
         return ""
     try:
-        return await asyncio.wait_for(turn.captions.settled(), SETTLE)
+        async with asyncio.timeout(SETTLE):
+            return await turn.captions.settled()
     except (MotetError, TimeoutError):
         return "" if turn.captions.failed else turn.captions.text

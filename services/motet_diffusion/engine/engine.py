@@ -143,7 +143,15 @@ class Engine:
                 self.factory, self.batcher, key, drawing, self._on_event, self._on_end
             )
             self._loops[key] = loop
-            loop.start()
+            try:
+                loop.start()
+            except (RuntimeError, MemoryError) as error:  # no thread can be started now
+                del self._loops[key]
+                self._emit(
+                    PictureDone(
+                        key, error=Overloaded(f"no picture can be begun: {error}; try again later")
+                    )
+                )
 
     def _answer_calls(self, calls: list[PendingCall]) -> None:
         """Compute one pass for all calls; a call fails alone if it cannot be computed alone."""

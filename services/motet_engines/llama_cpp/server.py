@@ -81,7 +81,8 @@ class LlamaServer:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), _CLOSE)
+            async with asyncio.timeout(_CLOSE):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -134,7 +134,8 @@ class Lease:
             await asyncio.sleep(self._patience / 10)
             started = time.monotonic()
             try:
-                self._revision = await asyncio.wait_for(self._replace(), self._patience / 3)
+                async with asyncio.timeout(self._patience / 3):
+                    self._revision = await self._replace()
             except nats.js.errors.KeyWrongLastSequenceError:
                 # It expired, another gateway has it, or the answer to the last renewal was lost.
                 return

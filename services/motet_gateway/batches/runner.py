@@ -57,7 +57,8 @@ class BatchRunner:
             except ERRORS as error:
                 log.warning("batches: %s", error or type(error).__name__)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._queue.added.wait(), _POLL)
+                async with asyncio.timeout(_POLL):
+                    await self._queue.added.wait()
 
     async def _fill(self, parallel: int) -> None:
         """Take batches until `parallel` run here, or none is left."""

@@ -263,7 +263,8 @@ class Session:
         with contextlib.suppress(ClientGone):
             await attachment.socket.close(TAKEN_OVER, "the session goes on over another socket")
         try:
-            await asyncio.wait_for(attachment.over.wait(), _MOVE_WITHIN)
+            async with asyncio.timeout(_MOVE_WITHIN):
+                await attachment.over.wait()
         except TimeoutError:
             attachment.taken_over = False
             raise Unavailable(

@@ -93,7 +93,8 @@ class Sessions(Generic[Session]):
         """Wait, for a while, for a session that may have been that of a gateway that has ended."""
         if not self.has(session_id):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.arrivals.wait(), _ARRIVAL)
+                async with asyncio.timeout(_ARRIVAL):
+                    await self.arrivals.wait()
 
     def find(self, session_id: str, caller: Caller) -> Session:
         """Return a session by its id.

@@ -103,6 +103,14 @@ class RemotePrefill:
         self._tasks[call.id] = task
         task.add_done_callback(lambda done: self._ended(call.id, handover, done))
 
+    def drop(self, handover: Handover) -> None:
+        """Ignore what the engine says of a request that has left."""
+        if handover.instance:
+            self._take_back(handover)
+
+    def _take_back(self, handover: Handover) -> None:
+        self._placement.take_back(handover.instance, len(handover.tokens) - handover.start)
+
     def stop(self, key: Key) -> None:
         """Cancel the remote prefill of a request that has left or continues locally."""
         task = self._tasks.get(key)
@@ -115,7 +123,7 @@ class RemotePrefill:
         self._placement.sites.pop(key, None)
 
     def _ended(self, key: Key, handover: Handover, task: asyncio.Task[None]) -> None:
-        self._placement.take_back(handover.instance, len(handover.tokens) - handover.start)
+        self._take_back(handover)
         self._tasks.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_bug(error)

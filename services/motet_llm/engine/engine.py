@@ -141,9 +141,9 @@ class Engine:
         if key in self._requests:
             raise BadRequest(f"request {key!r} is running already")
         request = self._admission.request(key, prompt, sampling, options)
-        for feature in self._features:
-            feature.admit(request, options)
         try:
+            for feature in self._features:
+                feature.admit(request, options)
             self._admission.check_deadline(request)
             self.scheduler.add(request)
         except MotetError:

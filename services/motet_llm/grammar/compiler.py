@@ -57,9 +57,10 @@ class GrammarCache:
     def prepare(self) -> Future[Spelling]:
         """Begin to load the tokens' spelling, so that the first grammar need not wait for it.
 
-        An error of loading is raised where the spelling is needed.
+        An error of loading is raised where the spelling is needed. What failed for want of memory, or of a file,
+        is loaded again.
         """
-        if self._spelling is None:
+        if self._spelling is None or _may_be_repeated(self._spelling):
             self._spelling = self._threads.submit(self._load)
         return self._spelling
 
@@ -161,3 +162,10 @@ def _with_param(error: MotetError, constraint: messages.Grammar) -> MotetError:
             param=constraint.param or None,
         )
     return error
+
+
+def _may_be_repeated(loading: Future[Spelling]) -> bool:
+    """Return True if loading has failed in a way that another try need not."""
+    if not loading.done() or loading.cancelled():
+        return False
+    return isinstance(loading.exception(), MemoryError | OSError)

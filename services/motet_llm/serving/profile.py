@@ -57,8 +57,8 @@ class Profiler:
         check(request)
         if self._busy:
             raise Overloaded("a profile of this worker is being recorded already; wait for its end")
-        self._busy = True
         recording = TraceRecording(request, host)
+        self._busy = True
         try:
             await self._prepare()
             await _record(recording, host, request.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import tempfile
 from collections.abc import Iterator
@@ -90,5 +91,7 @@ class TraceFile:
             yield piece
 
     def close(self) -> None:
-        self._file.close()
-        self._raw.close()
+        """Drop the file. What cannot be written any more, to a full disk, is not needed either."""
+        for file in (self._file, self._raw):
+            with contextlib.suppress(OSError):
+                file.close()

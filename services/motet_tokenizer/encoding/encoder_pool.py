@@ -55,7 +55,8 @@ class EncoderPool:
         async with self._slots.slot(tenant):
             process = self._idle.pop() if self._idle else await self._start()
             try:
-                answer = await asyncio.wait_for(_ask(process, job), self._limit)
+                async with asyncio.timeout(self._limit):
+                    answer = await _ask(process, job)
             except TimeoutError:
                 self._kill(process)
                 message = f"the prompt was not encoded within {self._limit:g} s; shorten it (--encode-limit)"

@@ -61,12 +61,12 @@ class ReplySpeech:
                 done = output.done
                 await self._send(output)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             del self._sessions.queues[key]
             if not done:  # the engine has the reply still if a task failed
                 self._sessions.thread.cancel(key)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # last: a cancel may end this wait
 
     async def _generate(self, key: Key) -> None:
         """Have decode generate the codes, and pass them on to the engine."""

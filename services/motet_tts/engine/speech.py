@@ -143,12 +143,12 @@ class _Sentence:
                 done = output.done
                 await self._handle(output)
         finally:
-            if generation is not None:
-                generation.cancel()
-                await asyncio.gather(generation, return_exceptions=True)
             del self._sessions.queues[key]
             if not done:  # the engine has the sentence still if its generation failed
                 self._sessions.thread.cancel(key)
+            if generation is not None:  # last: a cancel may end this wait
+                generation.cancel()
+                await asyncio.gather(generation, return_exceptions=True)
 
     async def _generate(self, key: Key, request: Generate) -> None:
         """Pass the tokens of decode on to the engine. Raises what decode raises."""

@@ -413,7 +413,8 @@ class Calls:
             for call in list(self.active.values()):
                 call.error(Draining(f"{self.instance} stops; the call may be repeated elsewhere"))
                 self.cancel(call)
-            await asyncio.wait_for(self._idle.wait(), 5)
+            async with asyncio.timeout(5):
+                await self._idle.wait()
 
     async def close(self) -> None:
         """Cancel all calls and close the outbox."""

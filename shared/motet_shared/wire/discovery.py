@@ -251,7 +251,8 @@ class Directory:
         """Wait for the next heartbeat, at most `timeout` seconds."""
         self._changed.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
 
     async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
         """Return the first true value of `condition(self)`, evaluated at every change.

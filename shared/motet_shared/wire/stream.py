@@ -111,7 +111,11 @@ class Stream:
 
     # -------------------------------------------------------------------------- the consumer's face
     async def __aenter__(self) -> Stream:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

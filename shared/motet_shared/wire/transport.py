@@ -211,7 +211,11 @@ class NatsTransport:
         check_payload(subject, len(data), self.max_payload)
         try:
             await self.client.publish(subject, data, reply=reply, headers=headers)
-        except nats.errors.Error as error:
+        except (
+            nats.errors.Error,
+            OSError,
+            RuntimeError,
+        ) as error:  # the last: a transport that is closed
             raise Unavailable(f"NATS: {type(error).__name__} on {subject}") from error
 
     async def subscribe(

@@ -204,6 +204,20 @@ async def test_merged_pictures_are_the_mean_of_theirs(world: tuple[Stage, Encode
     assert encoder.stats()["pictures"] == 3
 
 
+async def test_what_two_calls_merge_at_the_same_time_is_kept_once(
+    world: tuple[Stage, Encoder],
+) -> None:
+    made, encoder = world
+    first, second = made.pictures(1, 2)
+    for one in (first, second):
+        await made.see(one)
+    merged = msgspec.structs.replace(second, merged=[first.file])
+    seen = await asyncio.gather(*(made.see(merged) for _ in range(4)))
+    assert all(one == seen[0] for one in seen)
+    stats = encoder.stats()
+    assert stats["blobs"] == stats["cached"] == 3
+
+
 async def test_only_pictures_are_merged(world: tuple[Stage, Encoder]) -> None:
     made, _ = world
     (first,) = made.pictures(1)

@@ -242,7 +242,8 @@ class ItemTranscription:
     async def _live(self, captions: Captions) -> str | None:
         """Return the live captions' final text; None if they failed or timed out."""
         try:
-            return await asyncio.wait_for(captions.settled(), self._limits.request_timeout)
+            async with asyncio.timeout(self._limits.request_timeout):
+                return await captions.settled()
         except (MotetError, TimeoutError):
             return None
 

@@ -1,6 +1,7 @@
 """`Profile` on the decode actor: a torch trace of the engine's steps, while requests go on."""
 
 import asyncio
+import errno
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_llm.serving.profile import MAX_STEPS
+from motet_llm.serving.trace_file import TraceFile
 from motet_shared import errors
 from motet_shared.messages import Chunk, Generate, Profile, Sampling, Tokens
 from motet_shared.testing import memory_buses, running
@@ -154,3 +156,53 @@ async def test_a_model_that_it_does_not_serve(world: tuple[Bus, Bus, Decode]) ->
     _, operator, _ = world
     with refuses(errors.UnknownModel, "model"):
         await profile(operator, model="other")
+
+
+def test_a_full_disk_does_not_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What closes the file runs on the engine's thread."""
+    file = TraceFile()
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file._file, "close", full)
+    file.close()
+    assert file._raw.closed
+
+
+async def test_a_recording_that_cannot_begin_does_not_block_the_next(
+    world: tuple[Bus, Bus, Decode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, operator, _ = world
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("motet_llm.serving.trace_file.tempfile.TemporaryFile", full)
+        with pytest.raises(errors.MotetError):
+            await profile(operator, steps=2)
+    trace, _ = await asyncio.gather(profile(operator, steps=2), generate(tokenizer, 20))
+    assert names(trace, "engine step")
+
+
+async def test_an_output_that_cannot_be_sent_ends_its_own_call(
+    world: tuple[Bus, Bus, Decode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, _, actor = world
+    alone = await generate(tokenizer, 20)
+    passed_on, calls = actor._pass_on, list[str]()
+
+    def pass_on(output: Any, call: Any, done: Any) -> None:
+        calls.append(call.id)
+        if call.id == calls[0] and len(calls) > 5:
+            raise MemoryError
+        passed_on(output, call, done)
+
+    monkeypatch.setattr(actor, "_pass_on", pass_on)
+    ended = await asyncio.gather(
+        *(generate(tokenizer, 20) for _ in range(3)), return_exceptions=True
+    )
+    assert [type(one) for one in ended].count(errors.Overloaded) == 1
+    assert [one for one in ended if not isinstance(one, BaseException)] == [alone, alone]
+    assert not actor.thread.engine.has_work

@@ -408,6 +408,37 @@ async def test_leaving_early_cancels_at_once(world: World) -> None:
     assert gateway.caller.streams == {}
 
 
+async def test_an_open_that_cannot_be_sent_leaves_no_stream(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await world.gateway()
+
+    async def publish(*_: object, **__: object) -> None:
+        raise RuntimeError("the transport is closed")
+
+    monkeypatch.setattr(gateway.control, "publish", publish)
+    with pytest.raises(RuntimeError):
+        async with gateway.open("tokenizer", Echo(count=1)):
+            pass
+    assert gateway.caller.streams == {}
+
+
+async def test_a_cancel_while_news_come_is_not_lost(world: World) -> None:
+    """A heartbeat and a cancel in the same iteration: a pipeline that waits for an instance ends."""
+    gateway = await world.gateway()
+
+    async def wait() -> None:
+        while True:
+            await gateway.directory.changed(60.0)
+
+    waiting = asyncio.create_task(wait())
+    await settle()
+    gateway.directory._changed.set()
+    waiting.cancel()
+    await settle()
+    assert waiting.cancelled()
+
+
 async def test_cancel_before_anyone_accepted(world: World) -> None:
     gateway, echo_worker = await world.gateway(), await world.echo_worker()
     async with gateway.open("tokenizer", Echo(count=1000, delay_ms=10)):
