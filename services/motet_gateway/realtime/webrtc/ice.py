@@ -148,10 +148,12 @@ async def _reflexive(
     server = connection.stun_server
     if server is None:
         return []
-    asked = [
-        asyncio.wait_for(server_reflexive_candidate(protocol, server), seconds)
-        for protocol in protocols
-        if ":" not in protocol.local_candidate.host
-    ]
+
+    async def ask(protocol: BoundedProtocol) -> Candidate:
+        async with asyncio.timeout(seconds):
+            candidate, _ = await server_reflexive_candidate(protocol, server)
+        return candidate
+
+    asked = [ask(protocol) for protocol in protocols if ":" not in protocol.local_candidate.host]
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
