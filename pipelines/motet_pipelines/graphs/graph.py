@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -188,9 +188,10 @@ async def merged(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
             ask(source)
             yield item
     finally:
-        tasks = list(waiting)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for source in sources:
-            await source.aclose()
+        async with AsyncExitStack() as closing:  # of each, whatever happens to those before it
+            for source in sources:
+                closing.push_async_callback(source.aclose)
+            tasks = list(waiting)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

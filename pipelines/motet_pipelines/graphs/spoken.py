@@ -138,8 +138,9 @@ class _Reply:
         fed = is_first and await _feed(stream, self._states)
         if not fed and (not is_first or (thinker is not None and thinker.is_recorded)):
             record_in(None)  # what is computed again has no effect of its own
-            if not await _feed(stream, self._again()):
-                raise StreamBroken("states: the thinker sends none of this reply again")
+            async with aclosing(self._again()) as states:
+                if not await _feed(stream, states):
+                    raise StreamBroken("states: the thinker sends none of this reply again")
         await stream.end_input()
 
     async def _again(self) -> AsyncGenerator[list[Any], None]:
@@ -182,6 +183,12 @@ async def _fed(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        del (
+            feeding,
+            reading,
+            tasks,
+            task,
+        )  # an error of theirs holds this frame, which would hold them
 
 
 async def _feed(stream: Stream, states: Items) -> bool:

@@ -395,7 +395,8 @@ class Session:
             self._end_conversation()
 
     def _end_conversation(self) -> None:
-        if self._conversing is not None:
+        """Cancel the conversation once: another cancel would cut its own closing short."""
+        if self._conversing is not None and not self._conversing.cancelling():
             self._conversing.cancel()
 
     def _played(self, player: Player, event: Event) -> Event:

@@ -128,18 +128,13 @@ class Actor:
         """Raise an exception if the state of an idle actor is inconsistent."""
         self.bus.check_integrity()
 
-    @property
-    def is_busy(self) -> bool:
-        """Return True with active calls or open streams."""
-        return bool(self.bus.calls.active or self.bus.caller.streams)
-
     def integrity(self) -> str:
         """Return the integrity for `$SRV.STATS`.
 
         The result is "busy" with active calls or open streams, followed by what some of them are, else "ok" or
         the error of `check_integrity`.
         """
-        if self.is_busy:
+        if self.bus.calls.active or self.bus.caller.streams:
             streams = islice(self.bus.caller.streams.values(), _NAMED_STREAMS)
             return " ".join(("busy", *map(str, streams)))
         try:
@@ -226,7 +221,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         collect_rarely()
         return_freed()
         unmap_libraries()
-        bus.monitor.duties.append(FreedMemory(lambda: actor.is_busy).check)
+        bus.monitor.duties.append(FreedMemory(lambda: bus.is_busy).check)
         await _first(actor.wait_crashed(), stopping.wait())
     except ConfigError:
         await bus.close()

@@ -259,6 +259,12 @@ class Bus:
             "loop_lag_seconds": round(self.monitor.lag, 4),
         }
 
+    @property
+    def is_busy(self) -> bool:
+        """Return True while calls are served here, or streams have not ended."""
+        streams = self.caller.streams.values()
+        return bool(self.calls.active) or any(not stream.done for stream in streams)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError if the tables of streams or calls are inconsistent."""
         self.caller.check_integrity()

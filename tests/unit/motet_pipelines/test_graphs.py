@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ import pytest
 
 from motet_pipelines.graphs import spoken
 from motet_pipelines.graphs.graph import Call, Graph, GraphOutcome, Items, Run, Stage, merged, run
-from motet_shared.errors import BadRequest, MotetError, Unavailable
+from motet_shared.errors import BadRequest, MotetError, StreamBroken, Unavailable
+from motet_shared.messages import BlobRef, Chat, Sampling, StateRef, States
 from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import NO_EPOCH
+from motet_shared.wire.stream import Stream
 
 
 @dataclass
@@ -157,3 +161,39 @@ async def test_items_of_several_stages_come_in_their_order() -> None:
         going.cancel()
     assert len(found) == 160
     assert found == given
+
+
+async def test_states_that_are_computed_again_end_with_what_they_are_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thinker's stream would stay open until the garbage collector runs, which is rare."""
+    ended: list[str] = []
+
+    async def chat(*_: object, **__: object) -> AsyncGenerator[list[Any], None]:
+        try:
+            while True:
+                yield [States(StateRef(states=BlobRef("shm", "a", "k", 4)), 1)]
+        finally:
+            ended.append("chat")
+
+    async def nothing() -> AsyncGenerator[list[Any], None]:
+        for batch in cast(list[list[Any]], []):
+            yield batch
+
+    class Broken:
+        async def send(self, data: bytes) -> None:
+            raise StreamBroken("the speech moves")
+
+    monkeypatch.setattr(spoken, "chat_with_prompt", chat)
+    request = Chat(model="m", messages=[], sampling=Sampling())
+    call = Call(bus=cast(Bus, None), requests={spoken.THINK: request})
+    reply = spoken._Reply(call, {"states": nothing(), "text": nothing()}, NO_EPOCH)
+    reply._is_read = True
+    gc.disable()
+    try:
+        with pytest.raises(StreamBroken) as raised:
+            await reply.feed(cast(Stream, Broken()))
+        assert ended == ["chat"]
+        assert raised.value.retryable
+    finally:
+        gc.enable()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from motet_shared.errors import BadRequest
@@ -213,9 +213,9 @@ class _Conversation:
 
     async def close(self) -> None:
         """Cancel everything that is under way."""
-        await self._audio.close()
-        await self._transcription.close()
-        await self._replies.close()
+        async with AsyncExitStack() as closing:  # each, whatever happens to the one before
+            for part in (self._replies, self._transcription, self._audio):
+                closing.push_async_callback(part.close)
 
     # ---------------------------------------------------------------------------------------- audio
     async def _configure(self, given: do.Configure) -> None:
