@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from typing import Any
 
@@ -42,6 +43,8 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
 from .config import DecodeConfig
+
+log = logging.getLogger(__name__)
 
 _GRAMMARS_AFTER = 2.0  # seconds from the start until what grammars need is loaded
 
@@ -169,13 +172,13 @@ class Decode(EngineActor):
             return await done
         finally:
             del self._running[call.id]
+            if not done.done() or done.cancelled():
+                self.thread.cancel(call.id)
             if self._remote is not None:
                 self._remote.forget(call.id)
             if feeding is not None:  # last: a cancel may end this wait
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
-            if not done.done() or done.cancelled():
-                self.thread.cancel(call.id)
 
     async def _given_states(self, request: Generate) -> GivenStates:
         """Return the states that a request came with. Raises BadRequest, BlobError."""
@@ -195,9 +198,7 @@ class Decode(EngineActor):
             async for states_MW in received_states(call.received(), given.states_MW.shape[1]):
                 self.thread.feed_states(call.id, states_MW, ended=False)
         except Exception as error:  # else the engine waits for states until the call's deadline
-            self.thread.cancel(call.id)
-            if not done.done():
-                done.set_exception(as_motet_error(error))
+            self._fail(call, done, error)
         else:
             self.thread.feed_states(call.id, given.states_MW[:0], ended=True)
 
@@ -226,9 +227,16 @@ class Decode(EngineActor):
             try:
                 self._pass_on(output, call, done)
             except Exception as error:  # those of other calls follow
-                self.thread.cancel(call.id)
-                if not done.done():
-                    done.set_exception(as_motet_error(error))
+                self._fail(call, done, error)
+
+    def _fail(self, call: Call, done: asyncio.Future[StepOutput], error: Exception) -> None:
+        """End a call with an error that was raised beside it; one that is none of ours is logged."""
+        self.thread.cancel(call.id)
+        found = as_motet_error(error)
+        if found is not error:
+            log.error("call %s fails", call.id, exc_info=error)
+        if not done.done():
+            done.set_exception(found)
 
     def _pass_on(self, output: StepOutput, call: Call, done: asyncio.Future[StepOutput]) -> None:
         """Send an output to its call, or end it."""

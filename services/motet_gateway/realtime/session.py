@@ -320,9 +320,10 @@ class Session:
         """End the session and everything that runs for it."""
         with contextlib.suppress(ClientGone):
             await self.channel.close(1001, "the session is over")
+        self._end_conversation()
+        if self._flushing is not None:
+            self._flushing.cancel()
         tasks = [task for task in (self._conversing, self._flushing) if task is not None]
-        for task in tasks:
-            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._kept is not None:
             self._kept.close()

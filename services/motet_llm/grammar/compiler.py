@@ -39,8 +39,8 @@ class GrammarCounts:
 class GrammarCache:
     """Compile and cache grammars.
 
-    `load` reads the spelling of the model's tokens; it is called once, on one of the threads, when
-    `prepare` is. timeout: seconds that a grammar may take to compile. capacity: compiled grammars
+    `load` reads the spelling of the model's tokens; it is called on one of the threads when
+    `prepare` is, and again if it failed for want of memory. timeout: seconds that a grammar may take to compile. capacity: compiled grammars
     that are kept, least recently used evicted first.
     """
 

@@ -161,11 +161,15 @@ class Stream:
 
     async def aclose(self) -> None:
         """Close the call; if it still runs, send `Cancel` so that the worker frees its memory."""
+        self.abort(StreamBroken("the stream was closed by its caller"))
+        self._caller.forget(self)
+
+    def abort(self, error: MotetError) -> None:
+        """End the stream with an error of this side, and cancel the call, unless it has ended already."""
         if not self.done:
-            self.fail(StreamBroken("the stream was closed by its caller"))
+            self.fail(error)
             if self._started:
                 self._caller.cancel(self)
-        self._caller.forget(self)
 
     async def send(self, data: bytes) -> None:
         """Feed `data` to the worker in order; wait while the worker is too far behind.
