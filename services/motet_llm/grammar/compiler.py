@@ -39,9 +39,9 @@ class GrammarCounts:
 class GrammarCache:
     """Compile and cache grammars.
 
-    `load` reads the spelling of the model's tokens; it is called on one of the threads when
-    `prepare` is, and again if it failed for want of memory. timeout: seconds that a grammar may take to compile. capacity: compiled grammars
-    that are kept, least recently used evicted first.
+    `load` reads the spelling of the model's tokens; it is called on one of the threads when `prepare`
+    is, and again if it failed for want of memory. timeout: seconds that a grammar may take to compile.
+    capacity: compiled grammars that are kept, least recently used evicted first.
     """
 
     def __init__(self, load: Callable[[], Spelling], *, timeout: float, capacity: int):
