@@ -19,7 +19,6 @@ import json
 import statistics
 import sys
 import wave
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -47,6 +46,7 @@ SPEAKERS = ("ada", "ben", "clara", "david")
 REPLY_SECONDS = 60.0
 WARM_REQUESTS = 4  # of each kind, before anything is measured
 _RECORDINGS = 8  # that the stack's own voice makes beforehand
+_WARNINGS = 40  # of the stack's log that are kept
 _RATE = 24_000  # Hz
 _FAILURES = (httpx.HTTPError, OSError, ValueError, LookupError, websockets.WebSocketException)
 
@@ -75,7 +75,8 @@ class Findings(Endurance):
     full: float = 0.0
     kinds: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)  # the last of the stack's log
 
     def compare(self, total: float) -> None:
         """Compute `latencies` from `seconds`, of a run of `total` minutes."""
@@ -278,6 +279,7 @@ async def measure(plan: Plan) -> Findings:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+    findings.warnings = up.warnings()[-_WARNINGS:]
     findings.compare(plan.minutes)
     return findings
 
@@ -303,7 +305,8 @@ async def _half_load(clients: Clients, plan: Plan, findings: Findings) -> None:
         try:
             await clients.ask(kind)
         except _FAILURES as error:
-            findings.failures[f"{kind}: {error or type(error).__name__}"[:300]] += 1
+            what = f"{kind}: {error or type(error).__name__}"[:300]
+            findings.failures[what] = findings.failures.get(what, 0) + 1
             return
         findings.minutes.append((due - start) / 60)
         findings.kinds.append(kind)
@@ -346,6 +349,7 @@ def report(findings: Findings, plan: Plan) -> str:
         for share in (0.5, 0.9, 0.99)
     ]
     failures = "".join(f"\nFAILED {what} ({count})" for what, count in findings.failures.items())
+    failures += "".join(f"\n    {line}" for line in findings.warnings)
     return "\n\n".join(
         [
             f"Full load {findings.full:.2f} requests/s; then {len(findings.seconds)} requests in "

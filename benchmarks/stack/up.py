@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -21,6 +22,7 @@ from motet_shared.testing import free_port
 
 TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
 STAGES = ("interpreter", "imports", "connected", "weights", "packing", "warm-up", "registered")
+_WARNING = re.compile(r'"level": ?"(warning|error|critical)"')
 _PAUSE = 0.05  # seconds between looks at whether it is ready
 
 
@@ -66,6 +68,10 @@ class Up:
         """Return the stages of the ready instances of a role, in order."""
         found = [ready for ready in self.ready if ready["role"] == role]
         return [{stage: ready[stage] for stage in STAGES if stage in ready} for ready in found]
+
+    def warnings(self) -> list[str]:
+        """Return the lines of its log that are warnings or errors."""
+        return [line.rstrip() for line in self._lines if _WARNING.search(line)]
 
     async def names(self) -> dict[int, str]:
         """Return the roles of its instances by the ids of their processes."""

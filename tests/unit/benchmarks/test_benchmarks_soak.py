@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from benchmarks.operation import soak
-from benchmarks.support import endurance
+from benchmarks.support import document, endurance
 
 TYPICAL = {"chat": 0.03, "speech": 0.6, "picture": 1.5}  # seconds
 
@@ -47,12 +49,15 @@ def test_targets_tell_a_flat_hour_from_others(found: soak.Findings, met: list[bo
     assert "p99 per embedding" not in told, "none was asked for"
 
 
-def test_a_request_that_fails_is_a_missed_target() -> None:
+def test_a_request_that_fails_is_a_missed_target(tmp_path: Path) -> None:
     found = lasted(1)
-    found.failures["speech: 503"] += 2
+    found.failures["speech: 503"] = 2
     failed = soak.targets(found, soak.Plan(minutes=1))[0]
     assert (failed.met, failed.value) == (False, 2)
     assert "FAILED speech: 503 (2)" in soak.report(found, soak.Plan(minutes=1))
+    document.write(tmp_path / "soak.json", document.conditions(), soak.Plan(), found)
+    kept = json.loads((tmp_path / "soak.json").read_text())["findings"]
+    assert kept["failures"] == {"speech: 503": 2}
 
 
 async def test_processes_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
