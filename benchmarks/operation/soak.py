@@ -111,7 +111,7 @@ class Clients:
     async def record(self) -> None:
         """Let the stack speak what it is to listen to later."""
         for _ in range(_RECORDINGS):
-            self._recordings.append(await self._speech())
+            self._recordings.append(await self.speech())
 
     async def ask(self, kind: str) -> None:
         """Send a request of a kind and read its answer. Raises for an error and for an empty answer."""
@@ -169,7 +169,7 @@ class Clients:
         scene, _ = asked_scene(CATEGORIES, self._rng)
         return describe(scene, self._rng)
 
-    async def _speech(self) -> bytes:
+    async def speech(self) -> bytes:
         body = {
             "model": VOICE,
             "input": self._scene(),
@@ -177,9 +177,6 @@ class Clients:
             "response_format": "pcm",
         }
         return (await self._post("/v1/audio/speech", json=body)).content
-
-    async def speech(self) -> bytes:
-        return await self._speech()
 
     async def transcript(self) -> str:
         sound = self._rng.choice(self._recordings)

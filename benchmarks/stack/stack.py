@@ -28,7 +28,10 @@ STOP_SECONDS = 10.0
 
 def environment(**extra: str) -> dict[str, str]:
     """Return the environment of child processes, with the project's packages on their path."""
-    packages = [ROOT, *(ROOT / part for part in ("shared", "services", "kernels", "pipelines"))]
+    packages = [
+        ROOT,
+        *(ROOT / part for part in ("shared", "services", "kernels", "pipelines", "cli")),
+    ]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
 
 

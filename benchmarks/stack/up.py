@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import sys
 import tempfile
@@ -16,8 +15,7 @@ from typing import Any
 import httpx
 
 from benchmarks.stack.memory import ProcessMemory, memory_of
-from benchmarks.stack.stack import STOP_SECONDS
-from benchmarks.support.paths import ROOT
+from benchmarks.stack.stack import STOP_SECONDS, environment
 from motet_shared.testing import free_port
 
 TIMEOUT = 400.0  # seconds; on a busy machine a start takes minutes
@@ -110,8 +108,7 @@ class Up:
 async def motet_up(*flags: str) -> AsyncIterator[Up]:
     """Run `motet up` with these flags on a free port, and end it. Its chat model may not be ready yet."""
     port = free_port()
-    packages = [ROOT / part for part in ("shared", "services", "kernels", "pipelines", "cli")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    env = environment()
     argv = [
         sys.executable,
         "-m",

@@ -183,12 +183,8 @@ async def _fed(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        del (
-            feeding,
-            reading,
-            tasks,
-            task,
-        )  # an error of theirs holds this frame, which would hold them
+        # An error of theirs holds this frame, which would hold them.
+        del feeding, reading, tasks, task
 
 
 async def _feed(stream: Stream, states: Items) -> bool:

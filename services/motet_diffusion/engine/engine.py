@@ -24,7 +24,7 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_diffusion.pipeline.trial import alike
-from motet_shared.errors import ConfigError, Overloaded
+from motet_shared.errors import ConfigError, Overloaded, as_motet_error
 from motet_shared.process.batch_isolation import computed
 
 from .denoise_loop import DenoiseLoop
@@ -147,11 +147,7 @@ class Engine:
                 loop.start()
             except (RuntimeError, MemoryError) as error:  # no thread can be started now
                 del self._loops[key]
-                self._emit(
-                    PictureDone(
-                        key, error=Overloaded(f"no picture can be begun: {error}; try again later")
-                    )
-                )
+                self._emit(PictureDone(key, error=as_motet_error(error)))
 
     def _answer_calls(self, calls: list[PendingCall]) -> None:
         """Compute one pass for all calls; a call fails alone if it cannot be computed alone."""

@@ -43,6 +43,15 @@ def return_freed() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where the kernel has no /proc/self/statm."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class FreedMemory:
     """Give freed memory back while a process runs: between its work, and rarely beside it.
 
@@ -53,9 +62,9 @@ class FreedMemory:
     is_busy: returns True while the process serves anything.
     """
 
-    def __init__(self, is_busy: Callable[[], bool], resident: Callable[[], int] | None = None):
+    def __init__(self, is_busy: Callable[[], bool], resident: Callable[[], int] = resident_bytes):
         self._is_busy = is_busy
-        self._resident = resident or resident_bytes
+        self._resident = resident
         self._since, self._least = 0.0, self._resident()
         self._returning: asyncio.Task[None] | None = None
 
@@ -75,15 +84,6 @@ class FreedMemory:
             gc.collect()  # cycles, such as an error's, that hold tensors; it is done rarely otherwise
         await asyncio.to_thread(return_freed)
         self._least = self._resident()
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where the kernel has no /proc/self/statm."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def unmap_libraries() -> int:

@@ -193,15 +193,19 @@ class Reply:
         batches = chat(self._bus, request, self._outcome, sink=self._write_now, **self._options())
         async with aclosing(batches):
             async for batch in batches:
-                self._account.receive(batch)
-                events: list[Event] = []
-                for item in batch:
-                    if item.text:
-                        self._items.text(item.text, events)
-                    for piece in item.tools or ():
-                        self._items.tool(piece, events)
-                if events:
+                if events := self._written(batch):
                     await self._events.emit(*events)
+
+    def _written(self, batch: list[Text]) -> list[Event]:
+        """Account for a batch, and return its events."""
+        self._account.receive(batch)
+        events: list[Event] = []
+        for item in batch:
+            if item.text:
+                self._items.text(item.text, events)
+            for piece in item.tools or ():
+                self._items.tool(piece, events)
+        return events
 
     def _write_now(self, batch: list[Text]) -> bool:
         """Send the events of plain text at once; return False if the caller has to be waited for."""
@@ -209,12 +213,7 @@ class Reply:
         is_plain = self._items.is_text_open and size <= _AT_ONCE
         if self._cancelling or not (is_plain and self._events.is_free):
             return False
-        self._account.receive(batch)
-        events: list[Event] = []
-        for item in batch:
-            if item.text:
-                self._items.text(item.text, events)
-        if events:
+        if events := self._written(batch):
             self._events.post(*events)
         return True
 
