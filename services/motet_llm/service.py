@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import time
 from typing import Any
 
@@ -43,8 +42,6 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
 from .config import DecodeConfig
-
-log = logging.getLogger(__name__)
 
 _GRAMMARS_AFTER = 2.0  # seconds from the start until what grammars need is loaded
 
@@ -230,13 +227,10 @@ class Decode(EngineActor):
                 self._fail(call, done, error)
 
     def _fail(self, call: Call, done: asyncio.Future[StepOutput], error: Exception) -> None:
-        """End a call with an error that was raised beside it; one that is none of ours is logged."""
+        """End a call with an error that was raised beside it."""
         self.thread.cancel(call.id)
-        found = as_motet_error(error)
-        if found is not error:
-            log.error("call %s fails", call.id, exc_info=error)
         if not done.done():
-            done.set_exception(found)
+            done.set_exception(as_motet_error(error))
 
     def _pass_on(self, output: StepOutput, call: Call, done: asyncio.Future[StepOutput]) -> None:
         """Send an output to its call, or end it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import cast
@@ -18,8 +17,6 @@ from motet_shared.wire.failover import Failover, StreamMoves
 from motet_shared.wire.stream import Stream
 
 from .reply_states import ReplyStates
-
-log = logging.getLogger(__name__)
 
 _ROLE = "decode"
 
@@ -119,7 +116,4 @@ async def _followed(states: ReplyStates, stream: Stream, sent: int) -> None:
     try:
         await states.follow(stream, sent)
     except Exception as error:
-        found = as_motet_error(error)
-        if found is not error:
-            log.error("states cannot be fed", exc_info=error)
-        stream.abort(found)
+        stream.abort(as_motet_error(error))

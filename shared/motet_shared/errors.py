@@ -208,13 +208,18 @@ def as_motet_error(error: BaseException) -> MotetError:
     """Return `error` itself if it has a wire code, else one for its kind.
 
     Overloaded if this process has no memory for it, which another process or a later time has; else
-    an InternalError with its type's name. The traceback is never included.
+    an InternalError with its type's name. Its message never includes the traceback, which is that of
+    its cause.
     """
     if isinstance(error, MotetError):
         return error
+    known: MotetError
     if _lacks_memory(error):
-        return Overloaded(f"memory: the process has none left ({error}); try again")
-    return InternalError(f"{type(error).__name__}: {error}")
+        known = Overloaded(f"memory: the process has none left ({error}); try again")
+    else:
+        known = InternalError(f"{type(error).__name__}: {error}")
+    known.__cause__ = error
+    return known
 
 
 def _lacks_memory(error: BaseException) -> bool:
