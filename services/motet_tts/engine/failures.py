@@ -22,7 +22,9 @@ def failure(error: Exception, device: torch.device) -> MotetError:
         return error
     if device.type != "cpu":
         raise error
-    return InternalError(f"the model raised {type(error).__name__}; the sentence ends")
+    internal = InternalError(f"the model raised {type(error).__name__}; the sentence ends")
+    internal.__cause__ = error  # logged with the call's traceback
+    return internal
 
 
 def not_finite() -> InternalError:

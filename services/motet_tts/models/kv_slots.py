@@ -74,11 +74,10 @@ class KvSlots:
         pair = self._layers.get(index)
         slots = len(self.lengths)
         if pair is None or pair[0].shape[0] < slots or pair[0].shape[2] < length:
-            capacity = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
-            capacity = (
-                max(slots, min(2 * capacity[0], slots + 8)),
-                -(-max(length, capacity[1]) // _GROWTH) * _GROWTH,
-            )
+            rows, positions = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
+            if rows < slots:
+                rows = max(slots, min(2 * rows, slots + 8))
+            capacity = (rows, -(-max(length, positions) // _GROWTH) * _GROWTH)
             pair = self._layers[index] = (
                 _grown(pair, 0, like_BHQD, capacity),
                 _grown(pair, 1, like_BHQD, capacity),
