@@ -1,12 +1,12 @@
 """Measure whether a stack that works for an hour gets slower or larger.
 
-`python benchmarks/run.py soak --help`. `motet up` with the bundled models serves a mixture of chats, chats
-about pictures, speech, transcripts, pictures, embeddings and spoken turns over WebSockets. First a fixed
-number of clients ask one thing after another, which gives the requests per second of full load; then
-requests come at half that rate, at random (Poisson), whether those before have been answered or not. A
-request's latency runs from when it was due to the end of its answer, divided by the first median of its
-kind; the first and the last sixth of the time are compared, and slopes of latency and memory are fitted over
-minutes. The numbers go to `results/soak.json`.
+`python benchmarks/run.py soak --help`. `motet up` with the bundled models and small caches serves a mixture of
+chats, chats about pictures, speech, transcripts, pictures, embeddings and spoken turns over WebSockets. First a
+fixed number of clients ask one thing after another, which gives the requests per second of full load; then
+requests come at half that rate, at random (Poisson), whether those before have been answered or not. A request's
+latency runs from when it was due to the end of its answer, divided by the first median of its kind; the first and
+the last sixth of the time are compared, and slopes of latency and memory are fitted over minutes. The numbers go
+to `results/soak.json`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,17 @@ _FAILURES = (httpx.HTTPError, OSError, ValueError, LookupError, websockets.WebSo
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Define how long it lasts. clients: that find full load. share: of full load that is asked for."""
+    """Define how long it lasts.
+
+    clients: that find full load. share: of full load that is asked for. caches: memory for keys and values, and for
+    embeddings of pictures; full in minutes, so that what grows is no cache.
+    """
 
     minutes: float = 60.0
     clients: int = 8
     full_seconds: float = 60.0
     share: float = 0.5
+    caches: str = "16MiB"
     seed: int = 0
 
 
@@ -256,7 +261,7 @@ async def measure(plan: Plan) -> Findings:
     findings = Findings()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
     async with (
-        motet_up() as up,
+        motet_up(MOTET_KV_MEMORY=plan.caches, MOTET_CACHE_MEMORY=plan.caches) as up,
         httpx.AsyncClient(
             base_url=up.url, timeout=REPLY_SECONDS, trust_env=False, limits=limits
         ) as http,
@@ -362,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "eighteen seconds", RESULTS, "soak")
     parser.add_argument("--minutes", type=float, help="of half load (default: 60)")
     parser.add_argument("--share", type=float, help="of full load (default: 0.5)")
+    parser.add_argument("--caches", metavar="MEMORY", help="of each cache (default: 16MiB)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()

@@ -105,10 +105,13 @@ class Up:
 
 
 @contextlib.asynccontextmanager
-async def motet_up(*flags: str) -> AsyncIterator[Up]:
-    """Run `motet up` with these flags on a free port, and end it. Its chat model may not be ready yet."""
+async def motet_up(*flags: str, **variables: str) -> AsyncIterator[Up]:
+    """Run `motet up` with these flags on a free port, and end it. Its chat model may not be ready yet.
+
+    variables: of its environment, such as MOTET_KV_MEMORY.
+    """
     port = free_port()
-    env = environment()
+    env = environment(**variables)
     argv = [
         sys.executable,
         "-m",

@@ -11,14 +11,17 @@ import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import nats.errors
 import psutil
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from motet_shared.messages import Heartbeat
 from motet_shared.testing import NatsServer
+from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 from support.running.fork_server import ForkServer, alive
@@ -226,6 +229,30 @@ class Processes:
         """Return the instance id by the name of each process that has beaten."""
         beats = {beat.pid: beat.instance for beat in self.bus.directory.everyone()}
         return {member.name: beats[member.pid] for member in self.members if member.pid in beats}
+
+    @asynccontextmanager
+    async def opening(self, role: str) -> AsyncIterator[asyncio.Future[Member]]:
+        """Yield a future of the process to which the role's next call is opened.
+
+        It is known when the process itself is told, however short the call is.
+        """
+        opened: asyncio.Future[Member] = asyncio.get_running_loop().create_future()
+
+        async def note(member: Member, message: Msg) -> None:
+            if not opened.done():
+                opened.set_result(member)
+
+        client, password = Client(), self.nats.passwords[role]
+        await client.connect(self.nats.url, user=role, password=password)
+        try:
+            for name, instance in self.instances().items():
+                if subjects.role_of(instance) == role:
+                    told = partial(note, self.member(name))
+                    await client.subscribe(subjects.open_at(instance), cb=told)
+            await client.flush()
+            yield opened
+        finally:
+            await client.close()
 
     async def serving(self, role: str, *, seconds: float = 20.0) -> Member:
         """Return the process of a role that serves a call, as soon as one does."""

@@ -79,7 +79,8 @@ class Models:
         return [("decode", (*_decode(LONG, self._text), "--long-context", *pool))]
 
     def _of_split(self) -> list[tuple[str, Argv]]:
-        argv = _decode(SPLIT, self._text)
+        """Without a prefix cache: with one, a prompt that was asked before is computed nowhere."""
+        argv = (*_decode(SPLIT, self._text), "--no-prefix-cache")
         prefill = (*argv, "--role", "prefill", "--token-budget", "64")
         return [("decode", (*argv, "--remote-prefill", "always")), ("prefill", prefill)]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from chaos.moves.features import BEGIN, FEATURES, MIDDLE, Feature
 from chaos.moves.models import Argv, Models
-from chaos.processes import NATS, Processes, processes
+from chaos.processes import NATS, Member, Processes, processes
 from e2e.engines.peer import integrities
 from motet_shared.testing import free_port
 
@@ -75,38 +75,29 @@ class World:
     async def struck(self, name: str, phase: str, victim: str) -> Any:
         """Return what a feature returns whose process, or NATS, is killed in a phase."""
 
+        role = FEATURES[name].roles[0] if victim == NATS else victim
+
+        async def strike(at_work: Awaitable[Member]) -> None:
+            member = await at_work
+            await self.processes.kill(NATS if victim == NATS else member.name)
+
         async def attempt(earlier: float) -> Any:
-            async with self._asking(name, phase, earlier) as (asking, reached):
-                striking = asyncio.create_task(self._strike(FEATURES[name], phase, victim, reached))
-                await _before_its_end(asking, striking)
+            async with self._asking(name, phase, role, earlier) as (asking, at_work):
+                await _before_its_end(asking, strike(at_work))
                 return await asking
 
         return await self._in_time(
             attempt, f"{name} was over before {victim} could be struck in its phase {phase!r}"
         )
 
-    async def _strike(
-        self, feature: Feature, phase: str, victim: str, reached: asyncio.Event
-    ) -> None:
-        """Kill a process that is at work in a phase, or NATS while one is."""
-        if phase != BEGIN:
-            await reached.wait()
-        role = feature.roles[0] if victim == NATS else victim
-        member = await self.processes.serving(role)
-        await self.processes.kill(NATS if victim == NATS else member.name)
-
     async def left(self, name: str, phase: str) -> None:
         """Ask for a feature and leave in a phase."""
 
-        async def begun(reached: asyncio.Event) -> None:
-            if phase == BEGIN:
-                await self.processes.serving(FEATURES[name].roles[0])
-            else:
-                await reached.wait()
+        role = FEATURES[name].roles[0]
 
         async def attempt(earlier: float) -> None:
-            async with self._asking(name, phase, earlier) as (asking, reached):
-                await _before_its_end(asking, asyncio.create_task(begun(reached)))
+            async with self._asking(name, phase, role, earlier) as (asking, at_work):
+                await _before_its_end(asking, at_work)
 
         await self._in_time(
             attempt, f"{name} was over before its client could leave in its phase {phase!r}"
@@ -123,21 +114,31 @@ class World:
 
     @asynccontextmanager
     async def _asking(
-        self, name: str, phase: str, earlier: float
-    ) -> AsyncIterator[tuple[asyncio.Task[Any], asyncio.Event]]:
-        """Ask for a feature; yield the task, which ends with the context, and when its phase is reached."""
+        self, name: str, phase: str, role: str, earlier: float
+    ) -> AsyncIterator[tuple[asyncio.Task[Any], Awaitable[Member]]]:
+        """Ask for a feature; yield the task, which ends with the context, and what waits for its phase.
+
+        That is the process of `role` which is at work then.
+        """
         reached, at = asyncio.Event(), self.threshold(name, phase) * earlier
 
         def told(progress: int) -> None:
             if progress >= at:
                 reached.set()
 
-        asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
-        try:
-            yield asking, reached
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+        async def serving() -> Member:
+            await reached.wait()
+            return await self.processes.serving(role)
+
+        async with self.processes.opening(role) as opened:
+            asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
+            at_work = opened if phase == BEGIN else asyncio.ensure_future(serving())
+            try:
+                yield asking, at_work
+            finally:
+                for task in (asking, at_work):
+                    task.cancel()
+                await asyncio.gather(asking, at_work, return_exceptions=True)
 
     def threshold(self, name: str, phase: str) -> float:
         """Return the progress at which a phase begins."""
@@ -160,8 +161,9 @@ class World:
         return [f"{instance}: {word}" for instance, word in said.items() if word != "ok"]
 
 
-async def _before_its_end(asking: asyncio.Task[Any], waiting: asyncio.Task[None]) -> None:
-    """Wait for `waiting`. Raises TooLate, or the error of `asking`, if `asking` has ended before."""
+async def _before_its_end(asking: asyncio.Task[Any], doing: Awaitable[Any]) -> None:
+    """Wait for `doing`. Raises TooLate, or the error of `asking`, if `asking` has ended before."""
+    waiting = asyncio.ensure_future(doing)
     try:
         await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
