@@ -1,7 +1,11 @@
 """Run one process of role embedding or ranking: `python -m motet_embedding --model FOLDER`."""
 
+import os
+
 from motet_shared.process.starts import importing
 
+# oneDNN keeps what it compiled for a shape, 32 KB each, and shapes change with the tokens of a batch (default: 1,024).
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 with importing():
     from motet_shared.errors import ConfigError
     from motet_shared.process.actor import Actor, run
