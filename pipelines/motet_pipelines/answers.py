@@ -59,8 +59,15 @@ class RecordedStream(Protocol):
         None: there is no further one.
         """
 
+    @property
+    def is_live(self) -> bool:
+        """Return True if all that an earlier process has recorded is read, and a batch can be recorded at once."""
+
     async def append(self, data: bytes) -> None:
         """Record a batch; waits while it can have no effect."""
+
+    def append_now(self, data: bytes) -> None:
+        """Record a batch that can have its effect; `is_live` is True."""
 
     async def close(self, data: bytes, *, failed: bool) -> None:
         """Record the end, or an error."""
@@ -120,9 +127,9 @@ class Answers(Generic[Batch, Ending]):
         self._stream = None if self._recorder is None else self._recorder.open(_digest(request))
 
     @property
-    def are_kept(self) -> bool:
-        """Return True if each batch is to be recorded."""
-        return self._stream is not None
+    def is_live(self) -> bool:
+        """Return True if `record_now` may be called."""
+        return self._stream is None or self._stream.is_live
 
     def epoch(self, given: Epoch = NO_EPOCH) -> Epoch:
         """Return the epoch with which to ask the service: it ends what an earlier process asked.
@@ -161,6 +168,11 @@ class Answers(Generic[Batch, Ending]):
         """Record a batch before it has an effect."""
         if self._stream is not None:
             await self._stream.append(_encode(batch))
+
+    def record_now(self, batch: Batch) -> None:
+        """Record a batch whose effects need not be waited for, and all come before the next record."""
+        if self._stream is not None:
+            self._stream.append_now(_encode(batch))
 
     async def finish(self, end: Ending) -> None:
         """Record the end."""

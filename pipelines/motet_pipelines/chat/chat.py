@@ -30,8 +30,9 @@ from motet_shared.wire.failover import Failover, StreamMoves
 from .models import CHAT_ROLES, check_known
 
 # Offered text, and nothing but text, while the reader of the batches waits. Returns True if it has
-# taken all of it, which then comes in no batch; the reader's task sleeps on.
-Sink = Callable[[list[Text]], bool]
+# taken all of it, which then comes in no batch; the reader's task sleeps on. It calls its second
+# argument, which records the text, before that has an effect, and has all its effects then.
+Sink = Callable[[list[Text], Callable[[], None]], bool]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +82,7 @@ async def chat_with_prompt(
     `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
     instance may appear or restart, before the last retryable error is raised. Other errors are
     raised at once, Overloaded too unless text has been sent. With `request.resume`, the reply goes
-    on behind what an earlier caller has received. `sink` is not used where batches are recorded.
+    on behind what an earlier caller has received.
     """
     outcome = outcome or Outcome()
     ids: list[int] = list(request.resume.ids) if request.resume is not None else []
@@ -115,7 +116,9 @@ async def chat_with_prompt(
         for item in batch:
             if type(item) is not Text or item.tools or item.logprobs is not None or item.reasoning:
                 return False
-        if sink is None or not sink(batch):
+        if sink is None or not answers.is_live:
+            return False
+        if not sink(batch, partial(answers.record_now, batch)):
             return False
         text_len += _note(batch, ids, outcome.targets)
         return True
@@ -126,7 +129,7 @@ async def chat_with_prompt(
                 stream = bus.open(
                     "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
                 )
-                if sink is not None and not answers.are_kept:
+                if sink is not None and answers.is_live:
                     stream.sink = offer
                 async with stream:
                     batches = cast(AsyncIterator[list[Text | PromptPiece]], stream.batches())

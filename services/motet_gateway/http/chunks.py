@@ -142,14 +142,15 @@ class Chunks:
         if data and not cycle.disconnected:
             cycle.transport.write(_chunk(data))
 
-    def write_now(self, data: bytes) -> bool:
-        """Send `data` if the client is connected and reads; return True if it does."""
-        cycle = self._cycle
-        if cycle.flow.write_paused or cycle.disconnected:
-            return False
+    @property
+    def is_writable(self) -> bool:
+        """Return True if `write_now` may be called: the client is connected and reads."""
+        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+
+    def write_now(self, data: bytes) -> None:
+        """Send `data` as the next part of the body; empty data sends nothing."""
         if data:
-            cycle.transport.write(_chunk(data))
-        return True
+            self._cycle.transport.write(_chunk(data))
 
     async def writable(self) -> None:
         """Wait while the client does not read."""

@@ -267,13 +267,17 @@ class Exchange:
                 {"type": "http.response.start", "status": 200, "headers": headers}, data
             )
 
-    def write_now(self, data: bytes) -> bool:
-        """Do what `write` does if that has nothing to wait for; else do nothing and return False."""
-        chunks = self._chunks
-        if chunks is None or not self.started or not chunks.write_now(self._held + data):
-            return False
+    @property
+    def is_writable(self) -> bool:
+        """Return True if `write_now` may be called: the response has begun, and its client reads."""
+        return self.started and self._chunks is not None and self._chunks.is_writable
+
+    def write_now(self, data: bytes) -> None:
+        """Do what `write` does, which has nothing to wait for."""
+        if self._chunks is None:
+            raise RuntimeError("write_now: is_writable is False")
+        self._chunks.write_now(self._held + data)
         self._held = b""
-        return True
 
     async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:
         await self._send(head)

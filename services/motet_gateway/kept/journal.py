@@ -145,7 +145,7 @@ class Journal:
         if self.is_replaying and self._records[self.cursor][0] == Record.TIME:
             return int.from_bytes(self._advance())
         now = int(time.time())
-        self._append(Record.TIME, 0, now.to_bytes(8))
+        self.append_now(Record.TIME, 0, now.to_bytes(8))
         return now
 
     def open(self, digest: bytes, writable: Writable) -> JournaledStream:
@@ -295,9 +295,10 @@ class Journal:
                 self._strayed()
         if self._sent:
             await self.replayed()
-        self._append(kind, stream, data)
+        self.append_now(kind, stream, data)
 
-    def _append(self, kind: Record, stream: int, data: bytes) -> None:
+    def append_now(self, kind: Record, stream: int, data: bytes) -> None:
+        """Record something new, unless there are records of an earlier process."""
         if not (self.forgotten or self.is_replaying):
             self._put(kind, stream, data)
             self.cursor += 1
@@ -405,14 +406,27 @@ class JournaledStream:
         await self._writable()
         await self._record(Record.BATCH, data)
 
+    @property
+    def is_live(self) -> bool:
+        """Return True if `append_now` may be called. Tasks of a session are recorded in their turns."""
+        journal = self._journal
+        is_request = not (journal.is_session or journal.is_replaying)
+        return is_request and self._generation == journal.generation
+
+    def append_now(self, data: bytes) -> None:
+        """Record a batch of a request whose client reads."""
+        self._journal.append_now(Record.BATCH, self._numbered(), data)
+
     async def close(self, data: bytes, *, failed: bool) -> None:
         """Record the end, or an error."""
         await self._record(Record.ERROR if failed else Record.END, data)
 
     async def _record(self, kind: Record, data: bytes) -> None:
-        journal = self._journal
-        if self._generation != journal.generation:
-            return  # the response ended before this
+        if self._generation == self._journal.generation:  # else the response ended before this
+            await self._journal.append(kind, self._numbered(), data)
+
+    def _numbered(self) -> int:
+        """Return the number of the stream, a new one for one that is not recorded yet."""
         if self._number is None:
-            self._number = journal.next_number(self._digest)
-        await journal.append(kind, self._number, data)
+            self._number = self._journal.next_number(self._digest)
+        return self._number

@@ -112,10 +112,13 @@ class ChoiceStreams:
         opening = choice.start()
         has_begun = False  # text was written
 
-        def write_now(batch: list[Text]) -> bool:
-            if not has_begun or not self._http.write_now(choice.batch(batch)):
+        def write_now(batch: list[Text], record: Callable[[], None]) -> bool:
+            if not (has_begun and self._http.is_writable):
                 return False
+            record()
             track.got(batch)
+            if data := choice.batch(batch):
+                self._http.write_now(data)
             return True
 
         outcome = self._outcomes[index]

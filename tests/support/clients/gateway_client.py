@@ -176,11 +176,13 @@ class ChunkedHttp(Http):
         await self.reading.wait()
         self.chunks.append(data)
 
-    def write_now(self, data: bytes) -> bool:
-        if self.reading.is_set():
-            self.written_now += 1
-            self.chunks.append(data)
+    @property
+    def is_writable(self) -> bool:
         return self.reading.is_set()
+
+    def write_now(self, data: bytes) -> None:
+        self.written_now += 1
+        self.chunks.append(data)
 
 
 @dataclass

@@ -166,7 +166,14 @@ class Records:
         self.at += 1
         return self.batches[self.at - 1] if self.at <= self.known else None
 
+    @property
+    def is_live(self) -> bool:
+        return self.at >= self.known
+
     async def append(self, data: bytes) -> None:
+        self.append_now(data)
+
+    def append_now(self, data: bytes) -> None:
         self.batches.append(data)
 
     async def close(self, data: bytes, *, failed: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
@@ -110,11 +110,12 @@ async def test_a_sink_takes_text_and_nothing_is_lost_when_the_tokenizer_dies(ref
         batches_of_reader: list[list[Any]] = []
         offers = 0
 
-        def sink(batch: list[Text]) -> bool:
+        def sink(batch: list[Text], record: Callable[[], None]) -> bool:
             nonlocal offers
             offers += 1
             if refused and offers % refused == 0:
                 return False
+            record()
             found.extend(batch)
             return True
 

@@ -207,12 +207,13 @@ class Reply:
                 self._items.tool(piece, events)
         return events
 
-    def _write_now(self, batch: list[Text]) -> bool:
+    def _write_now(self, batch: list[Text], record: Callable[[], None]) -> bool:
         """Send the events of plain text at once; return False if the caller has to be waited for."""
         size = sum([len(item.text) for item in batch])
         is_plain = self._items.is_text_open and size <= _AT_ONCE
         if self._cancelling or not (is_plain and self._events.is_free):
             return False
+        record()
         if events := self._written(batch):
             self._events.post(*events)
         return True

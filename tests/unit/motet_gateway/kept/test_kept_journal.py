@@ -136,6 +136,37 @@ async def test_equal_requests_are_told_apart_by_their_order(first: Process) -> N
     assert [await one.recorded(), await two.recorded()] == ["first", "second"]
 
 
+async def test_a_batch_is_recorded_at_once_once_nothing_of_an_earlier_process_is_left(
+    first: Process,
+) -> None:
+    live = answers("a")
+    assert live.is_live
+    live.record_now("a1")
+    await live.record("a2")
+    second = first.next()
+    again = answers("a")
+    assert not again.is_live
+    assert await again.recorded() == "a1"
+    assert not again.is_live
+    assert await again.recorded() == "a2"
+    assert again.is_live
+    again.record_now("a3")
+    second.next()
+    assert await all_of(answers("a")) == ["a1", "a2", "a3"]
+
+
+async def test_a_batch_is_not_recorded_at_once_behind_a_response_or_in_a_session(
+    first: Process,
+) -> None:
+    late = answers("a")
+    late.record_now("a1")
+    first.journal.reset()
+    first.memory.next_request()
+    assert not late.is_live
+    first.journal.begin_session(0)
+    assert not answers("b").is_live
+
+
 async def test_an_error_is_raised_again(first: Process) -> None:
     live = answers("a")
     await live.record("a1")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from motet_gateway.kept.journal import JournaledStream
 from motet_gateway.responses.store import ResponseStore
 from motet_shared.messages import Chat, Complete, Text
 from motet_shared.process.actor import Actor
@@ -237,6 +238,31 @@ async def test_a_stream_of_every_kind_goes_on(stream: Stream, here: World) -> No
         assert lives > 1
         assert stream.said(body) == stream.said(whole)
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("name", ["chat", "chat of 3"])
+async def test_plain_text_is_recorded_and_written_while_its_tasks_sleep(
+    name: str, here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record of it has its effect at once, wherever its gateway dies."""
+    (stream,) = (one for one in STREAMS if one.name == name)
+    recorded = 0
+
+    def append_now(journaled: JournaledStream, data: bytes) -> None:
+        nonlocal recorded
+        recorded += 1
+        append(journaled, data)
+
+    append = JournaledStream.append_now
+    monkeypatch.setattr(JournaledStream, "append_now", append_now)
+    whole, _ = await answer(here, stream, lambda received: False)
+    assert recorded > 60
+    for size in (len(whole) // 40, 997):
+        recorded = 0
+        body, lives = await answer(here, stream, every(size))
+        assert lives > 3
+        assert recorded > 0
+        assert stream.said(body) == stream.said(whole)
 
 
 async def test_each_gateway_ends_what_the_one_before_asked(
