@@ -129,11 +129,11 @@ async def chat_with_prompt(
                 stream = bus.open(
                     "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
                 )
-                if sink is not None and answers.is_live:
-                    stream.sink = offer
                 async with stream:
                     batches = cast(AsyncIterator[list[Text | PromptPiece]], stream.batches())
                     async for batch in batches:
+                        if sink is not None and answers.is_live:
+                            stream.sink = offer
                         if new := prompt.unknown(batch):
                             # States are not kept: their blobs are read once.
                             if kept := [one for one in new if not isinstance(one, States)]:

@@ -276,8 +276,8 @@ class Exchange:
         """Do what `write` does, which has nothing to wait for."""
         if self._chunks is None:
             raise RuntimeError("write_now: is_writable is False")
-        self._chunks.write_now(self._held + data)
-        self._held = b""
+        data, self._held = self._held + data, b""
+        self._chunks.write_now(data)
 
     async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:
         await self._send(head)

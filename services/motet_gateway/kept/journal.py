@@ -194,7 +194,8 @@ class Journal:
         if self.is_replaying and self._left[0]:
             await self.next(0)
         else:
-            await self.append(Record.INPUT, 0, b"")
+            await self.turn()
+            self.append_now(Record.INPUT, 0, b"")
 
     async def replayed(self) -> None:
         """Wait until all records were consumed, and all that was sent is rendered again."""
@@ -238,17 +239,22 @@ class Journal:
         self._put(Record.STREAM, self._streams, digest)
         return self._streams
 
-    async def next(self, stream: int) -> tuple[int, bytes] | None:
-        """Return the kind and data of a stream's next record, None if there is none."""
+    async def next(self, stream: int, writable: Writable | None = None) -> tuple[int, bytes] | None:
+        """Return the kind and data of a stream's next record, None if there is none.
+
+        A record of a request is consumed once its effect need not wait: the next one comes behind that.
+        """
         while self._left[stream]:
             kind, number, data = self._records[self.cursor]
             if number != stream:
                 await self._moved()
-            elif not self.is_session:
-                return kind, self._advance()
-            else:
+            elif self.is_session:
                 await self._due(kind, data)
                 return kind, self._advance()[: -_TICK.size]
+            else:
+                if writable is not None:
+                    await writable()  # the record is this stream's, so it is still the next
+                return kind, self._advance()
         if self.is_session:  # what was cancelled is cancelled again before it goes on
             await self.replayed()
         return None
@@ -283,8 +289,13 @@ class Journal:
             self.cursor += 1
             self._wake()
 
-    async def append(self, kind: Record, stream: int, data: bytes) -> None:
-        """Record something new, behind everything that was recorded."""
+    @property
+    def is_new(self) -> bool:
+        """Return True if nothing of an earlier process is left."""
+        return not (self.is_replaying or self._sent)
+
+    async def turn(self) -> None:
+        """Wait for the turn of something new, behind everything that was recorded."""
         if self.is_replaying:
             try:
                 async with asyncio.timeout(_REPLAY):
@@ -295,7 +306,6 @@ class Journal:
                 self._strayed()
         if self._sent:
             await self.replayed()
-        self.append_now(kind, stream, data)
 
     def append_now(self, kind: Record, stream: int, data: bytes) -> None:
         """Record something new, unless there are records of an earlier process."""
@@ -389,7 +399,7 @@ class JournaledStream:
             if self._journal.is_session:
                 await self._journal.replayed()
             return None
-        found = await self._journal.next(self._number)
+        found = await self._journal.next(self._number, self._writable)
         if found is None:
             return None
         kind, data = found
@@ -404,26 +414,35 @@ class JournaledStream:
     async def append(self, data: bytes) -> None:
         """Record a batch once the client reads: what is recorded can be written at once."""
         await self._writable()
-        await self._record(Record.BATCH, data)
+        if self._has_ended:
+            return
+        number = self._numbered()
+        if not self._journal.is_new:
+            await self._journal.turn()
+            await self._writable()  # the client may have stopped reading behind what was recorded
+        if not self._has_ended:
+            self._journal.append_now(Record.BATCH, number, data)
 
     @property
     def is_live(self) -> bool:
         """Return True if `append_now` may be called. Tasks of a session are recorded in their turns."""
-        journal = self._journal
-        is_request = not (journal.is_session or journal.is_replaying)
-        return is_request and self._generation == journal.generation
+        return self._journal.is_new and not (self._journal.is_session or self._has_ended)
 
     def append_now(self, data: bytes) -> None:
-        """Record a batch of a request whose client reads."""
+        """Record a batch that can have its effect at once."""
         self._journal.append_now(Record.BATCH, self._numbered(), data)
 
     async def close(self, data: bytes, *, failed: bool) -> None:
         """Record the end, or an error."""
-        await self._record(Record.ERROR if failed else Record.END, data)
+        if not self._has_ended:
+            number = self._numbered()
+            await self._journal.turn()
+            self._journal.append_now(Record.ERROR if failed else Record.END, number, data)
 
-    async def _record(self, kind: Record, data: bytes) -> None:
-        if self._generation == self._journal.generation:  # else the response ended before this
-            await self._journal.append(kind, self._numbered(), data)
+    @property
+    def _has_ended(self) -> bool:
+        """Return True if the response ended, and what comes is recorded no more."""
+        return self._generation != self._journal.generation
 
     def _numbered(self) -> int:
         """Return the number of the stream, a new one for one that is not recorded yet."""

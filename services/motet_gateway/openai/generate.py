@@ -115,10 +115,11 @@ class ChoiceStreams:
         def write_now(batch: list[Text], record: Callable[[], None]) -> bool:
             if not (has_begun and self._http.is_writable):
                 return False
+            data = choice.batch(batch)  # before it is recorded: an error is the task's to report
             record()
-            track.got(batch)
-            if data := choice.batch(batch):
+            if data:
                 self._http.write_now(data)
+            track.got(batch)
             return True
 
         outcome = self._outcomes[index]

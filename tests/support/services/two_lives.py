@@ -20,6 +20,8 @@ from motet_gateway.kept.intake import adopted
 from motet_gateway.kept.memory import ConnectionMemory
 from motet_gateway.kept.transport import KeptConnection
 
+_LITTLE = 4096  # bytes
+
 
 class Connection:
     """A TCP connection to `app` behind the memory that outlives its gateway."""
@@ -44,6 +46,11 @@ class Connection:
         self._is_away = False
         self._memory: int | None = None
         self._transport: asyncio.Transport | None = None
+
+    def shrink(self) -> None:
+        """Have the kernel take little that the client does not read."""
+        self.client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LITTLE)
+        self._peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LITTLE)
 
     async def live(self) -> None:
         """Have a gateway serve it: the first, or the next one."""

@@ -265,6 +265,37 @@ async def test_plain_text_is_recorded_and_written_while_its_tasks_sleep(
         assert stream.said(body) == stream.said(whole)
 
 
+async def test_choices_whose_client_reads_late_are_not_doubled(here: World) -> None:
+    """The next gateway has more to send than it may before its handler has rendered the first batches again."""
+    content = " ".join(letter * 30_000 for letter in "abcdef")
+    body = {
+        "model": MODEL,
+        "stream": True,
+        "n": 3,
+        "messages": [{"role": "user", "content": content}],
+    }
+    data = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    connection = Connection(here.app)
+    connection.shrink()
+    loop, got = asyncio.get_running_loop(), b""
+    try:
+        await connection.live()
+        request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+        await loop.sock_sendall(connection.client, request)
+        for _ in range(2):
+            await asyncio.sleep(0.2)
+            await connection.die_and_live()
+        await asyncio.sleep(0.1)
+        while part := await loop.sock_recv(connection.client, 65536):
+            got += part
+    finally:
+        connection.close()
+    for letter in "abcdef":
+        assert got.count(letter.encode() * 1000) == 3 * 30
+    assert connection.lives == 3
+
+
 async def test_each_gateway_ends_what_the_one_before_asked(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
