@@ -265,6 +265,7 @@ def preview_steps(count: int, steps: int) -> frozenset[int]:
 
     They are spread evenly from a fifth to four fifths of the steps, and never include the last.
     """
+    count = min(count, steps)  # which is each step there
     first, last = 0.2 * steps, 0.8 * steps
     spacing = (last - first) / max(count - 1, 1)
     previewed = {max(round(first + spacing * number), 1) for number in range(count)}

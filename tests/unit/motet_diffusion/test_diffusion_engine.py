@@ -345,6 +345,8 @@ def test_an_estimate_is_the_schedulers_own(folder: Callable[..., Path], schedule
         (3, 4, [1, 2, 3]),
         (8, 2, [1]),
         (3, 1, []),
+        (20, 20, [*range(4, 17)]),
+        (2**63, 20, [*range(4, 17)]),  # of a request that the gateway would refuse
     ],
 )
 def test_previews_come_soon_and_evenly(count: int, steps: int, wanted: list[int]) -> None:
