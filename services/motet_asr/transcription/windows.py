@@ -100,7 +100,9 @@ def mark_spans(spans: Sequence[tuple[float, float]]) -> SpeechMarker:
     def mark(audio: Audio) -> SpeechFlags:
         count = -(-len(audio) // FRAME)
         is_speech, is_near_speech = np.zeros(count, bool), np.zeros(count, bool)
-        for start, end in spans:
+        behind = len(audio) / SAMPLE_RATE + 2 * _MARGIN  # no frame of it is near what comes later
+        for span in spans:
+            start, end = (min(seconds, behind) for seconds in span)
             is_speech[_frame(start) : _frame(end) + 1] = True
             is_near_speech[max(0, _frame(start - _MARGIN)) : _frame(end + _MARGIN) + 1] = True
         return SpeechFlags(is_speech, ~is_near_speech)

@@ -113,6 +113,14 @@ def test_what_is_no_span_is_refused(wrong: tuple[float, float]) -> None:
         mark_spans([(0.0, 0.5), wrong])
 
 
+@pytest.mark.parametrize("late", [2.5, 1e9, 1e308])
+def test_spans_behind_the_end_are_cut_off(late: float) -> None:
+    audio = speech([(True, 2.0)])
+    assert cut(audio, 5.0, mark_spans([(1.0, late)])) == cut(audio, 5.0, mark_spans([(1.0, 2.0)]))
+    nothing, behind = (cut(audio, 5.0, mark_spans(spans)) for spans in ([], [(late, late)]))
+    assert behind == nothing
+
+
 def test_cuts_fall_into_pauses_and_overlap_only_without_one() -> None:
     talk = [(True, 4.0), (False, 0.5)]
     windows = cut(speech(talk * 6), 10.0)
