@@ -310,16 +310,22 @@ class BlobStore:
     async def _in_thread(self, nbytes: int, work: Callable[[], T]) -> T:
         """Run `work`, on a thread if it is long.
 
-        Even if cancelled it waits for the end of `work`, which writes to the caller's memory.
+        Even if cancelled, more than once, it waits for the end of `work`, which writes to the caller's memory.
         """
         if nbytes <= _INLINE:
             return work()
         future = asyncio.get_running_loop().run_in_executor(self._readers, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        is_cancelled = False
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if not is_cancelled:
+            return future.result()
+        if not future.cancelled():
+            future.exception()  # known: else asyncio would log it
+        raise asyncio.CancelledError
 
     async def _notify_released(self, address: str) -> None:
         pending = self._pending[address]

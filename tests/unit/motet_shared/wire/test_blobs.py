@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,39 @@ async def test_a_full_store_says_so_with_sizes_and_waits_within_bounds(
 async def test_expired_blobs_make_room_at_once(owner: BlobStore) -> None:
     owner.put(bytes(4 * MB), ttl=0.05)
     assert (await owner.put_async(bytes(4 * MB), wait=1.0)).nbytes == 4 * MB
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_read_that_fails_around_its_cancel_is_not_logged(
+    is_early: bool,
+    owner: BlobStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`is_early`: it is cancelled before it fails, and once more."""
+    ref = owner.put(bytes(MB))
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def read(segment: blobs_shm.Segment, key: str, into: Any) -> None:
+        begun.set()
+        goes_on.wait(10)
+        raise BlobError("it is gone")
+
+    monkeypatch.setattr(blobs_shm.Segment, "read", read)
+    task = asyncio.create_task(owner.get(ref))
+    await asyncio.to_thread(begun.wait, 10)
+    if is_early:
+        task.cancel()
+        await asyncio.sleep(0)
+    goes_on.set()
+    time.sleep(0.05)  # noqa: ASYNC251 -- the thread has ended, and the loop does not know
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    del task
+    await asyncio.sleep(0.01)  # the thread forgets its work
+    gc.collect()
+    assert [one.getMessage() for one in caplog.records if one.name == "asyncio"] == []
 
 
 async def test_a_put_that_is_cancelled_keeps_nothing(owner: BlobStore) -> None:
