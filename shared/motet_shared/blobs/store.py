@@ -211,12 +211,12 @@ class BlobStore:
         call = partial(self.put, data, dtype, shape, wait=wait, **options)
         future = asyncio.get_running_loop().run_in_executor(self._writers, call)
         try:
-            return await asyncio.shield(future)
+            await _ended(future)
         except asyncio.CancelledError:
-            await asyncio.wait([future])
             if not future.cancelled() and future.exception() is None:
                 self.drop(future.result())
             raise
+        return future.result()
 
     def drop(self, ref: BlobRef) -> None:
         """Free an own blob regardless of its readers: they get a BlobError, never other bytes."""
@@ -315,17 +315,8 @@ class BlobStore:
         if nbytes <= _INLINE:
             return work()
         future = asyncio.get_running_loop().run_in_executor(self._readers, work)
-        is_cancelled = False
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError:
-                is_cancelled = True
-        if not is_cancelled:
-            return future.result()
-        if not future.cancelled():
-            future.exception()  # known: else asyncio would log it
-        raise asyncio.CancelledError
+        await _ended(future)
+        return future.result()
 
     async def _notify_released(self, address: str) -> None:
         pending = self._pending[address]
@@ -373,6 +364,20 @@ class BlobStore:
         while True:
             await asyncio.sleep(_EXPIRE_EVERY)
             published.expire()
+
+
+async def _ended(future: asyncio.Future[Any]) -> None:
+    """Wait until `future` has ended, even if cancelled, more than once; raises CancelledError then."""
+    is_cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        if not future.cancelled():
+            future.exception()  # known: else asyncio would log it
+        raise asyncio.CancelledError
 
 
 def _server(ref: BlobRef) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,7 +74,6 @@ class World:
 
     async def struck(self, name: str, phase: str, victim: str) -> Any:
         """Return what a feature returns whose process, or NATS, is killed in a phase."""
-
         role = FEATURES[name].roles[0] if victim == NATS else victim
 
         async def strike(at_work: Awaitable[Member]) -> None:
@@ -92,7 +91,6 @@ class World:
 
     async def left(self, name: str, phase: str) -> None:
         """Ask for a feature and leave in a phase."""
-
         role = FEATURES[name].roles[0]
 
         async def attempt(earlier: float) -> None:
@@ -130,9 +128,10 @@ class World:
             await reached.wait()
             return await self.processes.serving(role)
 
-        async with self.processes.opening(role) as opened:
+        opening = self.processes.opening(role) if phase == BEGIN else nullcontext()
+        async with opening as opened:
             asking = asyncio.create_task(FEATURES[name].ask(self.url, told))
-            at_work = opened if phase == BEGIN else asyncio.ensure_future(serving())
+            at_work = opened or asyncio.create_task(serving())
             try:
                 yield asking, at_work
             finally:

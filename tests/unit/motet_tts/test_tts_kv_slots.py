@@ -31,14 +31,19 @@ def write(slots: KvSlots, slot: int, count: int) -> Tensor:
     return keys_BHTD[0].clone()
 
 
+def keep(slots: KvSlots, count: int) -> None:
+    """Free all but the first `count` slots."""
+    while len(slots.lengths) > count:
+        slots.remove(len(slots.lengths) - 1)
+
+
 @pytest.mark.parametrize(
     ("most", "left"), [(1, 1), (9, 1), (9, 7), (9, 8), (16, 1), (16, 7), (16, 16)]
 )
 def test_a_slot_grows_after_others_have_ended(most: int, left: int) -> None:
     slots = KvSlots(torch.device("cpu"))
     before = [write(slots, slots.add(), 100) for _ in range(most)]
-    while len(slots.lengths) > left:
-        slots.remove(len(slots.lengths) - 1)
+    keep(slots, left)
     for slot in range(left):
         now = write(slots, slot, 29)
         assert torch.equal(now[:, :100], before[slot])
@@ -49,8 +54,7 @@ def test_slots_grow_in_number_and_length_in_turn() -> None:
     for _ in range(5):
         write(slots, slots.add(), 100)
     for left, longer in ((3, 29), (1, 200)):
-        while len(slots.lengths) > left:
-            slots.remove(len(slots.lengths) - 1)
+        keep(slots, left)
         before = write(slots, 0, 1)
         assert torch.equal(write(slots, 0, longer)[:, : before.shape[1]], before)
 

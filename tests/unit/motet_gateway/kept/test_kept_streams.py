@@ -52,6 +52,13 @@ class Stream:
     said: Callable[[bytes], Any]
     content_type: str = "application/json"
 
+    @property
+    def request(self) -> bytes:
+        """The bytes of the request, the last one of its connection."""
+        head = f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: {self.content_type}\r\ncontent-length: {len(self.content)}\r\n\r\n"
+        return head.encode() + self.content
+
 
 def asked(name: str, path: str, said: Callable[[bytes], Any], **body: Any) -> Stream:
     return Stream(name, path, json.dumps(body).encode(), said)
@@ -195,11 +202,9 @@ async def here() -> AsyncIterator[World]:
 
 async def answer(here: World, stream: Stream, deaths: Callable[[int], bool]) -> tuple[bytes, int]:
     """The body of the answer, whose framing is checked to the last byte, and how many gateways it took."""
-    head = f"POST {stream.path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    head += f"content-type: {stream.content_type}\r\ncontent-length: {len(stream.content)}\r\n\r\n"
     connection = Connection(here.app)
     try:
-        got = await connection.ask(head.encode() + stream.content, deaths)
+        got = await connection.ask(stream.request, deaths)
     finally:
         connection.close()
     fields, _, rest = got.partition(b"\r\n\r\n")
@@ -268,21 +273,15 @@ async def test_plain_text_is_recorded_and_written_while_its_tasks_sleep(
 async def test_choices_whose_client_reads_late_are_not_doubled(here: World) -> None:
     """The next gateway has more to send than it may before its handler has rendered the first batches again."""
     content = " ".join(letter * 30_000 for letter in "abcdef")
-    body = {
-        "model": MODEL,
-        "stream": True,
-        "n": 3,
-        "messages": [{"role": "user", "content": content}],
-    }
-    data = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+    said = [{"role": "user", "content": content}]
+    path = "/v1/chat/completions"
+    stream = asked("late", path, chat, model=MODEL, stream=True, messages=said, n=3)
     connection = Connection(here.app)
     connection.shrink()
     loop, got = asyncio.get_running_loop(), b""
     try:
         await connection.live()
-        request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
-        await loop.sock_sendall(connection.client, request)
+        await loop.sock_sendall(connection.client, stream.request)
         for _ in range(2):
             await asyncio.sleep(0.2)
             await connection.die_and_live()
@@ -326,11 +325,9 @@ async def test_a_response_in_the_background_is_created_once(here: World) -> None
         return 1
 
     here.service.response_queue = SimpleNamespace(push=push)  # type: ignore[assignment]
-    body = json.dumps({"model": MODEL, "input": "hi", "background": True}).encode()
-    head = "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    created = asked("background", "/v1/responses", bytes, model=MODEL, input="hi", background=True)
     connection = Connection(here.app)
-    asking = asyncio.create_task(connection.ask(request, lambda received: False))
+    asking = asyncio.create_task(connection.ask(created.request, lambda received: False))
     await torn.wait()
     owner, _, response_id = pushed[0].rpartition(".")
     record = await store.get(owner, response_id)
