@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from motet_kernels.runtime.device import Download
-from motet_shared.errors import InternalError, MotetError, Overloaded
+from motet_shared.errors import InternalError, MotetError, Overloaded, model_error
 from motet_shared.process.batch_isolation import computed
 
 from .config import EngineConfig
@@ -134,6 +134,4 @@ class Engine:
 
 
 def _failure(error: Exception) -> MotetError:
-    if isinstance(error, MotetError):
-        return error
-    return InternalError(f"a text cannot be computed: {type(error).__name__}: {error}")
+    return error if isinstance(error, MotetError) else model_error(error, "a text has no vectors")

@@ -222,6 +222,16 @@ def as_motet_error(error: BaseException) -> MotetError:
     return known
 
 
+def model_error(error: Exception, outcome: str) -> InternalError:
+    """Return the error of work whose model raised `error`, which is its cause and logged with it.
+
+    outcome: what becomes of the work, such as "the sentence ends".
+    """
+    raised = InternalError(f"the model raised {type(error).__name__}; {outcome}")
+    raised.__cause__ = error
+    return raised
+
+
 def _lacks_memory(error: BaseException) -> bool:
     """Return True if the system refused this process memory, be it that of a thread's stack."""
     if isinstance(error, OSError):

@@ -25,6 +25,7 @@ from motet_shared.errors import (
     Overloaded,
     StreamBroken,
     UnsupportedParameter,
+    model_error,
 )
 
 from .audio_stream import AudioStream, StreamChunk
@@ -303,4 +304,4 @@ def _failure(error: Exception) -> MotetError:
         )
     if isinstance(error, MotetError):
         return error
-    return InternalError(f"the model raised {type(error).__name__}; the audio is not transcribed")
+    return model_error(error, "the audio is not transcribed")

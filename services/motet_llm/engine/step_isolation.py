@@ -17,7 +17,7 @@ import torch
 from motet_kernels.runtime.missing_memory import is_out_of_memory
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.scheduling.work import Work
-from motet_shared.errors import InternalError, MotetError, Overloaded
+from motet_shared.errors import InternalError, MotetError, Overloaded, model_error
 
 from .counts import StepResult
 from .forward_pass import Batch, ForwardPass
@@ -113,5 +113,4 @@ def _failure(work: Work, error: Exception) -> MotetError:
         )
     if isinstance(error, MotetError):
         return error
-    place = f"after {work.request.num_output} output tokens"
-    return InternalError(f"the model raised {type(error).__name__} {place}; the request ends")
+    return model_error(error, f"the request ends after {work.request.num_output} output tokens")

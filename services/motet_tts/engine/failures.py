@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from motet_kernels.runtime.missing_memory import is_out_of_memory
-from motet_shared.errors import InternalError, MotetError, Overloaded
+from motet_shared.errors import InternalError, MotetError, Overloaded, model_error
 
 
 def failure(error: Exception, device: torch.device) -> MotetError:
@@ -22,9 +22,7 @@ def failure(error: Exception, device: torch.device) -> MotetError:
         return error
     if device.type != "cpu":
         raise error
-    internal = InternalError(f"the model raised {type(error).__name__}; the sentence ends")
-    internal.__cause__ = error  # logged with the call's traceback
-    return internal
+    return model_error(error, "the sentence ends")
 
 
 def not_finite() -> InternalError:

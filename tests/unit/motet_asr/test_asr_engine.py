@@ -363,7 +363,9 @@ def test_a_window_that_the_encoder_fails_ends_alone(
         add(engine, key, SOUNDS[key], options)
     ended = {output.key: output for _ in range(300) for output in engine.step()}
     engine.check_integrity()
-    assert isinstance(ended.pop(1).error, InternalError)
+    error = ended.pop(1).error
+    assert isinstance(error, InternalError)
+    assert isinstance(error.__cause__, RuntimeError), "its traceback is logged"
     del due[1]
     assert [one.result and one.result.tokens for _, one in sorted(ended.items())] == due
 

@@ -166,4 +166,6 @@ def test_a_text_that_cannot_be_computed_ends_its_request_alone(kind: type[Counti
                 errors[output.key] = output.error
     assert (found["good"], found["other"]) == ([3.0, 12.0, 14.0], [9.0])
     assert [(key, type(error)) for key, error in errors.items()] == [("bad", InternalError)]
+    is_raised = isinstance(errors["bad"].__cause__, RuntimeError)
+    assert is_raised == (kind is Refusing), "its traceback is logged"
     assert engine.stats()["waiting"] == 0

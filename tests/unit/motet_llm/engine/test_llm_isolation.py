@@ -91,7 +91,9 @@ def test_the_request_that_fails_its_steps_ends_alone(
 
     fail(engine, monkeypatch, fault)
     found = run(engine)
-    assert isinstance(found.pop(BAD), InternalError)
+    error = found.pop(BAD)
+    assert isinstance(error, InternalError)
+    assert isinstance(error.__cause__, ValueError), "its traceback is logged"
     del due[BAD]
     assert found == due
     stats = engine.stats()
