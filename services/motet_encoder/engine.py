@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from motet_shared.errors import BadRequest, InternalError, MotetError
+from motet_shared.errors import BadRequest, InternalError, MotetError, model_error
 from motet_shared.process.batch_isolation import computed
 
 from .families import EncoderFamily, Prepared
@@ -79,8 +79,7 @@ class Engine:
 
     def _output(self, key: Key, picture: Prepared, embeddings: Tensor | Exception) -> StepOutput:
         if isinstance(embeddings, Exception):
-            problem = f"the picture cannot be encoded: {type(embeddings).__name__}: {embeddings}"
-            return StepOutput(key, InternalError(problem))
+            return StepOutput(key, model_error(embeddings, "the picture is not encoded"))
         wanted = sum(map(picture.ids.count, self.family.placeholders.values()))
         if embeddings.shape[1] != wanted:
             problem = f"the model made {embeddings.shape[1]} embeddings for {wanted} placeholders"

@@ -25,7 +25,7 @@ from motet_shared.errors import InternalError
 from motet_shared.process.batch_isolation import computed
 
 from .audio_stream import StreamChunk
-from .engine import Engine, RecognizerFamily, WaitingWindow
+from .engine import Engine, RecognizerFamily, WaitingWindow, failure
 from .key_values import KeyValues
 from .request import Key, Pass, WindowResult
 
@@ -144,8 +144,7 @@ class CausalEngine(Engine):
         for batch in (whole, *chunks):
             for window, run in zip(batch, computed(self.family.begin, batch), strict=True):
                 if isinstance(run, Exception):
-                    problem = f"the audio cannot be encoded: {type(run).__name__}: {run}"
-                    self._end(window.key, error=InternalError(problem))
+                    self._end(window.key, error=failure(run))
                 else:
                     yield run
 

@@ -248,7 +248,7 @@ class Engine(ABC):
             raise error
         self._drop()
         if len(windows) == 1:
-            self._end(windows[0].key, error=_failure(error))
+            self._end(windows[0].key, error=failure(error))
             return
         whole = [one for one in windows if not isinstance(one.features, StreamChunk)]
         for one in windows:
@@ -296,8 +296,8 @@ class Engine(ABC):
             raise InternalError("a window is queued twice")
 
 
-def _failure(error: Exception) -> MotetError:
-    """Return the error of a window that fails a step although it is computed alone."""
+def failure(error: Exception) -> MotetError:
+    """Return the error of a window that fails although it is computed alone."""
     if is_out_of_memory(error):
         return Overloaded(
             "memory: the audio does not fit beside what is in use; try again later, or with less"

@@ -22,7 +22,7 @@ from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError
 from motet_shared.process.batch_isolation import computed
 
-from .engine import Engine, RecognizerFamily, WaitingWindow
+from .engine import Engine, RecognizerFamily, WaitingWindow, failure
 from .request import Key, WindowResult
 from .slots import Slots
 
@@ -154,8 +154,7 @@ class SlotEngine(Engine):
         encoded: list[RunningWindow] = []
         for run, encoded_SE in zip(runs, computed(self.family.encode, runs), strict=True):
             if isinstance(encoded_SE, Exception):
-                problem = f"the audio cannot be encoded: {type(encoded_SE).__name__}: {encoded_SE}"
-                self._end(run.waiting.key, error=InternalError(problem))
+                self._end(run.waiting.key, error=failure(encoded_SE))
                 continue
             run.row = self.slots.add(encoded_SE.shape[0])
             self.runs.append(run)

@@ -18,7 +18,7 @@ from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 from motet_encoder.checkpoint import load_family
 from motet_encoder.engine import Engine
 from motet_encoder.families import EncoderFamily
-from motet_shared.errors import ConfigError
+from motet_shared.errors import ConfigError, InternalError
 from support.checkpoints.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 from support.running.refusals import refuses
 
@@ -159,8 +159,10 @@ def test_one_that_fails_spoils_no_other(made: tuple[str, Path, EncoderFamily]) -
         engine.add(key, one)
     outputs = {output.key: output for output in engine.step()}
     assert isinstance(outputs["good"].result, torch.Tensor)
-    assert "cannot be encoded" in str(outputs["bad"].result)
-    assert "NaN" in str(outputs["nan"].result)
+    refused = outputs["bad"].result
+    assert isinstance(refused, InternalError)
+    assert refused.__cause__ is not None, "its traceback is logged"
+    assert isinstance(outputs["nan"].result, InternalError)
 
 
 def test_fewer_pixels_are_fewer_tokens(made: tuple[str, Path, EncoderFamily]) -> None:
