@@ -200,6 +200,7 @@ class KeptTransport(asyncio.Transport):
         self.was_answered = connection.adopted and self._memory.is_answered
         self._at = (0, 0)
         self._is_socket = False
+        self.is_admitted = connection.adopted  # by the gateway that has served it before
         self.is_greeted_before = connection.adopted and self._memory.is_socket
         self._is_greeted = self.is_greeted_before
         self.events = state.writes if self._is_greeted else 0  # of a session, that were rendered

@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 
 from motet_gateway.http.chunks import ChunkProtocol, State
+from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.kept import draws
 from motet_gateway.kept.intake import Intake
@@ -102,10 +103,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await http.reply(200, hashlib.sha256(body).hexdigest().encode())
 
 
-async def main(path: Path) -> None:
+async def main(path: Path, most: int) -> None:
+    """Serve the connections of a store, at most `most` at a time."""
     config = uvicorn.Config(app, http=ChunkProtocol, log_config=None, lifespan="off")
     config.load()
-    state = State()
+    state = State(counts=ConnectionCounts(most))
     intake = Intake(path, lambda: ChunkProtocol(config, state, {}))
     await intake.start()
     print("ready", flush=True)
@@ -113,4 +115,4 @@ async def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1])))
+    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -48,20 +48,18 @@ class ConnectionCounts:
         self.total = 0
         self.by_address: Counter[str] = Counter()
 
-    def connect(self, peer: str | None) -> Lease:
+    def connect(self, peer: str | None, *, is_admitted: bool = False) -> Lease:
         """Count a connection from an IP address; None if the address is unknown.
 
         A trusted proxy counts towards the total only: its clients are counted one by one, with each
-        request. Raises TooManyConnections beyond the limits.
+        request. Raises TooManyConnections beyond the limits, unless it `is_admitted` already, by
+        another gateway that has served it before.
         """
         address = parse(peer) if peer else None
         name = counted(address) if address is not None and address not in self.proxies else None
-        if self.total >= self.most:
-            self._refuse(
-                "total",
-                f"{self.total} connections are open, the limit of this server (--max-connections)",
-            )
-        self._check_address(name)
+        if not is_admitted:
+            self._check_total()
+            self._check_address(name)
         return Lease(self, name, total=True)
 
     @contextmanager
@@ -82,6 +80,13 @@ class ConnectionCounts:
             yield
         finally:
             lease.release()
+
+    def _check_total(self) -> None:
+        if self.total >= self.most:
+            self._refuse(
+                "total",
+                f"{self.total} connections are open, the limit of this server (--max-connections)",
+            )
 
     def _check_address(self, name: str | None) -> None:
         if name is not None and self.by_address[name] >= self.most_by_address:

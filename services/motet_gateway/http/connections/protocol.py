@@ -54,8 +54,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         if self.lease is None:
+            is_admitted = isinstance(transport, KeptTransport) and transport.is_admitted
+            peer = self.client[0] if self.client else None
             try:
-                self.lease = self._counts.connect(self.client[0] if self.client else None)
+                self.lease = self._counts.connect(peer, is_admitted=is_admitted)
             except TooManyConnections as error:
                 self.refuse(error)
 

@@ -33,9 +33,10 @@ WORKER = "support.services.kept_worker"
 
 
 class Workers:
-    """A store and workers on its connections; `kill` replaces one."""
+    """A store and workers on its connections, each at most `most`; `kill` replaces one."""
 
-    def __init__(self, folder: Path, count: int):
+    def __init__(self, folder: Path, count: int, most: int = 8192):
+        self.most = most
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.path = folder / "front.sock"
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -48,7 +49,7 @@ class Workers:
         return subprocess.Popen(argv, pass_fds=[self.listener.fileno()], env=self.environment)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", WORKER, str(self.path)]
+        argv = [sys.executable, "-m", WORKER, str(self.path), str(self.most)]
         return subprocess.Popen(argv, env=self.environment, stdout=subprocess.PIPE)
 
     def wait(self) -> None:
@@ -332,6 +333,22 @@ def test_without_any_worker_clients_wait_for_the_next(workers: Workers) -> None:
         workers.wait()
         for seed, future in enumerate(futures):
             check_stream(future.result(), seed, 300, 1)
+
+
+def test_a_connection_that_another_gateway_has_served_is_not_refused(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, 2, most=3)
+    try:
+        workers.wait()
+        targets = [f"/stream?seed={n}&tokens=900&choices=1&size=0" for n in range(4)]
+        with ThreadPoolExecutor(4) as threads:
+            futures = [threads.submit(workers.ask, target) for target in targets]
+            time.sleep(0.5)
+            workers.kill(0, replace=False)
+            assert workers.ask("/plain?seed=1&size=10").startswith(b"HTTP/1.1 503 ")
+            for seed, future in enumerate(futures):
+                check_stream(future.result(), seed, 900, 1)
+    finally:
+        workers.close()
 
 
 def test_the_death_of_the_store_is_not_noticed(workers: Workers) -> None:
