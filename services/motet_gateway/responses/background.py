@@ -12,8 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-
-import msgspec
+from functools import cached_property
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.problems import NotFound, Problem
@@ -27,7 +26,7 @@ from motet_shared.process import telemetry
 
 from .chat_request import ChatRequest, chat_request
 from .foreground import new_output
-from .history import stored_conversation
+from .history import PreviousResponseNotFound, stored_conversation
 from .output.output import Output
 from .reply import Reply
 from .resource import OVER, Resource, cancelled, ended, failed
@@ -76,6 +75,10 @@ class BackgroundResponses:
             run = _Run(self._service, self._store, owner, record)
             with self._service.tenant_sites.limited(owner):
                 await run.until_over()
+        except PreviousResponseNotFound as error:  # deleted while this one waited
+            if run is None:
+                raise
+            await run.fail(Problem.of(error))
         except NotFound:  # it was deleted, or has expired
             return True
         except Exception as error:
@@ -97,15 +100,18 @@ class _Run:
     ):
         self._service, self._store = service, store
         self._owner, self._record = owner, record
-        self._body = msgspec.convert(record.body, ResponseBody)
         self._output: Output | None = None
+
+    @cached_property
+    def _body(self) -> ResponseBody:
+        return self._record.asked
 
     async def until_over(self) -> None:
         """Answer the response, and store it; end it if it is cancelled or deleted."""
         resource = None if await self._stop() else await self._answered()
         stop = await self._stop()
-        if stop is Stop.DELETED:
-            await self._store.delete_log(self._owner, self._record.id)
+        if stop is Stop.DELETED:  # parts of the log, or the record, may have been stored since
+            await self._store.delete(self._owner, self._record)
         elif stop is Stop.CANCELLED or resource is None:
             await self._save(cancelled(self._record.resource, self._items))
         else:
@@ -138,7 +144,7 @@ class _Run:
         self._record.resource = resource
         patience = self._service.config.patience
         await self._store.finish(self._owner, self._record, None, patience)
-        if not self._body.stream:  # it cannot be followed
+        if not (self._record.body or {}).get("stream"):  # it cannot be followed
             await self._store.delete_log(self._owner, self._record.id)
 
     # ---------------------------------------------------------------------------------- answering

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
-
 from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import NotFound
 
@@ -14,7 +12,7 @@ from .foreground import add_end, add_opening
 from .output.events import Events
 from .output.output import Output
 from .resource import OVER, Resource
-from .schema import ENCRYPTED, LOGPROBS, ResponseBody
+from .schema import ENCRYPTED, LOGPROBS
 from .store import ResponseStore, StoredResponse
 from .tools import offered
 
@@ -60,7 +58,7 @@ def _queued(resource: Resource) -> Resource:
 
 
 def _options(record: StoredResponse) -> dict[str, Any]:
-    body = msgspec.convert(record.body, ResponseBody)
+    body = record.asked
     return {
         "custom": offered(body.tools or [], body.tool_choice).custom,
         "logprobs": LOGPROBS in body.included,

@@ -48,11 +48,12 @@ async def conversation(
 ) -> Conversation:
     """Return the conversation of a new response.
 
-    `most`: bytes that earlier responses may have together. Raises BadRequest for a previous
-    response that does not exist or has no answer, and for a reference to an item that does not
-    exist; ContextTooLong beyond `most`, unless the conversation may be truncated.
+    `most`: bytes that earlier responses may have together, and those that are referred to with the
+    items of them. Raises BadRequest for a previous response that does not exist or has no answer,
+    and for a reference to an item that does not exist; ContextTooLong beyond `most`, unless the
+    conversation may be truncated.
     """
-    earlier = _Earlier(store, owner)
+    earlier = _Earlier(store, owner, most)
     chain, before = [], _Items()
     if body.previous_response_id is not None:
         chain = await earlier.chain(body.previous_response_id)
@@ -68,7 +69,8 @@ async def stored_conversation(
     store: ResponseStore, owner: str, record: StoredResponse, most: int, *, truncate: bool
 ) -> list[Placed]:
     """Return the conversation of a response that is stored already, as `conversation` had it."""
-    before = await _items_of(_Earlier(store, owner), record.chain, most, truncate=truncate)
+    earlier = _Earlier(store, owner, most)
+    before = await _items_of(earlier, record.chain, most, truncate=truncate)
     own = msgspec.convert(await store.input_items(owner, record.id), _Items)
     placed = [Placed(item, _PREVIOUS) for item in before]
     return placed + [Placed(item, f"input[{index}]") for index, item in enumerate(own)]
@@ -111,7 +113,7 @@ def _stored(item: items.Item, response_id: str, number: int) -> dict[str, Any]:
 async def _items_of(
     earlier: _Earlier, chain: Sequence[str], most: int, *, truncate: bool
 ) -> _Items:
-    """Return the items of a chain of responses, the oldest first.
+    """Return the items of a chain of responses, the oldest first, without outputs whose call is cut off.
 
     truncate: drop the oldest responses beyond `most` bytes; otherwise raises ContextTooLong.
     """
@@ -124,22 +126,40 @@ async def _items_of(
             size += sum(map(len, data))
             if size > most:
                 if truncate:
-                    return [item for items_ in reversed(found) for item in items_]
+                    return _answered(found)
                 raise ContextTooLong(
                     f"`{_PREVIOUS}`: the conversation has more than {most} bytes (--max-body); "
                     "begin a new one, or send `truncation: auto`",
                     param=_PREVIOUS,
                 )
             found.append([item for part in data for item in msgspec.json.decode(part, type=_Items)])
-    return [item for items_ in reversed(found) for item in items_]
+    return _answered(found)
+
+
+def _answered(newest_first: Sequence[_Items]) -> _Items:
+    """Return items of responses, the oldest first, without outputs of tools whose call is not there."""
+    calls: set[str] = set()
+    found: _Items = []
+    for item in (one for items_ in reversed(newest_first) for one in items_):
+        if isinstance(item, items.FunctionCallItem | items.CustomToolCallItem):
+            calls.add(item.call_id)
+        is_output = isinstance(item, items.FunctionCallOutput | items.CustomToolCallOutput)
+        if not is_output or item.call_id in calls:
+            found.append(item)
+    return found
 
 
 class _Earlier:
-    """Read stored responses of one tenant, each once."""
+    """Read stored responses of one tenant, each once.
 
-    def __init__(self, store: ResponseStore | None, owner: str):
-        self._store, self._owner = store, owner
+    most: bytes of the responses that are referred to and of the items that are taken from them.
+    """
+
+    def __init__(self, store: ResponseStore | None, owner: str, most: int):
+        self._store, self._owner, self._most = store, owner, most
         self._records: dict[str, StoredResponse] = {}
+        self._shapes: dict[str, dict[str, bytes]] = {}  # of a response: its items by their ids
+        self._referred = 0  # bytes
 
     async def chain(self, response_id: str) -> list[str]:
         """Return the ids of a conversation up to and with a response."""
@@ -161,20 +181,41 @@ class _Earlier:
         return given, msgspec.json.encode(record.resource["output"])
 
     async def item(self, name: str, param: str) -> items.Item:
-        """Return an item by its id. Raises BadRequest, with `param`, if there is none."""
+        """Return an item by its id.
+
+        Raises BadRequest, with `param`, if there is none; ContextTooLong beyond `most` bytes.
+        """
         found = _ITEM_ID.fullmatch(name)
-        error = BadRequest(f"`{param}` {name[:120]!r} does not exist; send the item", param=param)
-        if found is None:
-            raise error
-        try:
-            parts = await self.both(f"resp_{found[1]}")
-        except NotFound:
-            raise error from None
-        for shape in (one for part in parts for one in msgspec.json.decode(part)):
-            if shape.get("id") == name:
-                item: items.Item = msgspec.convert(shape, items.Item)
-                return item
-        raise error
+        known = await self._items(f"resp_{found[1]}", param) if found is not None else {}
+        encoded = known.get(name)
+        if encoded is None:
+            message = f"`{param}` {name[:120]!r} does not exist; send the item"
+            raise BadRequest(message, param=param)
+        self._count(len(encoded), param)
+        item: items.Item = msgspec.json.decode(encoded, type=items.Item)
+        return item
+
+    async def _items(self, response_id: str, param: str) -> dict[str, bytes]:
+        """Return the items of a response by their ids, encoded; none if it does not exist."""
+        if response_id not in self._shapes:
+            try:
+                parts = await self.both(response_id)
+            except NotFound:
+                parts = b"", b""
+            self._count(sum(map(len, parts)), param)
+            shapes = [one for part in parts if part for one in msgspec.json.decode(part)]
+            encoded = {one["id"]: msgspec.json.encode(one) for one in shapes if "id" in one}
+            self._shapes[response_id] = encoded
+        return self._shapes[response_id]
+
+    def _count(self, size: int, param: str) -> None:
+        self._referred += size
+        if self._referred > self._most:
+            raise ContextTooLong(
+                f"`{param}`: what the input refers to has more than {self._most} bytes (--max-body);"
+                " refer to fewer items, or send them",
+                param=param,
+            )
 
     async def _record(self, response_id: str) -> StoredResponse:
         if response_id not in self._records:

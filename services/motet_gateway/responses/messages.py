@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from motet_gateway.openai import schema as chat
-from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.errors import BadRequest, ContextTooLong, UnsupportedParameter
 
 from . import items
 from .files import file_text
@@ -16,6 +16,7 @@ from .reasoning import reasoning_of
 from .tools import INPUT
 
 _DETAIL = {"original": "high"}
+_MOST_REASONING = 16 << 20  # characters of the reasoning of all items of a conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Messages:
 
     messages: list[chat.Message] = field(default_factory=list)
     params: list[str] = field(default_factory=list)
+    # Joined by `finish`: of the system message at the beginning, and the reasoning of replies.
+    _system: list[str] = field(default_factory=list)
+    _reasoning: list[tuple[chat.AssistantMessage, list[str]]] = field(default_factory=list)
+    _reasoning_size: int = 0  # characters
 
     def add(self, message: chat.Message, param: str) -> None:
         self.messages.append(message)
@@ -45,6 +50,42 @@ class Messages:
             self.add(last, param)
         return last
 
+    def add_system(self, text: str, param: str) -> None:
+        """Add a system message; those at the beginning become one."""
+        if not self.messages:
+            self.add(chat.SystemMessage(content=""), param)
+            self._system.append(text)
+        elif self._system and len(self.messages) == 1:
+            self._system.append(text)
+        else:
+            self.add(chat.SystemMessage(content=text), param)
+
+    def add_reasoning(self, text: str, param: str) -> None:
+        """Add reasoning to a reply. Raises ContextTooLong beyond _MOST_REASONING."""
+        self._reasoning_size += len(text)
+        if self._reasoning_size > _MOST_REASONING:
+            raise ContextTooLong(
+                f"`{param}`: the reasoning of all items has more than {_MOST_REASONING} characters;"
+                " leave out that of earlier turns",
+                param=param,
+            )
+        reply = self.reply(param)
+        if not self._reasoning or self._reasoning[-1][0] is not reply:
+            self._reasoning.append((reply, []))
+        self._reasoning[-1][1].append(text)
+
+    def finish(self) -> None:
+        """Join what was added in pieces."""
+        for reply, pieces in self._reasoning:
+            reply.reasoning_content = "".join(pieces)
+        if self._system:
+            self.messages[0].content = "\n\n".join(self._system)
+        for message in self.messages:
+            if isinstance(message, chat.AssistantMessage) and not (
+                message.tool_calls or message.images
+            ):
+                message.content = message.content or ""  # a turn that ended within its reasoning
+
 
 async def as_messages(placed: Sequence[Placed], instructions: str | None) -> Messages:
     """Return the messages of a chat.
@@ -52,19 +93,15 @@ async def as_messages(placed: Sequence[Placed], instructions: str | None) -> Mes
     Instructions and system messages at the beginning become one message, as most chat templates
     take a single one. A turn of the assistant is one message, with its reasoning and its calls.
     Raises BadRequest for an output without its call or the reverse, and for what a message cannot
-    hold.
+    hold; ContextTooLong for more reasoning than a conversation may have.
     """
     found = Messages()
     if instructions:
-        found.add(chat.SystemMessage(content=instructions), "instructions")
+        found.add_system(instructions, "instructions")
     _check_calls(placed)
     for one in placed:
         await _add(found, one)
-    for message in found.messages:
-        if isinstance(message, chat.AssistantMessage) and not (
-            message.tool_calls or message.images
-        ):
-            message.content = message.content or ""  # a turn that ended within its reasoning
+    found.finish()
     return found
 
 
@@ -74,8 +111,7 @@ async def _add(found: Messages, placed: Placed) -> None:
         case items.InputMessage():
             await _add_message(found, item, param)
         case items.ReasoningItem():
-            reply = found.reply(param)
-            reply.reasoning_content = (reply.reasoning_content or "") + reasoning_of(item, param)
+            found.add_reasoning(reasoning_of(item, param), param)
         case items.FunctionCallItem():
             _add_call(found, item.call_id, item.name, item.arguments, param)
         case items.CustomToolCallItem():
@@ -104,11 +140,7 @@ async def _add_message(found: Messages, item: items.InputMessage, param: str) ->
             found.add(reply, param)
         reply.content = text
         return
-    first = found.messages[0] if len(found.messages) == 1 else None
-    if isinstance(first, chat.SystemMessage):
-        first.content = f"{first.content}\n\n{text}"
-    else:
-        found.add(chat.SystemMessage(content=text), param)
+    found.add_system(text, param)
 
 
 async def _user_content(content: str | list[items.Part], where: str) -> str | list[chat.Part]:
@@ -161,7 +193,8 @@ def _add_call(found: Messages, call_id: str, name: str, arguments: str, param: s
         function=chat.FunctionCall(name=name, arguments=arguments),
     )
     reply = found.reply(param)
-    reply.tool_calls = [*(reply.tool_calls or ()), call]
+    reply.tool_calls = reply.tool_calls or []
+    reply.tool_calls.append(call)
 
 
 def _check_calls(placed: Sequence[Placed]) -> None:
@@ -189,4 +222,5 @@ def _add_image(found: Messages, item: items.ImageCallItem, param: str) -> None:
     url = f"data:image/{item.output_format or 'png'};base64,{item.result}"
     drawn = chat.DrawnImage(image_url=chat.ImageUrl(url=url), revised_prompt=item.revised_prompt)
     reply = found.reply(param)
-    reply.images = [*(reply.images or ()), drawn]
+    reply.images = reply.images or []
+    reply.images.append(drawn)

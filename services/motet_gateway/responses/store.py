@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -20,7 +21,9 @@ from motet_gateway.storage.documents import Documents
 from motet_gateway.storage.quota import Stored
 from motet_gateway.storage.records import read_record
 from motet_shared.errors import Unavailable
-from motet_shared.messages import Text
+from motet_shared.messages import TargetText, Text
+
+from .schema import ResponseBody
 
 SCHEMA = 1  # version of what is stored; increase it with a change that older versions cannot read
 _ID = re.compile(r"resp_[0-9a-f]{48}")
@@ -49,6 +52,11 @@ class StoredResponse(Struct, kw_only=True, omit_defaults=True):
     request_id: str = ""
 
     @property
+    def asked(self) -> ResponseBody:
+        """Return what the client of a response in the background sent. Raises ValidationError."""
+        return msgspec.convert(self.body, ResponseBody, str_keys=True)  # JSON has no other keys
+
+    @property
     def id(self) -> str:
         return str(self.resource["id"])
 
@@ -65,7 +73,7 @@ def job_of(owner: str, response_id: str) -> str:
 class Log(Struct, array_like=True):
     """A part of what a running response has said so far."""
 
-    texts: list[Text]
+    texts: list[Text | TargetText]
 
 
 _record = msgspec.json.Decoder(StoredResponse).decode
@@ -157,12 +165,12 @@ class ResponseStore:
         except NotFound:
             return None
 
-    async def append(self, owner: str, response_id: str, part: int, texts: list[Text]) -> None:
+    async def append(self, owner: str, response_id: str, part: int, texts: Sequence[Text]) -> None:
         """Store what a running response has said since the last part; parts count from 0."""
-        data = msgspec.msgpack.encode(Log(texts))
+        data = msgspec.msgpack.encode(Log([*texts]))
         await self.documents.put(owner, f"{response_id}.log.{part}", data)
 
-    async def log(self, owner: str, response_id: str, part: int) -> list[Text] | None:
+    async def log(self, owner: str, response_id: str, part: int) -> Sequence[Text] | None:
         """Return a part of what a running response has said, None if there is none yet."""
         try:
             return _log(await self.documents.get(owner, f"{response_id}.log.{part}")).texts
@@ -170,7 +178,6 @@ class ResponseStore:
             return None
 
     async def delete_log(self, owner: str, response_id: str) -> None:
-        part = 0
-        while await self.log(owner, response_id, part) is not None:
-            await self.documents.delete(owner, f"{response_id}.log.{part}")
-            part += 1
+        """Delete all parts of a log, also those behind one that is deleted already."""
+        for name in await self.documents.names(owner, f"{response_id}.log"):
+            await self.documents.delete(owner, name)

@@ -171,7 +171,7 @@ class WorkQueue:
     async def _run(self, message: Msg, run: Run, attempt: int) -> None:
         alive = asyncio.create_task(self._report(message))
         try:
-            over = await run(message.data.decode(), attempt)
+            over = await self._is_over(run, message.data.decode(), attempt)
             await (message.ack() if over else message.nak(delay=_RETRY_DELAY))
         except asyncio.CancelledError:
             with suppress(*ERRORS):
@@ -179,6 +179,14 @@ class WorkQueue:
             raise
         finally:
             alive.cancel()
+
+    async def _is_over(self, run: Run, job: str, attempt: int) -> bool:
+        """Run a job; one that raises is delivered again, and ends no other's work."""
+        try:
+            return await run(job, attempt)
+        except Exception:
+            log.exception("%s: job %s failed", self._stream, job)
+            return False
 
     async def _report(self, message: Msg) -> None:
         while True:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -20,6 +21,7 @@ from motet_gateway.service import Gateway
 from motet_gateway.storage.documents import NEVER, SMALL, JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_shared.errors import Unavailable
+from motet_shared.messages import TargetText, Text
 from motet_shared.testing import NATS_CONF, NatsServer, free_port
 from support.clients.responses_client import WEATHER, kinds
 from support.running.fork_server import ForkServer
@@ -278,8 +280,41 @@ async def test_a_response_in_the_background(nats: NatsServer) -> None:
         assert after.output_text == "You said: go on"
 
 
+async def test_responses_in_the_background_that_others_wait_behind(nats: NatsServer) -> None:
+    """Keys of numbers, a model behind targets, a predecessor that is deleted, a record of no known form."""
+
+    def of_a_target(request: Any) -> list[Text]:
+        first, *more = words("You said: x")
+        return [TargetText(**msgspec.structs.asdict(first), target="vllm"), *more]
+
+    async with model(nats) as tokenizer, served(nats, background_responses=1) as (gateway, client):
+        before = await client.responses.create(model=MODEL, input="a")
+        tokenizer.pace = 0.05
+        fields: Any = {"model": MODEL, "background": True}
+        first = await client.responses.create(
+            input=LONG, extra_body={"logit_bias": {"50": -100}}, **fields
+        )
+        orphan = await client.responses.create(input="b", previous_response_id=before.id, **fields)
+        await client.responses.delete(before.id)
+        broken = await client.responses.create(input="c", **fields)
+        stored = gateway.service.responses
+        assert stored is not None
+        record = await stored.get("", broken.id)
+        await stored.save("", msgspec.structs.replace(record, body={"top_p": "x"}))
+        assert (await over(client, first.id)).status == "completed"
+        failed = await over(client, orphan.id)
+        assert failed.error is not None
+        assert failed.status == "failed"
+        assert (await over(client, broken.id)).status == "failed"
+        tokenizer.reply = of_a_target
+        whole = await client.responses.create(input="x", **fields)
+        assert (await over(client, whole.id)).output_text == "You said: x"
+        stream = await client.responses.create(input="x", stream=True, **fields)
+        assert [event.type async for event in stream][-1] == "response.completed"
+
+
 async def test_a_response_in_the_background_is_cancelled(nats: NatsServer) -> None:
-    async with model(nats) as tokenizer, served(nats, background_responses=1) as (_, client):
+    async with model(nats) as tokenizer, served(nats, background_responses=1) as (gateway, client):
         tokenizer.pace = 0.05
         runs, waits = [
             await client.responses.create(model=MODEL, input=LONG, background=True)
@@ -315,6 +350,9 @@ async def test_a_response_in_the_background_is_cancelled(nats: NatsServer) -> No
         await asyncio.sleep(0.5)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(deleted.id)
+        stored = gateway.service.responses
+        assert stored is not None
+        assert await stored.documents.names("", f"{deleted.id}.log") == []
 
 
 async def test_events_of_the_background_are_followed_from_anywhere(nats: NatsServer) -> None:

@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from motet_gateway.files.store import FileStore, StoredFile, new_id
+from motet_gateway.responses import history
+from motet_gateway.responses.reasoning import encoded
 from motet_gateway.responses.stored_files import MOST_FILES
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded
 from motet_shared.messages import Text, TextLogprob, ToolCallDelta
@@ -646,6 +648,37 @@ async def test_items_are_referred_to_by_id(here: Responses) -> None:
         "invalid_request",
         "input[0].id",
     )
+
+
+async def test_items_that_are_referred_to_are_bounded(tmp_path: Path) -> None:
+    async with responses(max_body=10_000) as here:
+        first = await here.create("x" * 2000)
+        (said,) = first["output"]
+        reference = {"type": "item_reference", "id": said["id"]}
+        asked: dict[str, Any] = {"truncation": "auto"}
+        await here.create([reference] * 2, **asked)
+        refused = await here.refused([reference] * 9, **asked)
+        assert refused == (400, "context_length_exceeded", "input[2].id")
+
+
+async def test_reasoning_of_all_items_is_bounded_before_it_is_joined(here: Responses) -> None:
+    """Four items of 4 MiB are 22 KB on the wire."""
+    item = {"type": "reasoning", "summary": [], "encrypted_content": encoded("x" * (4 << 20))}
+    began = time.process_time()
+    refused = await here.refused([item] * 60)
+    assert refused[1:] == ("context_length_exceeded", "input[4]")
+    assert time.process_time() - began < 5
+
+
+async def test_a_long_chain_may_begin_behind_a_call(here: Responses, monkeypatch: Any) -> None:
+    monkeypatch.setattr(history, "MAX_CHAIN", 1)
+    here.calls("{}")
+    last = await here.create("Weather?", tools=[WEATHER])
+    for _ in range(3):
+        output = {"type": "function_call_output", "call_id": "call_0", "output": "rain"}
+        last = await here.create([output], tools=[WEATHER], previous_response_id=last["id"])
+    roles = [message["role"] for message in here.requests[-1].messages]
+    assert roles == ["assistant", "tool"]
 
 
 async def test_what_is_not_stored_has_no_successor(here: Responses) -> None:
