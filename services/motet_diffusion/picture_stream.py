@@ -19,7 +19,7 @@ from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_media.pictures import to_file
 from motet_media.video_file import VideoWriter
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import Overloaded
+from motet_shared.errors import BlobError, Overloaded
 from motet_shared.messages import VIDEO_FORMS, Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.call import Call
 
@@ -107,7 +107,7 @@ class PictureStream:
                 step.step,
                 ref=await self._store.put_async(step.checkpoint, readers=[self._call.caller]),
             )
-        except Overloaded:  # a checkpoint is optional
+        except (Overloaded, BlobError):  # it is optional; one of a large video may never fit
             return None
 
     async def _send(self, data: bytes, *shape: Any) -> None:

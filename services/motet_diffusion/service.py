@@ -37,6 +37,8 @@ from .picture_stream import PictureStream
 
 log = logging.getLogger(__name__)
 
+_MAX_MP4_SIDE = 16_384  # pixels; x264 encodes no larger ones
+
 
 class Diffusion(Actor):
     """Serve one diffusion model."""
@@ -165,8 +167,14 @@ class Diffusion(Actor):
         return replace(drawing, **await self._resumed(request))
 
     def _check_format(self, request: Draw) -> None:
-        """Raise BadRequest if a video is asked of a model of pictures, or the other way round."""
+        """Raise BadRequest if a video is asked of a model of pictures, or the other way round.
+
+        So is a video of a size that its format does not have.
+        """
         is_video = self.thread.engine.factory.rules.is_video
+        if request.format == "mp4" and max(request.width, request.height) > _MAX_MP4_SIDE:
+            message = f"size: a side has at most {_MAX_MP4_SIDE} pixels in mp4; make it smaller"
+            raise BadRequest(message, param="size")
         if (request.format in VIDEO_FORMS) == is_video:
             return
         makes, remedy = ("videos", "mp4 or webm") if is_video else ("pictures", "png, jpeg or webp")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from motet_cli.commands.server import Server, read_key
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
 from .output import write
 
+T = TypeVar("T")
+
 _BAR = 30  # characters
 _POLL = 0.5  # seconds
+_PATIENCE = 60.0  # seconds
 _FORMATS = {".mp4": "mp4", ".webm": "webm"}  # of the file, by its ending
 
 
@@ -31,10 +37,10 @@ def run(args: Namespace) -> int:
         video = server.film(_fields(args) | {"model": names[0]}, image)
         try:
             _wait(server, video)
-            data = server.film_content(video["id"])
+            write(args.output, _patient(lambda: server.film_content(video["id"])))
         finally:
-            server.delete_film(video["id"])
-    write(args.output, data)
+            with suppress(MotetError):  # it expires
+                server.delete_film(video["id"])
     return 0
 
 
@@ -42,6 +48,9 @@ def _checked(output: Path, image: str | None) -> Path | None:
     """Return the image's file. Raises ConfigError for a file that cannot be read or written."""
     if output.suffix.lower() not in _FORMATS:
         message = f"--output: {str(output)!r} is no video; end it with {' or '.join(_FORMATS)}"
+        raise ConfigError(message, param="--output")
+    if not output.parent.is_dir():
+        message = f"--output: {str(output.parent)!r} is no folder; make it, or give another file"
         raise ConfigError(message, param="--output")
     if image is None:
         return None
@@ -65,6 +74,18 @@ def _fields(args: Namespace) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _patient(ask: Callable[[], T]) -> T:
+    """Return what a server answers; asks again for a minute, in which it may be restarted."""
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return ask()
+        except MotetError as error:
+            if not error.retryable or time.monotonic() > give_up:
+                raise
+        time.sleep(_POLL)
+
+
 def _wait(server: Server, video: dict[str, Any]) -> None:
     """Wait until the video is made, with a progress bar on standard error if that is a terminal.
 
@@ -73,7 +94,7 @@ def _wait(server: Server, video: dict[str, Any]) -> None:
     shown = sys.stderr.isatty()
     while video["status"] not in ("completed", "failed"):
         time.sleep(_POLL)
-        video = server.film_status(video["id"])
+        video = _patient(partial(server.film_status, video["id"]))
         if shown:
             done = _BAR * int(video["progress"]) // 100
             bar = "█" * done + "░" * (_BAR - done)

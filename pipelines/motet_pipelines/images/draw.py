@@ -24,7 +24,7 @@ import msgspec
 from motet_pipelines.answers import Answers
 from motet_pipelines.voice.sound_files import Bytes, lent
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BlobError, StreamBroken
+from motet_shared.errors import BlobError, Overloaded, StreamBroken
 from motet_shared.messages import BlobRef, Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.failover import Failover, StreamMoves
@@ -168,8 +168,17 @@ class _Attempt:
             elif len(self._kept[1]) <= _INLINE:
                 yield msgspec.structs.replace(asked, resume=Checkpoint(*self._kept))
             else:
-                async with lent(self._store, self._kept[1], instance) as ref:
-                    yield msgspec.structs.replace(asked, resume=Checkpoint(self._kept[0], ref=ref))
+                yield await self._resumed(stack, asked, *self._kept, instance)
+
+    async def _resumed(
+        self, stack: AsyncExitStack, asked: Draw, step: int, data: bytes, instance: str
+    ) -> Draw:
+        """Return the request with a checkpoint, lent until `stack` closes; without one that does not fit."""
+        try:
+            ref = await stack.enter_async_context(lent(self._store, data, instance))
+        except (BlobError, Overloaded):
+            return asked
+        return msgspec.structs.replace(asked, resume=Checkpoint(step, ref=ref))
 
     async def strokes(self, stream: Stream) -> AsyncGenerator[DenoisingProgress, None]:
         async for batch in stream.batches():

@@ -46,6 +46,7 @@ _PATCHES_PER_SIDE: dict[str, Callable[[int], int]] = {
     "OmniGenTransformer2DModel": int,
     "SD3Transformer2DModel": int,
 }
+_MAX_GROWTH = 64  # times the pixels of a video that names no size and length
 _MAX_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
 
 
@@ -215,7 +216,7 @@ class Rules:
             steps=steps,
             guidance_scale=self._guidance(drawing, kind),
             strength=None if self.is_video else self._strength(drawing, kind, steps),
-            frames=self._frames(drawing),
+            frames=self._frames(drawing, width * height),
         )
 
     def arguments(self, drawing: PictureRequest, generator: torch.Generator) -> dict[str, Any]:
@@ -334,8 +335,11 @@ class Rules:
             raise BadRequest(message, param="size")
         return width, height
 
-    def _frames(self, drawing: PictureRequest) -> int:
-        """Return the number of frames of a video: what is asked for, to the nearest that it can have."""
+    def _frames(self, drawing: PictureRequest, pixels: int) -> int:
+        """Return the number of frames of a video: what is asked for, to the nearest that it can have.
+
+        pixels: of a frame.
+        """
         if not self.is_video:
             if drawing.seconds or drawing.frames:
                 message = f"seconds: {self._config.model_name} makes pictures, not videos"
@@ -345,12 +349,19 @@ class Rules:
             raise BadRequest(f"seconds: {drawing.seconds}; give more than 0", param="seconds")
         wanted = drawing.frames or drawing.seconds * self.frame_rate
         limit, multiple = self._config.max_frames, length_multiple(self.pipeline)
-        if not wanted:
-            unasked = self._defaults.get("num_frames") or default_length(self.pipeline)
-            wanted = min(unasked, limit)
+        unasked = self._defaults.get("num_frames") or default_length(self.pipeline)
+        wanted = wanted or min(unasked, limit)
         if wanted > limit:
             most = f"{limit / self.frame_rate:.3g} seconds ({limit} frames, max_frames)"
             raise PayloadTooLarge(f"seconds: give at most {most}", param="seconds")
+        most_pixels = _MAX_GROWTH * math.prod(self.default_size) * unasked
+        if pixels * wanted > most_pixels:
+            raise PayloadTooLarge(
+                f"size: a video of this model has at most {most_pixels} pixels in all its frames,"
+                f" {_MAX_GROWTH} times those of one that names no size and length; ask for smaller"
+                " or fewer frames",
+                param="size",
+            )
         return max(round((wanted - 1) / multiple), 1) * multiple + 1
 
     def _steps(self, drawing: PictureRequest, kind: str) -> int:

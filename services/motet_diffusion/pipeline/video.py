@@ -26,6 +26,7 @@ Sound = NDArray[np.float32]  # `[channels, samples]`
 
 _COGVIDEOX_1_5_RATE = 16.0
 _WAN_TI2V_RATE = 24.0  # of Wan 2.2's 5B model
+_LTX2_FRAMES = 121  # that diffusers takes where a checkpoint predicts no length
 _ASPECT = (16, 9)  # width and height
 
 
@@ -58,7 +59,7 @@ def length_multiple(pipeline: Any) -> int:
 def default_length(pipeline: Any) -> int:
     """Return the number of frames that a pipeline makes unasked."""
     default = inspect.signature(pipeline.__call__).parameters["num_frames"].default
-    return int(default or pipeline.transformer.config.sample_frames)
+    return int(default or pipeline.transformer.config.get("sample_frames") or _LTX2_FRAMES)
 
 
 def default_size(pipeline: Any, scale: int) -> tuple[int, int]:

@@ -16,6 +16,8 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
+from motet_shared.errors import MotetError
+
 from .jetstream import ERRORS, TIMEOUT, create
 
 if TYPE_CHECKING:
@@ -184,8 +186,11 @@ class WorkQueue:
         """Run a job; one that raises is delivered again, and ends no other's work."""
         try:
             return await run(job, attempt)
-        except Exception:
-            log.exception("%s: job %s failed", self._stream, job)
+        except Exception as error:
+            if isinstance(error, MotetError) and error.retryable:
+                log.warning("%s: job %s: %s", self._stream, job, error.message)
+            else:
+                log.exception("%s: job %s failed", self._stream, job)
             return False
 
     async def _report(self, message: Msg) -> None:

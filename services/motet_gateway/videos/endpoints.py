@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -17,7 +19,7 @@ from motet_gateway.http.problems import NotFound, QuotaExceeded
 from motet_gateway.http.query import page_of, query_of
 from motet_gateway.openai.aliases import VIDEO, model_of
 from motet_gateway.openai.requests import random_seed
-from motet_shared.errors import BadRequest, Unavailable
+from motet_shared.errors import BadRequest, MotetError, Unavailable
 
 from .jobs import VideoJobs
 from .schema import ContentQuery, RemixBody, VideosQuery, read_body, seconds_of
@@ -100,7 +102,12 @@ async def _submit(service: GatewayContext, http: Exchange, video: Video, image: 
         await jobs.store.files.check_room(owner, len(image) + 1)
         if image:
             video.image = await jobs.store.write(owner, "input_reference", image)
-        await jobs.submit(owner, video)
+        try:
+            await jobs.submit(owner, video)
+        except BaseException:
+            with suppress(MotetError):  # nobody has its id: it expires
+                await asyncio.shield(jobs.store.delete(owner, video))
+            raise
         ticket.images.use(count)
     await http.reply(200, msgspec.json.encode(video.as_dict()))
 
@@ -120,7 +127,12 @@ async def list_videos(service: GatewayContext, http: Exchange) -> None:
     query = query_of(http, VideosQuery)
     store, owner = jobs_of(service).store, http.tenant.owner
     ids = page_of(await store.ids(owner), query.after, newest_first=query.order == "desc")
-    page = [await store.get(owner, one) for one in ids[: query.limit + 1]]
+    page: list[Video] = []
+    for one in ids:
+        with suppress(NotFound):  # it was deleted meanwhile
+            page.append(await store.get(owner, one))
+        if len(page) > query.limit:
+            break
     await http.reply(200, listed([video.as_dict() for video in page], query.limit))
 
 

@@ -25,7 +25,12 @@ from motet_gateway.storage.work_queue import Place, WorkQueue
 from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import Drawn, draw
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import MotetError, as_motet_error
+from motet_shared.errors import (
+    MotetError,
+    Unavailable,
+    UnknownModel,
+    as_motet_error,
+)
 from motet_shared.messages import Draw
 from motet_shared.wire.bus import Bus
 
@@ -33,8 +38,13 @@ from .store import OVER, Video, VideoStore
 
 log = logging.getLogger(__name__)
 
+_AWAY = (
+    Unavailable,
+    UnknownModel,
+)  # a model that was there when the video was asked for
 _MAX_ATTEMPTS = 5  # attempts after which a job has failed
-_STORED_WITHIN = 5.0  # seconds after which a video in the queue is stored, or never
+_STORED_WITHIN = 5.0  # seconds after which a video in the queue is waited for no longer
+_STORED_EVENTUALLY = 60.0  # seconds after which one that is not stored was deleted
 _POLL = 0.05  # seconds
 _SAVE_INTERVAL = 0.5  # seconds between two updates of a record
 _PREVIEWS = 4
@@ -90,9 +100,12 @@ class VideoJobs:
         try:
             video = await self._stored(owner, video_id)
         except NotFound:
-            return True
+            return time.time() > created_at(video_id) + _STORED_EVENTUALLY
         revision = await self.store.revision(owner, video_id)
-        if video.status in OVER or revision is None:
+        if revision is None:
+            return True
+        if video.status in OVER:  # its gateway ended between that and `close`
+            await self.store.close(owner, video_id)
             return True
         attempted = _Attempt(self, owner, video, revision)
         try:
@@ -102,7 +115,7 @@ class VideoJobs:
             return await self._failed(attempted, attempt, as_motet_error(error))
 
     async def _stored(self, owner: str, video_id: str) -> Video:
-        """Return a video; waits for one that is being stored. Raises NotFound if it is not."""
+        """Return a video; waits for one that is being stored. Raises NotFound if it is not by then."""
         while True:
             try:
                 return await self.store.get(owner, video_id)
@@ -113,10 +126,13 @@ class VideoJobs:
 
     async def _failed(self, attempted: _Attempt, attempt: int, error: MotetError) -> bool:
         """Record why an attempt failed; return False if another one may succeed."""
-        if error.retryable and attempt < _MAX_ATTEMPTS:
-            log.warning("%s: %s; it is tried again", attempted.video.id, error.message)
+        video = attempted.video
+        is_away = isinstance(error, _AWAY) and time.time() < video.created_at + self._deadline
+        is_over = video.status in OVER  # and stored, or to be: only its end failed
+        if is_over or is_away or (error.retryable and attempt < _MAX_ATTEMPTS):
+            log.warning("%s: %s; it is tried again", video.id, error.message)
             return False
-        attempted.video.status, attempted.video.error = "failed", Problem.of(error).as_dict()
+        video.status, video.error = "failed", Problem.of(error).as_dict()
         await attempted.end()
         return True
 

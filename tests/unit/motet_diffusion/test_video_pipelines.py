@@ -236,6 +236,11 @@ def test_a_length_in_seconds_is_that_of_the_nearest_frames(folder: Callable[[str
         rules.completed(PictureRequest(prompt="a", seconds=5.2))
 
 
+def test_ltx_2_has_a_length_unasked(folder: Callable[[str], Path]) -> None:
+    rules = PipelineFactory(EngineConfig(model=str(folder("LTX2Pipeline")))).rules
+    assert rules.completed(PictureRequest(prompt="a")).frames == 121
+
+
 def test_a_folder_says_what_its_videos_are_unasked(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -247,6 +252,9 @@ def test_a_folder_says_what_its_videos_are_unasked(
     assert (unasked.frames, unasked.width, unasked.height) == (9, 64, 32)
     asked = rules.completed(PictureRequest(prompt="a", seconds=4, width=48, height=48))
     assert (asked.frames, asked.width, asked.height) == (17, 48, 48)
+    rules.completed(PictureRequest(prompt="a", seconds=8, width=176, height=176))
+    with refuses(PayloadTooLarge, "size"):  # 64 times the pixels of one unasked
+        rules.completed(PictureRequest(prompt="a", seconds=8, width=192, height=192))
 
 
 def test_a_model_of_pictures_has_no_seconds(tmp_path: Path) -> None:

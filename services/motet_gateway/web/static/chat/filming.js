@@ -1,11 +1,12 @@
 // Shows the making of a video: its progress, then the video with controls.
 
 import { element } from "../common/elements.js";
-import { createVideo, deleteVideo, readVideo, readVideoContent } from "../common/api.js";
+import { ApiError, createVideo, deleteVideo, readVideo, readVideoContent } from "../common/api.js";
 import { blobOf, dataUri } from "../common/data-uri.js";
 import { bubble, remove, show } from "./bubbles.js";
 
 const POLL = 500; // ms
+const PATIENCE = 60_000; // ms in which the server may be restarted
 
 export class Filming {
   #text = bubble("assistant");
@@ -24,16 +25,17 @@ export class Filming {
     show(() => this.#text.append(this.#bar));
     let id = null;
     try {
-      let video = await createVideo(fields, key, signal);
+      let video = await createVideo(fields, key); // not aborted: nobody would have its id
       id = video.id;
+      signal.throwIfAborted();
       while (video.status !== "completed") {
         if (video.status === "failed") throw new Error(video.error?.message ?? "The video could not be made.");
         await pause(POLL, signal);
-        video = await readVideo(id, key, signal);
+        video = await patiently(() => readVideo(id, key, signal), signal);
         this.#bar.value = video.progress;
         onProgress(video.status === "queued" ? "the video waits" : `${video.progress} % of the video`);
       }
-      const url = await dataUri(await readVideoContent(id, key, signal));
+      const url = await dataUri(await patiently(() => readVideoContent(id, key, signal), signal));
       onProgress(`video in ${((performance.now() - this.#began) / 1000).toFixed(1)} s`);
       this.restore(url).play().catch(() => {}); // where the browser forbids it, the user does
       return url;
@@ -50,6 +52,20 @@ export class Filming {
     const video = element("video", { controls: "", loop: "", playsinline: "", src: URL.createObjectURL(blobOf(url)), "aria-label": this.#prompt });
     show(() => this.#text.replaceWith(video));
     return video;
+  }
+}
+
+// Returns what the server answers; asks again while it cannot be reached or is starting, for PATIENCE.
+async function patiently(ask, signal) {
+  const giveUp = performance.now() + PATIENCE;
+  for (;;) {
+    try {
+      return await ask();
+    } catch (error) {
+      const passes = error instanceof ApiError && (error.status === 0 || error.status >= 500);
+      if (!passes || performance.now() > giveUp) throw error;
+    }
+    await pause(POLL, signal);
   }
 }
 
