@@ -8,6 +8,7 @@ its scheduler is wrapped to report every step.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable
@@ -150,6 +151,9 @@ class DenoiseLoop:
     def _wrap_scheduler(self, scheduler: Any) -> None:
         """Wrap the scheduler's `step`, so that every step is counted and reported."""
         self._scheduler, step = scheduler, scheduler.step
+        if "generator" in inspect.signature(step).parameters:
+            # Else noise of pipelines that pass none would be the process's, as in diffusers.
+            step = functools.partial(step, generator=self._generator)
         if self._factory.rules.sound_rate:
             self._sound = Companion(scheduler, self._finish_sound_step)
         is_fused = self._factory.fuses_steps(self.drawing.scheduler)

@@ -29,6 +29,14 @@ class Connection(Protocol):
 
     scope: Scope
 
+    async def _wait_for_client(self) -> None:
+        """Wait for a socket. Raises ClientGone if there is none within the time of a reconnection."""
+        try:
+            async with asyncio.timeout(self._keep):
+                await self._changed.wait()
+        except TimeoutError:
+            raise ClientGone from None
+
     @property
     def is_free(self) -> bool:
         """Return True if `write_now` may be called: the connection is open, and the client reads."""
@@ -62,13 +70,16 @@ class Channel:
     Raises ClientGone once the channel is closed.
     """
 
-    def __init__(self, socket: Connection, memory: int, kept: KeptSession | None = None):
+    def __init__(
+        self, socket: Connection, memory: int, keep: float, kept: KeptSession | None = None
+    ):
         """Start with `socket`; keep `memory` bytes of events for a client that reconnects.
 
+        keep: seconds in which it may, after which nothing waits for it any more.
         kept: what has the events that an earlier gateway sent, if another can go on.
         """
         self._prefix = b"event_" + draws.token_hex(6).encode() + b"_"
-        self._kept = kept
+        self._keep, self._kept = keep, kept
         self._count = 0 if kept is None else kept.numbered
         self._sequence = ""  # of the events that are rendered now
         self._rendered: list[tuple[int, str]] = []  # number and sequence of those not added yet
@@ -166,7 +177,7 @@ class Channel:
             if (socket := self._socket) is not None:
                 await self._write(socket)
             elif self._log.full:
-                await self._changed.wait()
+                await self._wait_for_client()
             else:
                 return
             if self.closed:

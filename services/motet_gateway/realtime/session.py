@@ -123,7 +123,9 @@ class Session:
         self.service = service
         self.caller = caller
         self._kept = kept
-        self.channel = Channel(socket, service.config.session_memory, kept)
+        self.channel = Channel(
+            socket, service.config.session_memory, service.config.session_keep, kept
+        )
         absent = kept is not None and kept.is_away
         self.attachment = Attachment(socket, first=True, absent=absent)
         self.player = player

@@ -15,7 +15,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load, save
@@ -74,6 +74,9 @@ def reference(
     pipeline.set_progress_bar_config(disable=True)
     if getattr(pipeline, "guider", None) is not None:
         pipeline.guider.guidance_scale = drawing.guidance_scale
+    generator = torch.Generator().manual_seed(drawing.seed)
+    if pipeline.scheduler.config.get("stochastic_sampling"):
+        pipeline.scheduler.step = functools.partial(pipeline.scheduler.step, generator=generator)
     known = inspect.signature(pipeline.__call__).parameters
     given: dict[str, Any] = {
         "prompt": drawing.prompt,
@@ -83,7 +86,7 @@ def reference(
         "frame_rate": FAMILIES[class_name].frame_rate,
         "num_inference_steps": drawing.steps,
         "guidance_scale": drawing.guidance_scale,
-        "generator": torch.Generator().manual_seed(drawing.seed),
+        "generator": generator,
         "output_type": "np",
         "image": drawing.image,
     }
@@ -138,6 +141,30 @@ def test_a_video_goes_on_from_a_checkpoint_with_the_same_frames(
         (resumed,) = second.draw(replace(drawing, resume=step.checkpoint, resume_step=2))
         assert [event.step for event in second.steps(0)] == [3, 4]
         assert np.array_equal(second.sound(0), heard)
+    assert np.array_equal(resumed, whole)
+
+
+def test_noise_that_a_scheduler_adds_is_the_requests(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """`WanPipeline` passes its scheduler no generator: diffusers takes the process's noise."""
+    path = shutil.copytree(folder("WanPipeline"), tmp_path / "model")
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, stochastic_sampling=True)
+    scheduler.save_pretrained(path / "scheduler")
+    index = json.loads((path / "model_index.json").read_text())
+    index["scheduler"][1] = type(scheduler).__name__
+    (path / "model_index.json").write_text(json.dumps(index))
+    drawing = replace(request("draw"), checkpoint_every=1)
+    wanted, _ = reference(path, drawing, "WanPipeline")
+    with RecordingEngine(path) as first:
+        (whole,) = first.draw(drawing)
+        step = next(event for event in first.steps(0) if event.step == 2)
+        again, other = first.draw_together(drawing, replace(drawing, seed=6))
+    assert_alike(whole, wanted)
+    assert_alike(again, wanted)
+    assert not np.array_equal(whole, other)
+    with RecordingEngine(path) as second:
+        (resumed,) = second.draw(replace(drawing, resume=step.checkpoint, resume_step=2))
     assert np.array_equal(resumed, whole)
 
 

@@ -15,6 +15,7 @@ Item = dict[str, Any]  # in the form of the realtime API: message, function_call
 
 IMAGE = "input_image"  # type of the parts of a message that are images
 MAX_ITEMS = 4096
+_NEXT = ""  # stands for the item that will be inserted next
 
 
 class DuplicateItem(BadRequest):
@@ -66,12 +67,22 @@ class History:
         return [self._items[item_id] for item_id in self._order]
 
     def shown(self) -> list[Item]:
-        """Return the items that replies see: without turns that `keep_turns` dropped."""
-        if self._first not in self._items:
-            return self.items()
-        place = self._order.index(str(self._first))
+        """Return the items that replies see: without turns that were dropped."""
+        place = self._place
         early = [self._items[item_id] for item_id in self._order[:place]]
         return [item for item in early if item.get("role") == "system"] + self.items()[place:]
+
+    @property
+    def _place(self) -> int:
+        """Return the place of the first item that replies see; behind the last one: none."""
+        if self._first is None:
+            return 0
+        return self._order.index(self._first) if self._first in self._items else len(self._order)
+
+    def _drop_before(self, item_id: str) -> None:
+        """Have replies see nothing before an item, which may be the next one."""
+        if item_id not in self._items or self._order.index(item_id) > self._place:
+            self._first = item_id
 
     def keep_turns(self, turns: int) -> None:
         """Limit what replies see to the last `turns` turns, each from a message of the user on.
@@ -80,7 +91,7 @@ class History:
         """
         users = [item["id"] for item in self.items() if item.get("role") == "user"]
         if 0 < turns <= len(users):
-            self._first = users[-turns]
+            self._drop_before(users[-turns])
 
     def get(self, item_id: str, use: str = "retrieve") -> Item:
         """Return an item. Raises UnknownItem, whose code names `use`, if it does not exist."""
@@ -117,6 +128,8 @@ class History:
             if after == "root"
             else self._order.index(after) + 1
         )
+        if self._first is not None and self._first not in self._items and place == len(self._order):
+            self._first = item["id"]
         self._order.insert(place, item["id"])
         self._items[item["id"]] = item
         return self._order[place - 1] if place else None
@@ -128,13 +141,16 @@ class History:
             if self._bytes + _size(item) <= self._max_bytes:
                 return
             before = _size(old)
-            if any(part.pop(SOUND, None) for part in old["content"]):
+            if any([part.pop(SOUND, None) for part in old["content"]]):
                 self._bytes += _size(old) - before
-                self._first = users[number]["id"] if number < len(users) else item["id"]
+                self._drop_before(users[number]["id"] if number < len(users) else item["id"])
 
     def delete(self, item_id: str) -> None:
         """Delete an item. Raises UnknownItem if it does not exist."""
         self._bytes -= _size(self.get(item_id, "delete"))
+        if item_id == self._first:
+            behind = self._order.index(item_id) + 1
+            self._first = self._order[behind] if behind < len(self._order) else _NEXT
         del self._items[item_id]
         self._order.remove(item_id)
 

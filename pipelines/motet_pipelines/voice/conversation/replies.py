@@ -77,6 +77,7 @@ class Replies:
         self._running: dict[str, Reply] = {}
         self._writer: Reply | None = None  # the reply that writes the conversation
         self._turn: asyncio.Task[None] | None = None  # answers the last turn
+        self._asked: list[Item] = []  # turns whose words are not known yet
         self._unanswered = False  # the user spoke since the last reply began
         self._epoch = 0
         self._begun = 0  # replies
@@ -192,6 +193,9 @@ class Replies:
         if request.in_conversation:
             self._set_writer(reply)
             self._unanswered = False
+            if request.context is None:  # it waits for the words of all turns, and answers them
+                self._asked.clear()
+                self._drop_turn()
         reply.task = asyncio.create_task(self._run(reply), name="reply")
         reply.task.add_done_callback(lambda _: account.release())
 
@@ -223,23 +227,32 @@ class Replies:
         """Answer a turn as soon as its words are known; one without words only on demand."""
         if self.settings is None:
             return
-        if self._turn is not None:
-            self._turn.cancel()
-        self._turn = asyncio.create_task(self._answer(item, even_if_empty), name="turn")
+        self._drop_turn()
+        self._asked.append(item)
+        self._unanswered |= even_if_empty
+        self._turn = asyncio.create_task(self._answer(), name="turn")
         self._floor.answering = True
         self._turn.add_done_callback(self._end_answer)
+
+    def _drop_turn(self) -> None:
+        """Cancel the task that answers a turn, unless it is the current one."""
+        if self._turn is not None and self._turn is not asyncio.current_task():
+            self._turn.cancel()
 
     def _end_answer(self, task: asyncio.Task[None]) -> None:
         if task is self._turn:
             self._floor.answering = False
 
-    async def _answer(self, item: Item, even_if_empty: bool) -> None:
-        """Answer a turn; if the user goes on in the meantime, it is answered with the next turn."""
+    async def _answer(self) -> None:
+        """Answer the turns since the last reply; if the user goes on, with those that follow."""
         try:
-            await self._transcription.wait([item])
-            self._unanswered |= even_if_empty or any(
-                part.get("transcript") or SOUND in part for part in item["content"]
+            await self._transcription.wait([*self._asked])
+            self._unanswered |= any(
+                part.get("transcript") or SOUND in part
+                for item in self._asked
+                for part in item["content"]
             )
+            self._asked.clear()
             if self._writer is not None and self._writer.task is not None:
                 # It was interrupted and closes, or may finish first.
                 await asyncio.wait([self._writer.task])

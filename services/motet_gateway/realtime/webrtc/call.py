@@ -25,6 +25,7 @@ from .speech_track import SpeechTrack
 log = logging.getLogger(__name__)
 
 _CONNECT_WITHIN = 30.0  # seconds from the answer to the client's data channel
+_FAREWELL = 1.0  # seconds for the last event of a call that lasts too long
 _REFUSED_PAUSE = 1.0  # seconds of sound that are dropped after some was refused
 
 
@@ -112,8 +113,9 @@ class Call:
                 await self.session.run(self._channel.receive, self.session.attachment)
         except TimeoutError:
             error = SessionExpired(f"a call lasts at most {seconds:g} s; begin another one")
-            with contextlib.suppress(ClientGone):
-                await self._channel.write(lambda: (channel.error(Problem.of(error)),))
+            with contextlib.suppress(ClientGone, TimeoutError):
+                async with asyncio.timeout(_FAREWELL):  # its client may read nothing
+                    await self._channel.write(lambda: (channel.error(Problem.of(error)),))
         finally:
             for task in beside:
                 task.cancel()

@@ -56,8 +56,8 @@ async def create_call(service: GatewayContext, http: Exchange) -> None:
     _check_calls(service)
     prepared = await _prepared(service, http, caller, query.model, session)
     call: Call = made.Call(service, caller, prepared, http.scope)
-    service.calls[call.id] = call
     async with _opening(service, caller.secret):
+        service.calls[call.id] = call  # `answer` takes it out again if it fails
         answer = await call.answer(sdp)
     location = f"/v1/realtime/calls/{call.id}".encode()
     await http.reply(201, answer.encode(), [(b"location", location)], _SDP.encode())

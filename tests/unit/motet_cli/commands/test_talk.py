@@ -280,7 +280,7 @@ async def test_a_dialogue_is_over_when_nothing_is_under_way(
 def rendered(*told: Event) -> list[Event]:
     """Events as a client of the gateway gets them."""
     tenant = Mock(as_rate_limits=list)
-    server = ServerEvents(Channel(Mock(), 1 << 20), tenant, dict)
+    server = ServerEvents(Channel(Mock(), 1 << 20, 30.0), tenant, dict)
     sent = [json.loads(text) for event in told for text in server.render(event)]
     return [event for one in sent if (event := render(one, "m")) is not None]
 
