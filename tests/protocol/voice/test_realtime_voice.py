@@ -317,6 +317,37 @@ async def test_a_noise_without_words_gets_no_reply(whole: Stage) -> None:
     assert len(whole.tokenizer.requests) == 1
 
 
+async def test_a_turn_is_answered_though_a_noise_follows_before_its_words(whole: Stage) -> None:
+    assert whole.asr is not None
+    whole.asr.script = ["show me a circle", ""]
+    async with whole.talk() as client:
+        whole.asr.go_on.clear()
+        for sound in (say(HELLO), say("Hello there.")):
+            await client.audio(silence(500) + sound + silence(900))
+            await client.until("conversation.item.done")
+        whole.asr.go_on.set()
+        await client.until("response.done")
+    (request,) = whole.tokenizer.requests
+    assert request.messages[0] == {"role": "user", "content": "show me a circle"}
+
+
+async def test_a_reply_that_is_asked_for_before_the_words_are_known_is_the_only_one(
+    whole: Stage,
+) -> None:
+    assert whole.asr is not None
+    whole.asr.script = ["show me a circle"]
+    async with whole.talk() as client:
+        whole.asr.go_on.clear()
+        await client.audio(silence(500) + say(HELLO) + silence(900))
+        await client.until("conversation.item.done")
+        await client.send("response.create")
+        await client.until("response.created")
+        whole.asr.go_on.set()
+        await client.until("response.done")
+        await asyncio.sleep(0.5)
+    assert len(whole.tokenizer.requests) == 1
+
+
 async def test_detection_without_replies(whole: Stage) -> None:
     turns = {
         "type": "server_vad",

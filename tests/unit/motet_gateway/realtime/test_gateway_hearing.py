@@ -381,6 +381,25 @@ def test_the_oldest_sound_makes_room() -> None:
         history.insert(item)
 
 
+def test_turns_that_were_dropped_stay_dropped() -> None:
+    history = History(pcm_bytes(4500, RATE))
+    for number in range(4):
+        history.insert(spoken(f"item_{number}", 1.0))
+    history.keep_turns(1)
+    item = spoken("item_4", 1.0)
+    history.make_room(item)  # the sound of the first one, which is not shown, is forgotten
+    history.insert(item)
+    assert [item["id"] for item in history.shown()] == ["item_3", "item_4"]
+    history.keep_turns(4)
+    assert [item["id"] for item in history.shown()] == ["item_3", "item_4"]
+    history.delete("item_3")
+    assert [item["id"] for item in history.shown()] == ["item_4"]
+    history.delete("item_4")
+    assert history.shown() == []
+    history.insert(spoken("item_5", 0.2))
+    assert [item["id"] for item in history.shown()] == ["item_5"]
+
+
 # ------------------------------------------------------------------------------- a model that hears
 def sound(seed: int, seconds: float) -> bytes:
     """Return PCM at 24 kHz without a sample that is 0: speech to `CodedVad`."""
