@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 Name = TypeVar("Name")
 
+_MOST_EVALUATIONS = 100_000  # of parts of a schema, about 0.2 s
 _PASSES = 64  # over all rules; what is undecided after them is taken to end
 
 
@@ -35,31 +36,45 @@ def _fixpoint(
 
 # ------------------------------------------------------------------------------------------------------- JSON schemas
 def schema_ends(schema: Any) -> bool:
-    """Return True if some finite JSON value satisfies the schema, as far as its references tell."""
+    """Return True if some finite JSON value satisfies the schema, as far as its references tell.
+
+    A schema that takes more than _MOST_EVALUATIONS is taken to end: its evaluation would hold the
+    process, which other requests share.
+    """
     references = {"#": schema}
+    left = iter(range(_MOST_EVALUATIONS))
 
     def ends(pointer: str, known: set[str]) -> bool:
-        return _Schema(references, schema, known).ends(references[pointer])
+        return _Schema(references, schema, known, left).ends(references[pointer])
 
     size = -1
-    while size < len(references):  # a pass may find references that were not known before
-        size = len(references)
-        found = _fixpoint(lambda: references, ends, "#")
+    try:
+        while size < len(references):  # a pass may find references that were not known before
+            size = len(references)
+            found = _fixpoint(lambda: references, ends, "#")
+    except _TooLargeError:
+        return True
     return found
+
+
+class _TooLargeError(Exception):
+    """Signal that a schema takes too many evaluations."""
 
 
 class _Schema:
     """Evaluate a schema once; references that end are given in `known`.
 
-    References that are found are added to `references`.
+    References that are found are added to `references`. left: an item for each evaluation.
     """
 
-    def __init__(self, references: dict[str, Any], root: Any, known: set[str]):
-        self._references = references
+    def __init__(self, references: dict[str, Any], root: Any, known: set[str], left: Iterator[int]):
+        self._references, self._left = references, left
         self._root = root
         self._known = known
 
     def ends(self, schema: Any) -> bool:
+        if next(self._left, None) is None:
+            raise _TooLargeError
         if not isinstance(schema, dict):
             return schema is not False
         if not self._reference_ends(schema.get("$ref")):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from motet_llm.grammar import termination
 from motet_llm.grammar.compiler import GrammarCache
 from motet_llm.grammar.grammar import Grammar, GrammarState, mask_words
 from motet_llm.grammar.termination import lark_ends, schema_ends
@@ -299,6 +300,16 @@ def test_looking_for_an_end_is_quick_however_long_the_schema() -> None:
     began = time.thread_time()
     assert schema_ends({"$ref": "#/$defs/d0", "$defs": defs})
     assert time.thread_time() - began < 10
+
+
+def test_a_schema_that_takes_too_many_evaluations_is_taken_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    defs = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(40)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, "d40": {"$ref": "#"}}}
+    assert not schema_ends(schema)
+    monkeypatch.setattr(termination, "_MOST_EVALUATIONS", 30)
+    assert schema_ends(schema)
 
 
 # ------------------------------------------------------------------------------------------------- compiled in the back
