@@ -275,6 +275,7 @@ class Loader:
             for one in models
             if one.model.stage == "absent"
             and one.model.name not in self._prepared
+            and not self._prepared.has_failed(one.model.name, one.files)
             and all(spec.forks and not spec.gpus for spec in one.specs)
         ]
         if waiting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,19 @@ def state_of(folder: Path) -> FilesState:
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Prepared:
-    """Hold a model's processes with their gates. files: that they have read."""
+    """Hold a model's processes with their gates.
+
+    files: that they have read. is_wanted: they are to wait here; none is to end by itself.
+    """
 
     files: FilesState
     processes: list[tuple[Child, Gate]]
+    is_wanted: bool = True
 
     async def end(self) -> None:
+        self.is_wanted = False
         await asyncio.gather(*(child.kill() for child, _ in self.processes))
 
 
@@ -49,6 +54,7 @@ class PreparedModels:
         self._supervisor = supervisor
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._models: dict[str, _Prepared] = {}
+        self._failed: dict[str, FilesState] = {}  # whose processes ended by themselves
         self._made = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,12 +64,17 @@ class PreparedModels:
     def __len__(self) -> int:
         return len(self._models)
 
+    def has_failed(self, model: str, files: Callable[[], FilesState]) -> bool:
+        """Return True if a process of a model ended by itself, and would again: its files are the same."""
+        return model in self._failed and self._failed[model] == files()
+
     async def add(self, model: str, specs: Sequence[ChildSpec], files: FilesState) -> None:
         """Start the processes of a model, whose files are as `files` says.
 
         Raises NotForked or OSError.
         """
         made = _Prepared(files, [])
+        self._failed.pop(model, None)
         try:
             for spec in specs:
                 gate = Gate(self._next_path())
@@ -77,6 +88,11 @@ class PreparedModels:
         except BaseException:
             await made.end()
             raise
+        if (
+            not made.is_wanted or model in self._failed
+        ):  # the first ended while the second was forked
+            await made.end()
+            return
         self._models[model] = made
 
     def take(self, model: str, exits: Sequence[str], files: FilesState) -> bool:
@@ -88,11 +104,16 @@ class PreparedModels:
         taken = self._models.pop(model, None)
         if taken is None:
             return False
-        if taken.files != files:
+        taken.is_wanted = False
+        try:
+            if taken.files != files:
+                raise OSError("the files are other ones now")
+            for _, gate in taken.processes:
+                gate.open(exits)
+        except OSError:  # or a process has just ended
             self._run(taken.end(), f"end {model}")
             return False
-        for child, gate in taken.processes:
-            gate.open(exits)
+        for child, _ in taken.processes:
             self._supervisor.admit(child)
         return True
 
@@ -103,6 +124,7 @@ class PreparedModels:
 
     async def clear(self) -> None:
         """End all processes, as after a change of the code or of settings that they have read."""
+        self._failed.clear()
         await asyncio.gather(*map(self.drop, [*self._models]))
 
     async def close(self) -> None:
@@ -133,8 +155,9 @@ class PreparedModels:
                 await child.wait()
             finally:
                 gate.close()
-            if self._models.get(model) is made:
-                await self.drop(model)
+            if made.is_wanted:
+                self._failed[model] = made.files
+                await (self.drop(model) if self._models.get(model) is made else made.end())
 
         self._run(watch(), f"prepared {child.spec.name}")
 

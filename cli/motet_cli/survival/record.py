@@ -200,7 +200,7 @@ def fingerprint(spec: ChildSpec) -> str:
         argv[argv.index("--listen-fd") + 1] = ""
     settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
     env = settings | dict(spec.env)
-    for name in (VISIBLE, MARK, "MOTET_INSTANCE"):
+    for name in (VISIBLE, MARK, "MOTET_INSTANCE", "MOTET_WAIT_FOR_EXIT"):
         env.pop(name, None)
     told = repr((argv, sorted(env.items()), _code(int(time.monotonic())))).encode()
     return hashlib.blake2b(told, digest_size=16).hexdigest()

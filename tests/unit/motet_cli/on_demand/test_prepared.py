@@ -87,6 +87,13 @@ async def test_a_process_that_ends_while_it_waits_is_forgotten(supervisor: Super
     await until(lambda: "a" not in prepared)
     await until(lambda: not any(map(psutil.pid_exists, pids)))  # all of its model have ended
     assert not prepared.take("a", [], NO_FILES)
+    assert prepared.has_failed("a", lambda: NO_FILES), "it is not prepared again and again"
+    assert not prepared.has_failed("a", lambda: frozenset([("config.json", 2, 1)]))
+    await prepared.clear()
+    assert not prepared.has_failed("a", lambda: NO_FILES)
+    await prepared.add("a", [spec_of("a")], NO_FILES)
+    await prepared.drop("a")
+    assert not prepared.has_failed("a", lambda: NO_FILES), "that end was wanted"
     await prepared.close()
 
 

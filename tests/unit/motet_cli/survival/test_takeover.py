@@ -110,6 +110,8 @@ def test_descriptors_and_places_do_not_count() -> None:
     one = spec("gateway", "--listen-fd", "7", fds=(7,))
     assert fingerprint(one) == fingerprint(spec("gateway", "--listen-fd", "9", fds=(9,)))
     assert fingerprint(one) == fingerprint(replace(one, name="gateway-2"))
+    waits = replace(one, env={**one.env, "MOTET_WAIT_FOR_EXIT": "7:1"})  # loaded on demand
+    assert fingerprint(one) == fingerprint(waits)
     assert fingerprint(one) != fingerprint(spec("gateway", "--listen-fd", "7", "--insecure"))
 
 
