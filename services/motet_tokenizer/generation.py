@@ -274,10 +274,12 @@ class Generation:
             bodies = await self._forward_scores(self.prompt_parts, bodies)
             if not bodies:
                 return
+        if len(bodies) > 1 and any(isinstance(body, StatedTokens) for body in bodies):
+            for body in bodies:  # one of them may begin a tool call
+                await self._forward([body])
+            return
         for body in bodies:
-            if isinstance(body, StatedTokens):
-                await self._call.send(States(body.states, self._prompt_tokens))
-            elif not isinstance(body, Tokens):
+            if not isinstance(body, Tokens):
                 raise InternalError(
                     f"{ROLE} sent {type(body).__name__} to a request that is answered with tokens"
                 )
@@ -285,9 +287,12 @@ class Generation:
         ids, logprobs = _ids_of(batch), batch[0].logprobs
         if len(batch) > 1:
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
-        if not ids and isinstance(batch[-1], StatedTokens):
+        piece = self._text.feed(ids) if ids or not isinstance(batch[-1], StatedTokens) else None
+        if isinstance(batch[0], StatedTokens) and not self._text.calls_tools:
+            # A talker speaks what it gets states of; tool calls are not spoken.
+            await self._call.send(States(batch[0].states, self._prompt_tokens))
+        if piece is None:
             return
-        piece = self._text.feed(ids)
         if isinstance(batch[-1], CountedTokens):
             self._prompt_tokens = batch[-1].prompt_tokens
         if not self._request.output:

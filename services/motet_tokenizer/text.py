@@ -89,6 +89,11 @@ class TextState:
         return self._stops.found
 
     @property
+    def calls_tools(self) -> bool:
+        """Return True from the first tool call on."""
+        return self._tools is not None and self._tools.has_begun
+
+    @property
     def reasoning_tokens(self) -> int:
         return 0 if self._reply is None else self._reply.reasoning_tokens
 

@@ -164,7 +164,10 @@ class _Reply:
 async def _fed(
     stream: Stream, feed: Coroutine[Any, Any, None]
 ) -> AsyncGenerator[list[Audio], None]:
-    """Yield the batches of a stream while it is fed. Raises the first error of either."""
+    """Yield the batches of a stream while it is fed. Raises the first error of either.
+
+    A stream that has ended by itself needs nothing more, and what is fed to it fails.
+    """
     batches = cast(AsyncIterator[list[Audio]], stream.batches())
     feeding = asyncio.create_task(feed)
     reading: asyncio.Future[list[Audio] | None] | None = None
@@ -172,10 +175,9 @@ async def _fed(
         while True:
             reading = asyncio.ensure_future(anext(batches, None))
             await asyncio.wait((feeding, reading), return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done():
+            if feeding.done() and stream.end is None:
                 feeding.result()
             if (batch := await reading) is None:
-                await feeding
                 return
             yield batch
     finally:

@@ -45,6 +45,11 @@ class ToolParser(ABC):
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
 
+    @property
+    def has_begun(self) -> bool:
+        """Return True from the opening of the first call on."""
+        return self._in_call or self.calls > 0
+
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta] | None]:
         """Return (text, pieces of tool calls) that have become certain."""
         if text:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 
 from motet_shared.errors import MotetError
-from motet_shared.messages import Generate, ModelCard, TokenLogprob, Tokens, Usage
+from motet_shared.messages import (
+    BlobRef,
+    Generate,
+    ModelCard,
+    StatedTokens,
+    StateRef,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
 MODEL = "tiny"
+_NO_STATES = BlobRef("tcp", "127.0.0.1:9", "key", 0, "float32", (0, 0))
 
 
 class ScriptedDecode(Actor):
@@ -68,7 +78,11 @@ class ScriptedDecode(Actor):
                 if sampling.logprobs >= 0
                 else None
             )
-            await call.send(Tokens(ids, logprobs))
+            if request.return_states:
+                states = StateRef(states=_NO_STATES, start=len(request.prompt) + at)
+                await call.send(StatedTokens(ids, states=states))
+            else:
+                await call.send(Tokens(ids, logprobs))
             self.sent += len(ids)
             at += len(ids)
             if ids[-1] in sampling.stop_token_ids and not self.deaf:

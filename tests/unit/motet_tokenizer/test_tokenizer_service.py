@@ -14,7 +14,15 @@ import pytest
 
 from motet_pipelines.chat.tokens import count_tokens, detokenize, tokenize
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Complete, Detokenize, Grammar, Resume, Sampling, Tokenize
+from motet_shared.messages import (
+    Complete,
+    Detokenize,
+    Grammar,
+    Resume,
+    Sampling,
+    States,
+    Tokenize,
+)
 from motet_shared.testing import settle
 from motet_tokenizer.generation import RequestCounters
 from support.checkpoints.tiny_tokenizers import CONTEXT, EOS, byte_level, write_folder
@@ -107,6 +115,19 @@ async def test_tool_calls(stage: Stage) -> None:
     )
     plain = await stage.ask(chat(tools=[TOOL], tool_choice="none"))
     assert (plain.text, plain.end.status) == (CALL, "stop")
+
+
+async def test_states_end_where_a_tool_call_begins(stage: Stage) -> None:
+    """A talker speaks what it gets states of."""
+    ids = [*byte_level().encode(CALL).ids, EOS]
+    await stage.decode(ids)
+    lead = ids.index(byte_level().token_to_id("<tool_call>"))
+    for tools, due in (([TOOL], lead), ([], len(ids))):
+        asked = chat(tools=tools, return_states=True)
+        async with stage.gateway.open("tokenizer", asked) as stream:
+            found = [item async for item in stream if isinstance(item, States)]
+        first = found[0].prompt_tokens
+        assert [item.ref.start - first for item in found] == list(range(due))
 
 
 async def test_a_grammar_goes_to_decode_with_its_request(stage: Stage) -> None:
