@@ -249,8 +249,8 @@ class Loader:
         """Stop the processes of a model; it is in the stage `then` when they have ended."""
 
         async def remove() -> None:
-            slots = self._slots(one)
-            await asyncio.gather(*(self._supervisor.remove(slot, drain) for slot in slots))
+            while slots := self._slots(one):  # a restart may have added another meanwhile
+                await asyncio.gather(*(self._supervisor.remove(slot, drain) for slot in slots))
             one.model.enter(then, asyncio.get_running_loop().time())
             self._ended.set()
 

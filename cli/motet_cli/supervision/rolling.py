@@ -119,6 +119,10 @@ class Rolling:
         ]
         # The gateway comes last: until then the old one routes to the new services.
         for slot in sorted(wanted, key=lambda slot: -slot.spec.stage):
+            if (
+                slot not in self._supervisor.slots
+            ):  # of a model on demand that was unloaded meanwhile
+                continue
             await self._replace(slot, order.drain, directory, report)
 
     async def _replace(
@@ -162,6 +166,8 @@ class Rolling:
         began = loop.time()
         try:
             while not is_ready(slot, directory):
+                if slot not in self._supervisor.slots:
+                    raise Unavailable(f"{slot.spec.name}: its model was unloaded meanwhile")
                 if slot.state == "failing" or loop.time() - began > _START_TIMEOUT:
                     kept = "the old one still runs" if has_old else "it is started again"
                     raise Unavailable(

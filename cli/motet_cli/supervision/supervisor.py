@@ -148,12 +148,14 @@ class Supervisor:
     async def remove(self, slot: Slot, drain: float | None = None) -> bool:
         """Stop a process without restarting it; its work has `drain` seconds to end.
 
-        Returns True if it did not have to be killed.
+        Returns True if it did not have to be killed, or was removed before.
         """
+        if slot not in self._tasks:
+            return True
         clean = await self._stop_slot(slot, drain)
-        self.slots.remove(slot)
-        del self._tasks[slot]
-        self._on_change()
+        if self._tasks.pop(slot, None) is not None:  # else another call has waited for it, too
+            self.slots.remove(slot)
+            self._on_change()
         return clean
 
     async def stop(self) -> bool:
@@ -185,8 +187,9 @@ class Supervisor:
                 self._log.note(
                     f"{slot.spec.name} did not end within {slot.spec.grace:g} s: killed", "warning"
                 )
-        self._tasks[slot].cancel()
-        await asyncio.gather(self._tasks[slot], return_exceptions=True)
+        if (task := self._tasks.get(slot)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         slot.state = "stopped"
         self._on_change()
         return clean

@@ -230,6 +230,8 @@ async def test_a_removed_process_is_not_restarted(log: Log, output: Output) -> N
         new = supervisor.add(old.spec, before=old)
         await until(lambda: output.getvalue().count("worker │ up") == 2)
         assert supervisor.slots == [new, old]
+        removed = [supervisor.remove(old), supervisor.remove(old)]  # by a restart and the loader
+        assert await asyncio.gather(*removed) == [True, True]
         assert await supervisor.remove(old)
         assert supervisor.slots == [new]
         assert (new.state, new.restarts, old.restarts) == ("running", 0, 0)
