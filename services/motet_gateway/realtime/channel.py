@@ -29,14 +29,6 @@ class Connection(Protocol):
 
     scope: Scope
 
-    async def _wait_for_client(self) -> None:
-        """Wait for a socket. Raises ClientGone if there is none within the time of a reconnection."""
-        try:
-            async with asyncio.timeout(self._keep):
-                await self._changed.wait()
-        except TimeoutError:
-            raise ClientGone from None
-
     @property
     def is_free(self) -> bool:
         """Return True if `write_now` may be called: the connection is open, and the client reads."""
@@ -182,6 +174,14 @@ class Channel:
                 return
             if self.closed:
                 raise ClientGone
+
+    async def _wait_for_client(self) -> None:
+        """Wait for a socket. Raises ClientGone if there is none within the time of a reconnection."""
+        try:
+            async with asyncio.timeout(self._keep):
+                await self._changed.wait()
+        except TimeoutError:
+            raise ClientGone from None
 
     @property
     def is_free(self) -> bool:

@@ -143,9 +143,10 @@ def _answered(newest_first: Sequence[_Items]) -> _Items:
     for item in (one for items_ in reversed(newest_first) for one in items_):
         if isinstance(item, items.FunctionCallItem | items.CustomToolCallItem):
             calls.add(item.call_id)
-        is_output = isinstance(item, items.FunctionCallOutput | items.CustomToolCallOutput)
-        if not is_output or item.call_id in calls:
-            found.append(item)
+        outputs = items.FunctionCallOutput | items.CustomToolCallOutput
+        if isinstance(item, outputs) and item.call_id not in calls:
+            continue
+        found.append(item)
     return found
 
 

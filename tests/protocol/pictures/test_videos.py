@@ -345,6 +345,7 @@ async def test_a_video_waits_for_a_model_that_is_away(nats: NatsServer) -> None:
         Served(gateway).client() as client,
     ):
         await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
+        assert gateway.service is not None
         jobs = gateway.service.videos
         assert jobs is not None
         made = await client.videos.create(**BODY, extra_body=EXTRA)

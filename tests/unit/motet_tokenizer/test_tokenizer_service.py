@@ -121,7 +121,9 @@ async def test_states_end_where_a_tool_call_begins(stage: Stage) -> None:
     """A talker speaks what it gets states of."""
     ids = [*byte_level().encode(CALL).ids, EOS]
     await stage.decode(ids)
-    lead = ids.index(byte_level().token_to_id("<tool_call>"))
+    opening = byte_level().token_to_id("<tool_call>")
+    assert opening is not None
+    lead = ids.index(opening)
     for tools, due in (([TOOL], lead), ([], len(ids))):
         asked = chat(tools=tools, return_states=True)
         async with stage.gateway.open("tokenizer", asked) as stream:

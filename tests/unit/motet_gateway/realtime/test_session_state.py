@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from motet_gateway.http.asgi import ClientGone
 from motet_gateway.realtime.audio_settings import AudioSettings, InputTranscription, MuLaw
+from motet_gateway.realtime.channel import Channel
 from motet_gateway.realtime.event_log import EventLog, LogState
 from motet_gateway.realtime.events import RealtimeTool, RetentionRatio
 from motet_gateway.realtime.session_settings import SessionSettings, SettingsState
@@ -203,3 +207,18 @@ def test_settings() -> None:
 @pytest.mark.parametrize("settings", [SessionSettings("m"), SessionSettings("", kind="transcription")])  # fmt: skip
 def test_plain_settings(settings: SessionSettings) -> None:
     assert recorded(SettingsState.of(settings), SettingsState).settings == settings
+
+
+async def test_events_beyond_the_memory_wait_for_a_client_as_long_as_it_may_come_back() -> None:
+    socket: Any = Mock()
+    channel = Channel(socket, 100, 0.2)
+    channel.detach(socket)
+    channel.add([b"x" * 200])
+    with pytest.raises(ClientGone):
+        await channel.flush()
+    waits = asyncio.create_task(channel.flush())
+    await asyncio.sleep(0.05)
+    socket.write = AsyncMock(side_effect=lambda take: take())
+    channel.attach(socket)
+    await waits
+    assert not channel.is_waiting
