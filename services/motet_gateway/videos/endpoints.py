@@ -105,7 +105,7 @@ async def _submit(service: GatewayContext, http: Exchange, video: Video, image: 
         try:
             await jobs.submit(owner, video)
         except BaseException:
-            with suppress(MotetError):  # nobody has its id: it expires
+            with suppress(MotetError):  # it expires
                 await asyncio.shield(jobs.store.delete(owner, video))
             raise
         ticket.images.use(count)
