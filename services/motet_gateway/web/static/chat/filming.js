@@ -25,7 +25,7 @@ export class Filming {
     show(() => this.#text.append(this.#bar));
     let id = null;
     try {
-      let video = await createVideo(fields, key); // not aborted: nobody would have its id
+      let video = await createVideo(fields, key); // not aborted: its id would be lost
       id = video.id;
       signal.throwIfAborted();
       while (video.status !== "completed") {
