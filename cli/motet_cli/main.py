@@ -270,7 +270,7 @@ def _add_up(
         "--film",
         metavar="MODEL",
         help="video model of diffusers, loaded on demand on the CPU: folder, name, org/name or none"
-        " (default: pocket-film, if there is one)",
+        " (default: pocket-film)",
     )
     up.add_argument(
         "--embed",

@@ -66,7 +66,7 @@ def running(pid: int) -> bool:
 class MotetStack:
     """`with MotetStack(folder, "--decode", "2") as stack:` is ready when entered and gone without trace when left.
 
-    It draws and embeds nothing unless it is told what with."""
+    It draws, films and embeds nothing unless it is told what with."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class MotetStack:
             "--state-file",
             str(self._state_file),
         ]
-        left_out = [kind for kind in ("--draw", "--embed") if kind not in args]
+        left_out = [kind for kind in ("--draw", "--film", "--embed") if kind not in args]
         self._command += [*args, *(part for kind in left_out for part in (kind, "none"))]
         paths = os.pathsep.join(path for path in sys.path if path)
         self.env = {**os.environ, "PYTHONPATH": paths, "MOTET_TEST_MARK": self._mark, **(env or {})}

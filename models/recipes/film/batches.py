@@ -31,11 +31,14 @@ from recipes.world.pictures import CELL
 from recipes.world.scenes import GRID
 
 CLASSES = tuple((*names, NOTHING) for names in (SHAPES, COLOURS, MOTIONS))
+PLACES = tuple((place, count) for count in range(1, MAX_THINGS + 1) for place in range(count))
+TOKEN_CLASSES = (SHAPES, COLOURS, MOTIONS, PLACES)  # what a prompt's token tells of its thing
+IGNORED = -100  # label that a loss leaves out
 SCALE = 2  # frames of a latent, behind the first
 
 
 class PromptBatch(NamedTuple):
-    """Hold the tokens of prompts `[B, L]` and the class numbers of their things `[B, P, N]`."""
+    """Hold the tokens of prompts `[B, L]` and their class numbers by TOKEN_CLASSES `[B, P, L]`."""
 
     ids: Tensor
     labels: Tensor
@@ -54,10 +57,22 @@ class FilmBatch(NamedTuple):
     things: Tensor
 
 
-def prompt_labels(actors: Sequence[Actor]) -> list[list[int]]:
-    """Return the class numbers of a prompt's things, in order, by CLASSES."""
-    absent = [(NOTHING,) * len(CLASSES)] * (MAX_THINGS - len(actors))
-    return numbered([*actors, *absent], CLASSES)
+def token_labels(tokenizer: T5Tokenizer, ids_BL: Tensor, told: Sequence[list[Actor]]) -> Tensor:
+    """Return the class numbers `[B, P, L]` of each token, by TOKEN_CLASSES: of its clause's thing.
+
+    A clause begins with its colour; `-100`, which the loss ignores, stands behind a prompt's end.
+    """
+    colours = torch.tensor(tokenizer.convert_tokens_to_ids([f"▁{name}" for name in COLOURS]))
+    clause_BL = (torch.isin(ids_BL, colours).cumsum(1) - 1).clamp(min=0)
+    labels_BPN = torch.zeros(len(told), len(TOKEN_CLASSES), MAX_THINGS, dtype=torch.long)
+    for labels_PN, actors in zip(labels_BPN, told, strict=True):
+        rows = [(*actor, (place, len(actors))) for place, actor in enumerate(actors)]
+        labels_PN[:, : len(actors)] = torch.tensor(
+            [[names.index(row[i]) for row in rows] for i, names in enumerate(TOKEN_CLASSES)]
+        )
+    index_BPL = clause_BL[:, None].expand(-1, len(TOKEN_CLASSES), -1)
+    is_padding_BL = ids_BL == tokenizer.pad_token_id
+    return labels_BPN.gather(2, index_BPL).masked_fill(is_padding_BL[:, None], IGNORED)
 
 
 def cell_labels(one: Example) -> list[list[int]]:
@@ -98,10 +113,8 @@ def crowded_films(recipe: Recipe, step: int, size: int, frames: int) -> Tensor:
 def prompt_batch(recipe: Recipe, tokenizer: T5Tokenizer, step: int, size: int) -> PromptBatch:
     """Return the text encoder's prompts of a step."""
     found = [prompted(recipe.seed, number) for number in range(step * size, (step + 1) * size)]
-    return PromptBatch(
-        token_ids(recipe, tokenizer, [text for text, _ in found]),
-        torch.tensor([prompt_labels(actors) for _, actors in found]),
-    )
+    ids = token_ids(recipe, tokenizer, [text for text, _ in found])
+    return PromptBatch(ids, token_labels(tokenizer, ids, [actors for _, actors in found]))
 
 
 def film_batch(recipe: Recipe, tokenizer: T5Tokenizer, first: int, size: int) -> FilmBatch:

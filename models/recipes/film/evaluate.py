@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,13 @@ def generate(
     guidance: float = GUIDANCE,
     seed: int = 0,
 ) -> list[Frames]:
-    """Generate a film of each prompt; the n-th one has the seed `seed + n`."""
+    """Generate a film of each prompt; the n-th one has the seed `seed + n`.
+
+    The noise of the scheduler's steps has it too, which `WanPipeline` does not see to.
+    """
+    generators = [torch.Generator().manual_seed(seed + number) for number in range(len(prompts))]
+    scheduler = pipeline.scheduler
+    scheduler.step = partial(type(scheduler).step, scheduler, generator=generators)
     films = pipeline(
         prompt=list(prompts),
         height=SIZE,
@@ -47,7 +54,7 @@ def generate(
         num_frames=FRAMES,
         num_inference_steps=steps,
         guidance_scale=guidance,
-        generator=[torch.Generator().manual_seed(seed + number) for number in range(len(prompts))],
+        generator=generators,
         max_sequence_length=Recipe.prompt_tokens,
         output_type="np",
     ).frames

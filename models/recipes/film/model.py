@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from diffusers import (
     AutoencoderKLWan,
-    UniPCMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
     WanPipeline,
     WanTransformer3DModel,
 )
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from recipes.film.autoencoder import encode, start_still
-from recipes.film.batches import CLASSES, SCALE
+from recipes.film.batches import CLASSES, SCALE, TOKEN_CLASSES
 from recipes.film.data import prompted
 from recipes.film.recipe import Recipe
-from recipes.film.scenes import FRAME_RATE, FRAMES, MAX_THINGS
-from recipes.training.diffusion import PromptEncoder, save_pipeline, tokenizer_of
+from recipes.film.scenes import FRAME_RATE, FRAMES
+from recipes.training.diffusion import save_pipeline, tokenizer_of
 from recipes.world.pictures import CELL, SIZE
 
 _FIRST_LOGVAR = -6.0  # of the latents, before training
@@ -35,19 +35,26 @@ def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
     return tokenizer_of(prompts, r"[A-Za-z]+", recipe.prompt_tokens)
 
 
-def build_scheduler(recipe: Recipe) -> UniPCMultistepScheduler:
-    """Return a flow-matching scheduler; the timestep is 1000 times the noise level."""
-    return UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=recipe.shift
-    )
+def build_scheduler(recipe: Recipe) -> FlowMatchEulerDiscreteScheduler:
+    """Return a flow-matching scheduler; the timestep is 1000 times the noise level.
+
+    Each step adds new noise to its estimate of the film, so that later steps can still change how
+    many things there are: half again as many films are right as along the path of one noise.
+    """
+    return FlowMatchEulerDiscreteScheduler(shift=recipe.shift, stochastic_sampling=True)
 
 
-class FilmPromptEncoder(PromptEncoder):
-    """Encode prompts with UMT5; training adds heads that predict what a prompt says."""
+class FilmPromptEncoder(nn.Module):
+    """Encode prompts with UMT5; training adds heads that predict what each token's clause says.
+
+    Every vector of a clause then tells its thing's shape, colour and motion together, and its place
+    among the prompt's things: the denoiser need not find out which words belong to one another.
+    """
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
+        super().__init__()
         width, heads = recipe.text_width, recipe.text_heads
-        text = UMT5EncoderModel(
+        self.text = UMT5EncoderModel(
             UMT5Config(
                 vocab_size=vocabulary,
                 d_model=width,
@@ -58,11 +65,16 @@ class FilmPromptEncoder(PromptEncoder):
                 dropout_rate=0.0,
             )
         )
-        super().__init__(text, width, heads, MAX_THINGS, CLASSES)
+        self.heads = nn.ModuleList([nn.Linear(width, len(names)) for names in TOKEN_CLASSES])
 
     def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """Return `[B, L, D]`, zero behind a prompt's end as `WanPipeline` has it."""
-        return super().forward(ids_BL, mask_BL) * mask_BL[..., None]
+        hidden_BLD: Tensor = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
+        return hidden_BLD * mask_BL[..., None]
+
+    def label_logits(self, hidden_BLD: Tensor) -> list[Tensor]:
+        """Return logits `[B, L, classes]` for each entry of TOKEN_CLASSES."""
+        return [head(hidden_BLD) for head in self.heads]
 
 
 class Denoiser(nn.Module):
@@ -152,10 +164,19 @@ class Model(nn.Module):
         )
         return (latents_BCFHW.float() - mean) / std
 
-    def encode_prompts(self, ids_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode the tokens of prompts to `[B, L, D]` and their mask `[B, L]`."""
-        mask_BL = (ids_BL != self.tokenizer.pad_token_id).long()
-        return self.reader(ids_BL, mask_BL), mask_BL
+    def encode_prompts(self, ids_BL: Tensor) -> Tensor:
+        """Encode the tokens of prompts to `[B, L, D]`."""
+        hidden_BLD: Tensor = self.reader(ids_BL, (ids_BL != self.tokenizer.pad_token_id).long())
+        return hidden_BLD
+
+    def load(self, folder: Path) -> None:
+        """Take the weights of a saved pipeline; heads that training adds stay as they are."""
+        saved = WanPipeline.from_pretrained(folder, dtype=torch.float32)
+        self.vae.load_state_dict(saved.vae.state_dict())
+        moments = {name: saved.vae.config[name] for name in ("latents_mean", "latents_std")}
+        self.vae.register_to_config(**moments)
+        self.reader.text.load_state_dict(saved.text_encoder.state_dict())
+        self.painter.denoiser.load_state_dict(saved.transformer.state_dict())
 
     def save(self, out: Path) -> None:
         """Write the pipeline in float16, with motet-diffusion's generation defaults."""

@@ -25,12 +25,13 @@ class Recipe:
     # The autoencoder
     patch: int = 4  # pixels of a side that its first layer sees as one
     encoder_channels: int = 32
-    decoder_channels: int = 56
+    decoder_channels: int = 48
     multipliers: tuple[int, ...] = (1, 1, 1)
     latents: int = 32
     kl_weight: float = 1e-4  # of the latents' divergence from a normal distribution
     thing_weight: float = 8.0  # additional loss weight of pixels that show a thing
     crowd: int = 5  # things of a film that the autoencoder learns from
+    latent_error: float = 0.08  # of the latents that the last stage decodes, in their deviations
     crop: int = 48  # pixels of a side of what it first sees of them
     # The denoiser
     heads: int = 4
@@ -38,13 +39,14 @@ class Recipe:
     layers: int = 5
     ffn_width: int = 224
     prompt_dropout: float = 0.1  # share of prompts replaced by "", for guidance
-    shift: float = 3.0  # of noise levels towards noise, where the layout is decided
+    shift: float = 3.0  # of the noise levels of generation towards noise
+    training_shift: float = 4.0  # of training's: the layout is decided in much noise
     label_weight: float = 0.25  # of the auxiliary cell label loss
-    pool: int = 30_000  # films that the denoiser learns from
+    pool: int = 16_000  # films that the denoiser learns from
     wordings: int = 3  # prompts of each
     # Generation defaults, for `generation_config.json`
-    guidance: float = 1.0
-    denoising_steps: int = 12
+    guidance: float = 1.6
+    denoising_steps: int = 24
     picture: Stage = Stage(
         steps=1200, batch=16, matrix_lr=None, other_lr=3e-3, kernel_lr=0.02, decay=0.5
     )
@@ -52,5 +54,5 @@ class Recipe:
         steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
     )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=9000, batch=48, matrix_lr=0.01, other_lr=2e-3, decay=0.6)
+    painter: Stage = Stage(steps=28_000, batch=24, matrix_lr=0.0055, other_lr=8e-4, decay=1.0)
     decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)

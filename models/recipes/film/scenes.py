@@ -7,6 +7,8 @@ side, from its top left corner; times are frames.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from math import hypot
 from random import Random
 from typing import NamedTuple
 
@@ -17,10 +19,14 @@ FRAME_RATE = 4.5
 MAX_THINGS = 3
 TRAVEL = (22.0, 34.0)  # of a thing that moves, from the first to the last frame
 RADIUS = (5.5, 7.5)
-GAP = 1.5  # smallest distance between the circles around two things
+GAP = 2.0  # smallest distance between the circles around two things
+ROOM = 10.0  # distance between them from which on more is no better
 MARGIN = 0.5  # smallest distance between a thing and the edge
 _EXTENT = {"circle": 1.0, "square": 1.28, "triangle": 1.5}  # as they are drawn
-_TRIES = 200  # of placing things before others are sampled
+_TRIES = 1000  # of placing things before others are sampled
+_CHOICES = 24  # placements of which the best is taken
+_SPREAD = 0.27  # of the frame between the places of two things on its diagonal, across and down
+_DISTANCE_WEIGHT = 0.8  # of the distance from these places beside that between circles
 
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "down": (0, 1), "up": (0, -1)}
 MOTIONS = (*DIRECTIONS, "still")
@@ -61,6 +67,11 @@ class Course(NamedTuple):
         """Return the radius of the circle around it."""
         return self.radius * self.extent
 
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Return the point halfway."""
+        return self.at((FRAMES - 1) / 2)
+
     def at(self, frame: float) -> tuple[float, float]:
         """Return where its middle is in a frame."""
         share = frame / (FRAMES - 1)
@@ -81,17 +92,36 @@ def sample_actors(rng: Random) -> list[Actor]:
 
 
 def place(actors: Sequence[Actor], rng: Random) -> list[Course] | None:
-    """Return a course for each thing, none of which touch; None if none was found."""
+    """Return a course for each thing, none of which touch; None if none was found.
+
+    Of several placements it is the one with the most room in which the things lie nearest to the
+    diagonal from the top left to the bottom right, in their order: a prompt then says much of where
+    its things are, and a model need not choose among all the ways to arrange them.
+    """
+    found: list[list[Course]] = []
     for _ in range(_TRIES):
         courses: list[Course] = []
         for actor in actors:
             new = course(actor, rng)
-            if not all(_apart(new, other) for other in courses):
+            if any(_gap(new, other) < GAP for other in courses):
                 break
             courses.append(new)
         else:
-            return courses
-    return None
+            found.append(courses)
+            if len(found) == _CHOICES:
+                break
+    return max(found, key=_clarity, default=None)
+
+
+def _clarity(courses: Sequence[Course]) -> float:
+    """Return how clear an arrangement is: its least room, less the distances from the diagonal's places."""
+    pairs = combinations(courses, 2)
+    room = min((min(_gap(one, other), ROOM) for one, other in pairs), default=0.0)
+    away = 0.0
+    for number, one in enumerate(courses):
+        place = SIZE * (0.5 + _SPREAD * (number - (len(courses) - 1) / 2))
+        away += hypot(one.middle[0] - place, one.middle[1] - place)
+    return room - _DISTANCE_WEIGHT * away / len(courses)
 
 
 def course(actor: Actor, rng: Random) -> Course:
@@ -108,17 +138,16 @@ def course(actor: Actor, rng: Random) -> Course:
     return Course((x, y), end, radius, extent)
 
 
-def _apart(one: Course, other: Course) -> bool:
-    """Return True if the circles around two things never come closer than GAP.
+def _gap(one: Course, other: Course) -> float:
+    """Return the smallest distance in time between the circles around two things.
 
-    The squared distance is a parabola over time: its lowest point decides.
+    The squared distance of their middles is a parabola over time: its lowest point decides.
     """
     x, y = one.start[0] - other.start[0], one.start[1] - other.start[1]
     vx, vy = one.end[0] - other.end[0] - x, one.end[1] - other.end[1] - y
     speed = vx * vx + vy * vy
     time = min(1.0, max(0.0, -(x * vx + y * vy) / speed)) if speed else 0.0
-    nearest = (x + time * vx) ** 2 + (y + time * vy) ** 2
-    return nearest >= (one.reach + other.reach + GAP) ** 2
+    return hypot(x + time * vx, y + time * vy) - one.reach - other.reach
 
 
 def prompt(actors: Sequence[Actor], rng: Random) -> str:

@@ -119,10 +119,18 @@ class AutoencoderTrainer(Trainer[Tensor]):
         mean, logvar = encode(self.model.vae, films)
         mean, logvar = mean.float(), logvar.float().clamp(-30, 20)
         noise = torch.randn(mean.shape, generator=generator, device=self.device)
-        decoded = decode(self.model.vae, mean + (logvar / 2).exp() * noise).float()
-        error = reconstruction_error(decoded, films, self.recipe.thing_weight)
+        spread = (logvar / 2).exp() if self.name != "decoder" else self.denoised_spread(mean)
+        decoded = decode(self.model.vae, mean + spread * noise).float()
+        error = reconstruction_error(
+            decoded, films, self.recipe.thing_weight, is_balanced=self.name == "decoder"
+        )
         divergence = 0.5 * (mean**2 + logvar.exp() - 1 - logvar).mean()
         return error + self.recipe.kl_weight * divergence
+
+    def denoised_spread(self, latents: Tensor) -> Tensor:
+        """Return the deviation by which the denoiser's latents may be off, per channel."""
+        spread = latents.new_tensor(self.model.vae.config.latents_std)[:, None, None, None]
+        return self.recipe.latent_error * spread
 
 
 class ReaderTrainer(Trainer[PromptBatch]):
@@ -134,15 +142,13 @@ class ReaderTrainer(Trainer[PromptBatch]):
         return prefetched(make, self.steps_left, workers=self.workers)
 
     def loss(self, batch: PromptBatch, generator: torch.Generator) -> Tensor:
-        """Return the loss of the labels predicted from prompts."""
-        hidden, mask = self.model.encode_prompts(batch.ids.to(self.device))
-        return label_loss(
-            self.model.reader.label_logits(hidden, mask), batch.labels.to(self.device)
-        )
+        """Return the loss of the labels predicted from the tokens of prompts."""
+        hidden = self.model.encode_prompts(batch.ids.to(self.device))
+        return label_loss(self.model.reader.label_logits(hidden), batch.labels.to(self.device))
 
 
 class PainterTrainer(Trainer[Tensor]):
-    """Train the denoiser on encoded films, each taken as often as it has things.
+    """Train the denoiser on encoded films, each taken as often as the square of its number of things.
 
     Films of one thing are learnt first: so those of three get their share.
     """
@@ -153,7 +159,7 @@ class PainterTrainer(Trainer[Tensor]):
         self.nothing = token_ids(self.recipe, self.model.tokenizer, [""]).to(self.device)
         for step in self.steps_left:
             generator = torch.Generator(self.device).manual_seed(self.recipe.seed + step)
-            yield self.pool.things.float().multinomial(
+            yield (self.pool.things.float() ** 2).multinomial(
                 self.stage.batch, replacement=True, generator=generator
             )
 
@@ -162,7 +168,7 @@ class PainterTrainer(Trainer[Tensor]):
         pool, count = self.pool, len(batch)
         latents = pool.films[batch].float()
         noise = torch.randn(latents.shape, generator=generator, device=self.device)
-        sigma = noise_levels(count, self.recipe.shift, generator)
+        sigma = noise_levels(count, self.recipe.training_shift, generator)
         wording = torch.randint(
             self.recipe.wordings, (count,), generator=generator, device=self.device
         )
@@ -171,7 +177,7 @@ class PainterTrainer(Trainer[Tensor]):
             kept[:, None] >= self.recipe.prompt_dropout, pool.ids[batch, wording], self.nothing
         )
         with torch.no_grad():
-            hidden, _ = self.model.encode_prompts(ids)
+            hidden = self.model.encode_prompts(ids)
         share = sigma[:, None, None, None, None]
         velocity, logits = self.model.painter((1 - share) * latents + share * noise, sigma, hidden)
         error = functional.mse_loss(velocity.float(), noise - latents)
@@ -216,18 +222,23 @@ def train(
     device: str = "cpu",
     workers: int = 0,
     log: int = 25,
+    init: Path | None = None,
 ) -> Model:
     """Train stages, each with its own state beside `state`; the others and complete ones are loaded.
 
-    seconds: of stages that time bounds. workers: processes that make the batches ahead.
+    init: folder whose weights it begins with. seconds: of stages that time bounds. workers: processes
+    that make the batches ahead.
     """
-    model = Model(recipe).to(device)
+    model = Model(recipe)
+    if init is not None:
+        model.load(init)
+    model.to(device)
     if compiled:
         for block in model.painter.denoiser.blocks:
             block.compile()
 
     def ended(stage: str) -> None:
-        if stage == "vae":
+        if stage == "vae" and (init is None or stage in stages):  # else its scaling stays
             films = film_batch(recipe, model.tokenizer, 0, _SCALING_FILMS).films
             model.set_scaling(films.to(device))
 
@@ -250,6 +261,7 @@ def train(
 
 def main() -> None:
     parser = stage_parser(__doc__, STAGES, "pocket-film", Recipe.seed)
+    parser.add_argument("--init", type=Path, help="checkpoint folder to begin with")
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
     parser.add_argument("--device", default="cpu", help="where it is trained, such as cuda")
     parser.add_argument(
@@ -282,6 +294,7 @@ def main() -> None:
         seconds=dict(zip(args.stages, args.seconds, strict=False)),
         stages=args.stages,
         compiled=args.compile,
+        init=args.init,
         device=args.device,
         workers=args.workers,
     )

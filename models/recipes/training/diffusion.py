@@ -104,12 +104,17 @@ def noise_levels(count: int, shift: float, generator: torch.Generator) -> Tensor
     return shift * sigma / (1 + (shift - 1) * sigma)
 
 
-def reconstruction_error(decoded: Tensor, given: Tensor, thing_weight: float) -> Tensor:
+def reconstruction_error(
+    decoded: Tensor, given: Tensor, thing_weight: float, *, is_balanced: bool = False
+) -> Tensor:
     """Return the mean error of pictures or films, with more weight where things are.
 
     decoded, given: `[B, 3, …]`, -1 to 1. thing_weight: additional weight of such pixels.
+    is_balanced: it is divided by their contrast, so that yellow counts as much as black.
     """
-    of_things = given.amin(dim=1, keepdim=True) < GROUND_LEVEL
+    of_things = (given.amin(dim=1, keepdim=True) < GROUND_LEVEL).to(given)
+    if is_balanced:
+        of_things = of_things * 0.25 / (0.5 - given.mean(dim=1, keepdim=True) / 2).clamp(min=0.1)
     error = (decoded - given).abs() + (decoded - given) ** 2
     return (error * (1 + thing_weight * of_things)).mean()
 

@@ -276,4 +276,4 @@ def exit_on_sigterm() -> None:
 def make_readable(folder: Path) -> None:
     """Make a checkpoint's files readable for all users, such as a container's."""
     for path in folder.iterdir():
-        path.chmod(0o644)
+        path.chmod(0o755 if path.is_dir() else 0o644)

@@ -162,6 +162,13 @@ def test_all_stages_a_restart_and_a_folder_that_is_served(tmp_path: Path) -> Non
     for parameter in whole.painter.parameters():
         torch.nn.init.normal_(parameter, std=0.1)  # a fresh one adds nothing to the noise
     whole.save(folder := tmp_path / "folder")
+    begun = Model(TINY)
+    begun.load(folder)
+    assert begun.vae.config.latents_std == whole.vae.config.latents_std
+    for part in ("vae", "reader.text", "painter.denoiser"):
+        for name, one in begun.get_submodule(part).state_dict().items():
+            saved = whole.get_submodule(part).state_dict()[name]
+            torch.testing.assert_close(one, saved, atol=1e-3, rtol=1e-3, msg=name)
     defaults = folder_defaults(folder)
     assert (defaults["num_frames"], defaults["frame_rate"]) == (FRAMES, FRAME_RATE)
     [due] = generate(load(folder), ["a red circle falls"], steps=3, seed=3)
