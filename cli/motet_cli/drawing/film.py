@@ -37,7 +37,7 @@ def run(args: Namespace) -> int:
         video = server.film(_fields(args) | {"model": names[0]}, image)
         try:
             _wait(server, video)
-            write(args.output, _patient(lambda: server.film_content(video["id"])))
+            write(args.output, _patient(partial(server.film_content, video["id"])))
         finally:
             with suppress(MotetError):  # it expires
                 server.delete_film(video["id"])

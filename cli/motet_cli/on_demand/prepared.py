@@ -41,6 +41,15 @@ class _Prepared:
     processes: list[tuple[Child, Gate]]
     is_wanted: bool = True
 
+    def open(self, exits: Sequence[str]) -> bool:
+        """Open all gates; return False if a process has just ended."""
+        try:
+            for _, gate in self.processes:
+                gate.open(exits)
+        except OSError:
+            return False
+        return True
+
     async def end(self) -> None:
         self.is_wanted = False
         await asyncio.gather(*(child.kill() for child, _ in self.processes))
@@ -88,12 +97,10 @@ class PreparedModels:
         except BaseException:
             await made.end()
             raise
-        if (
-            not made.is_wanted or model in self._failed
-        ):  # the first ended while the second was forked
+        if model in self._failed:  # one ended while another was forked
             await made.end()
-            return
-        self._models[model] = made
+        else:
+            self._models[model] = made
 
     def take(self, model: str, exits: Sequence[str], files: FilesState) -> bool:
         """Hand the processes of a model to the supervisor; return False if it has none.
@@ -105,12 +112,7 @@ class PreparedModels:
         if taken is None:
             return False
         taken.is_wanted = False
-        try:
-            if taken.files != files:
-                raise OSError("the files are other ones now")
-            for _, gate in taken.processes:
-                gate.open(exits)
-        except OSError:  # or a process has just ended
+        if taken.files != files or not taken.open(exits):
             self._run(taken.end(), f"end {model}")
             return False
         for child, _ in taken.processes:

@@ -119,9 +119,8 @@ class Rolling:
         ]
         # The gateway comes last: until then the old one routes to the new services.
         for slot in sorted(wanted, key=lambda slot: -slot.spec.stage):
-            if (
-                slot not in self._supervisor.slots
-            ):  # of a model on demand that was unloaded meanwhile
+            # A model on demand may have been unloaded meanwhile.
+            if slot not in self._supervisor.slots:
                 continue
             await self._replace(slot, order.drain, directory, report)
 

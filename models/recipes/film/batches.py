@@ -67,9 +67,7 @@ def token_labels(tokenizer: T5Tokenizer, ids_BL: Tensor, told: Sequence[list[Act
     labels_BPN = torch.zeros(len(told), len(TOKEN_CLASSES), MAX_THINGS, dtype=torch.long)
     for labels_PN, actors in zip(labels_BPN, told, strict=True):
         rows = [(*actor, (place, len(actors))) for place, actor in enumerate(actors)]
-        labels_PN[:, : len(actors)] = torch.tensor(
-            [[names.index(row[i]) for row in rows] for i, names in enumerate(TOKEN_CLASSES)]
-        )
+        labels_PN[:, : len(actors)] = torch.tensor(numbered(rows, TOKEN_CLASSES))
     index_BPL = clause_BL[:, None].expand(-1, len(TOKEN_CLASSES), -1)
     is_padding_BL = ids_BL == tokenizer.pad_token_id
     return labels_BPN.gather(2, index_BPL).masked_fill(is_padding_BL[:, None], IGNORED)

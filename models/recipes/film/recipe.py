@@ -51,8 +51,8 @@ class Recipe:
         steps=1200, batch=16, matrix_lr=None, other_lr=3e-3, kernel_lr=0.02, decay=0.5
     )
     vae: Stage = Stage(
-        steps=3000, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
+        steps=3600, batch=8, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015, decay=0.5
     )
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=3e-3)
-    painter: Stage = Stage(steps=28_000, batch=24, matrix_lr=0.0055, other_lr=8e-4, decay=1.0)
-    decoder: Stage = Stage(steps=1200, batch=6, matrix_lr=None, other_lr=1e-3, kernel_lr=0.01)
+    painter: Stage = Stage(steps=28_000, batch=24, matrix_lr=0.015, other_lr=2e-3, decay=0.6)
+    decoder: Stage = Stage(steps=4800, batch=6, matrix_lr=None, other_lr=2e-3, kernel_lr=0.015)

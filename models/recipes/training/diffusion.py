@@ -80,7 +80,7 @@ class PromptEncoder(nn.Module):
         return [head(thing_BND) for head in self.heads]
 
 
-def numbered(rows: Iterable[Sequence[str]], classes: Sequence[Sequence[str]]) -> list[list[int]]:
+def numbered(rows: Iterable[Sequence[Any]], classes: Sequence[Sequence[Any]]) -> list[list[int]]:
     """Return the class numbers of the rows' properties, by property."""
     found = list(rows)
     return [[names.index(row[place]) for row in found] for place, names in enumerate(classes)]

@@ -8,6 +8,7 @@ import os
 import signal
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from PIL import Image
 from motet_cli.main import main
 from motet_diffusion.service import Diffusion
 from motet_gateway.videos import jobs as video_jobs
+from motet_gateway.videos.jobs import VideoJobs
 from motet_gateway.videos.store import Video
 from motet_shared.errors import Unavailable
 from motet_shared.messages import ModelCard
@@ -59,6 +61,20 @@ async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
 class FakeVideos(FakeDiffusion):
     def models(self) -> list[ModelCard]:
         return [ModelCard(name=MODEL, context=0, videos=True)]
+
+
+@asynccontextmanager
+async def idle_jobs(nats: NatsServer) -> AsyncIterator[tuple[VideoJobs, openai.AsyncOpenAI]]:
+    """The jobs of a gateway that makes no video unless `_run` is called, and its client."""
+    async with (
+        served_gateway(nats, videos=0) as gateway,
+        running(FakeVideos(await nats.bus("diffusion"))),
+        Served(gateway).client() as client,
+    ):
+        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
+        assert gateway.service is not None
+        assert gateway.service.videos is not None
+        yield gateway.service.videos, client
 
 
 async def ended(client: openai.AsyncOpenAI, video_id: str, seconds: float = 120) -> Any:
@@ -296,15 +312,7 @@ async def test_what_is_stored_is_in_the_queue(
     nats: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that dies between the two leaves no video that waits for ever."""
-    async with (
-        served_gateway(nats, videos=0) as gateway,
-        running(FakeVideos(await nats.bus("diffusion"))),
-        Served(gateway).client() as client,
-    ):
-        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
-        assert gateway.service is not None
-        jobs = gateway.service.videos
-        assert jobs is not None
+    async with idle_jobs(nats) as (jobs, client):
         create, queued = jobs.store.create, []
 
         async def dies(owner: str, video: Video) -> None:
@@ -339,15 +347,7 @@ async def test_what_is_stored_is_in_the_queue(
 
 
 async def test_a_video_waits_for_a_model_that_is_away(nats: NatsServer) -> None:
-    async with (
-        served_gateway(nats, videos=0) as gateway,
-        running(FakeVideos(await nats.bus("diffusion"))),
-        Served(gateway).client() as client,
-    ):
-        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 30)
-        assert gateway.service is not None
-        jobs = gateway.service.videos
-        assert jobs is not None
+    async with idle_jobs(nats) as (jobs, client):
         made = await client.videos.create(**BODY, extra_body=EXTRA)
         video = await jobs.store.get("", made.id)
         video.model = "elsewhere"
