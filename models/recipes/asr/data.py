@@ -8,7 +8,7 @@ held-out clips have sentences and voices that training never draws (see `speech.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
@@ -156,11 +156,40 @@ def word_times(text: str, speech: Speech) -> list[tuple[int, float, float]]:
     return found
 
 
+def scale_throat(speech: Speech, scale: float) -> Speech:
+    """Scale formants, pitch and speed, all by the same factor.
+
+    The new rate is a multiple of 150 Hz, so that few filters resample it.
+    """
+    rate = round(speech.rate * scale / 150) * 150
+    words, phonemes = (
+        tuple(mark._replace(second=mark.second * speech.rate / rate) for mark in marks)
+        for marks in (speech.words, speech.phonemes)
+    )
+    return replace(speech, rate=rate, words=words, phonemes=phonemes)
+
+
+def training_speech(recipe: Recipe, rng: Random, text: str) -> tuple[Speech, Voice]:
+    """Speak a text with a random voice; a share of them has a throat of another length."""
+    scale = 1.0
+    if recipe.throat_share and rng.random() < recipe.throat_share:
+        scale = rng.uniform(*recipe.throats)
+    voice = draw_voice(rng)
+    if scale == 1.0:
+        return speak(text, voice), voice
+    slower = replace(voice, rate=max(85, round(voice.rate / scale)))  # so that its speed stays
+    return scale_throat(speak(text, slower), scale), voice
+
+
 def record_clip(
-    text: str, voice: Voice, rng: Generator, conditions: Conditions = NORMAL, category: str = ""
+    text: str,
+    speech: Speech,
+    voice: Voice,
+    rng: Generator,
+    conditions: Conditions = NORMAL,
+    category: str = "",
 ) -> Clip:
-    """Synthesize a sentence with espeak-ng and apply recording conditions to it."""
-    speech = speak(text, voice)
+    """Record the speech of a text under conditions."""
     wave, before = apply_conditions(speech, rng, conditions)
     words = tuple(
         (first, start + before, end + before) for first, start, end in word_times(text, speech)
@@ -184,7 +213,10 @@ def training_clip(recipe: Recipe, index: int) -> Clip:
         sentence = training_utterance(
             rng, general_share=recipe.general_share, long_share=recipe.long_share
         )
-        clip = record_clip(sentence.text, draw_voice(rng), noise, category=sentence.category)
+        speech, voice = training_speech(recipe, rng, sentence.text)
+        clip = record_clip(
+            sentence.text, speech, voice, noise, recipe.conditions, sentence.category
+        )
         if len(clip.wave) <= asr_tokenizer.WINDOW * RATE:
             return clip
 
@@ -201,8 +233,9 @@ def held_out_clip(category: str, index: int, *, clean: bool = False) -> Clip:
     noise = np.random.default_rng((seed, CATEGORIES.index(category)))
     while True:
         text = sample_sentence(rng, category, held_out=True)
+        voice = draw_voice(rng, held_out=True)
         clip = record_clip(
-            text, draw_voice(rng, held_out=True), noise, CLEAN if clean else NORMAL, category
+            text, speak(text, voice), voice, noise, CLEAN if clean else NORMAL, category
         )
         if len(clip.wave) <= asr_tokenizer.WINDOW * RATE:
             return clip

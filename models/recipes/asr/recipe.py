@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from recipes.asr.tokenizer import STEP, WINDOW
-from recipes.speech.noise import Conditions
+from recipes.speech.noise import NORMAL, Conditions
 from recipes.training.errors import RecipeError
+
+HARD = Conditions(room=0.5, noise=0.75, telephone=0.1, clipping=0.08, snr=(1.0, 30.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,9 @@ class Recipe:
     long_share: float = 0.08  # of sentences that are two joined ones
     no_speech_share: float = 0.03  # of clips without speech
     timestamp_share: float = 0.3  # of clips whose labels have timestamps
+    throat_share: float = 0.0  # of clips whose throat is scaled
+    throats: tuple[float, float] = (0.86, 1.16)  # scale of formants and pitch
+    conditions: Conditions = NORMAL  # of the recording
     full_window_share: float = (
         0.08  # of batches padded to the whole window, as in most uses of the model
     )
@@ -65,6 +70,18 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FurtherRecipe(Recipe):
+    """Define a run that goes on from a checkpoint: rates that fall from its start, harder clips."""
+
+    general_share: float = 0.7
+    throat_share: float = 0.5
+    conditions: Conditions = HARD
+    batch: int = 32
+    decay: float = 0.9
+    restarts: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolRecipe(Recipe):
     """Define a timed run from a pool of speech, in conditions drawn anew at each visit of a clip."""
 
@@ -82,10 +99,5 @@ class PoolRecipe(Recipe):
     pool_clips: int = 160_000
     first_clips: int = 1_024  # clips before the first step
     chunk: int = 8  # batches whose clips are drawn together and sorted by length
-    throats: tuple[float, float] = (0.86, 1.16)  # scale of formants and pitch
-    throat_share: float = 0.7  # of clips whose throat is scaled
-    conditions: Conditions = field(
-        default_factory=lambda: Conditions(
-            room=0.5, noise=0.75, telephone=0.1, clipping=0.08, snr=(1.0, 30.0)
-        )
-    )
+    throat_share: float = 0.7
+    conditions: Conditions = HARD

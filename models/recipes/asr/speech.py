@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,19 +18,13 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.asr.data import (
-    Clip,
-    phoneme_label,
-    token_spans,
-    word_times,
-)
+from recipes.asr import data as asr_data
+from recipes.asr.data import Clip, phoneme_label, token_spans, word_times
 from recipes.asr.recipe import PoolRecipe
 from recipes.asr.shards import is_suspended
 from recipes.asr.tokenizer import WINDOW, WhisperTokenizer
-from recipes.speech.espeak import SpeechMark, speak
 from recipes.speech.noise import RATE, no_speech, resample
 from recipes.speech.sentences import training_utterance
-from recipes.speech.voices import draw_voice
 from recipes.training.held_out_seeds import check_training_seed
 
 MARKS = 100  # phoneme labels per second
@@ -68,25 +62,15 @@ def training_speech(recipe: PoolRecipe, index: int) -> Clip:
         sentence = training_utterance(
             rng, general_share=recipe.general_share, long_share=recipe.long_share
         )
-        scale = rng.uniform(*recipe.throats) if rng.random() < recipe.throat_share else 1.0
-        voice = draw_voice(rng)
-        speech = speak(sentence.text, replace(voice, rate=max(85, round(voice.rate / scale))))
-        played = round(speech.rate * scale / 150) * 150 if scale != 1.0 else speech.rate
-        wave, slower = resample(speech.samples, played), speech.rate / played
+        speech, voice = asr_data.training_speech(recipe, rng, sentence.text)
+        wave = resample(speech.samples, speech.rate)
         if not 0 < len(wave) <= longest(recipe):
             continue
-        words = tuple(
-            (first, start * slower, end * slower)
-            for first, start, end in word_times(sentence.text, speech)
-        )
-        phonemes = tuple(
-            SpeechMark(mark.second * slower, phoneme=mark.phoneme) for mark in speech.phonemes
-        )
         return Clip(
             wave=wave,
             text=sentence.text,
-            words=words,
-            phonemes=phonemes,
+            words=tuple(word_times(sentence.text, speech)),
+            phonemes=speech.phonemes,
             category=sentence.category,
             voice=voice,
         )

@@ -18,6 +18,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from recipes.asr import tokenizer as asr_tokenizer
 from recipes.asr.batches import Batch, Stream
 from recipes.asr.model import WhisperWithHeads
 from recipes.asr.pool import PoolStream
-from recipes.asr.recipe import PoolRecipe, Recipe
+from recipes.asr.recipe import FurtherRecipe, PoolRecipe, Recipe
 from recipes.asr.shards import Shards
 from recipes.asr.speech import start_makers
 from recipes.speech.sentences import training_utterance
@@ -40,6 +41,7 @@ from recipes.training.loop import (
     exit_on_sigterm,
     make_readable,
 )
+from recipes.training.ranks import Ranks, run_ranks
 
 
 def build_tokenizer(recipe: Recipe) -> WhisperTokenizer:
@@ -72,14 +74,22 @@ class Trainer(Training[Batch, Report]):
         half: bool = True,
         device: str = "cpu",
         tokenizer: WhisperTokenizer | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Build the model; `tokenizer`: that of a checkpoint to start from, instead of a new one."""
+        """Build the model; `tokenizer`: that of a checkpoint to start from, instead of a new one.
+
+        Each of several ranks has examples of its own, of the seeds behind the recipe's.
+        """
         self.recipe, self.half, self.data = recipe, half, data
+        self.ranks = ranks or Ranks()
+        if self.ranks.count > 1:
+            self.data = data / str(self.ranks.rank)
         self.tokenizer = tokenizer or build_tokenizer(recipe)
         self.model = WhisperWithHeads(recipe, self.tokenizer).to(device)
         if device != "cpu":
             self.model.whisper.set_attn_implementation("sdpa")
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
+        self.recipe = replace(recipe, seed=recipe.seed + self.ranks.rank)
         self.open_data()
 
     @abstractmethod
@@ -98,6 +108,7 @@ class Trainer(Training[Batch, Report]):
         torch.stack(
             [weight * loss for weight, loss in zip(weights, losses, strict=True)]
         ).sum().backward()
+        self.mean_gradients()
         self.update()
         text, phonemes, alignment = (loss.detach() for loss in losses)
         return Report(text, phonemes, alignment, len(batch.tokens))
@@ -108,7 +119,7 @@ class Trainer(Training[Batch, Report]):
             name: round(float(torch.stack([getattr(r, name) for r in reports]).mean()), 4)
             for name in Report._fields[:3]
         }
-        speed = round(sum(r.clips for r in reports) / seconds, 1)
+        speed = round(self.ranks.count * sum(r.clips for r in reports) / seconds, 1)
         return json.dumps({"step": self.step, **means, "clips_per_s": speed})
 
     def load_weights(self, folder: Path) -> None:
@@ -197,6 +208,46 @@ class PoolTrainer(Trainer):
             self.export(self.out)
 
 
+def train(ranks: Ranks, args: argparse.Namespace) -> None:
+    """Train and export, or do one rank's share of it."""
+    begin = time.monotonic()
+    changes: dict[str, Any] = {"seed": args.seed}
+    if args.batch:
+        changes["batch"] = args.batch
+    if args.rates:
+        changes["matrix_lr"], changes["other_lr"] = args.rates
+    options: dict[str, Any] = {
+        "data": args.state.parent / "data",
+        "half": not args.float32,
+        "device": args.device,
+        "tokenizer": WhisperTokenizer.from_pretrained(args.init) if args.init else None,
+        "ranks": ranks,
+    }
+    trainer: Trainer
+    if args.minutes is not None:
+        pooled = PoolRecipe(**changes)
+        course = Schedule(steps=pooled.steps, warmup=pooled.warmup, decay=pooled.decay)
+        trainer = PoolTrainer(pooled, course, **options)
+        trainer.out = args.out
+    else:
+        recipe = FurtherRecipe(**changes) if args.init else Recipe(**changes)
+        schedule = Schedule(
+            steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
+        )
+        trainer = ShardTrainer(recipe, schedule, **options)
+    if args.export or (args.resume and args.state.exists()):
+        trainer.load_state(args.state)
+    elif args.init:
+        trainer.load_weights(args.init)
+    exit_on_sigterm()
+    if not args.export:
+        bound = None if args.minutes is None else 60 * args.minutes - (time.monotonic() - begin)
+        with trainer.makers(args.makers):
+            trainer.run(args.state, seconds=bound)
+    if ranks.is_leader:
+        trainer.export(args.out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -235,41 +286,14 @@ def main() -> None:
         metavar=("MATRIX", "OTHER"),
         help="learning rates, instead of the recipe's",
     )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="processes of one thread that share every step, each with a batch and makers of its own",
+    )
     args = parser.parse_args()
-    begin = time.monotonic()
-    changes: dict[str, Any] = {"seed": args.seed}
-    if args.batch:
-        changes["batch"] = args.batch
-    if args.rates:
-        changes["matrix_lr"], changes["other_lr"] = args.rates
-    options: dict[str, Any] = {
-        "data": args.state.parent / "data",
-        "half": not args.float32,
-        "device": args.device,
-        "tokenizer": WhisperTokenizer.from_pretrained(args.init) if args.init else None,
-    }
-    trainer: Trainer
-    if args.minutes is not None:
-        pooled = PoolRecipe(**changes)
-        course = Schedule(steps=pooled.steps, warmup=pooled.warmup, decay=pooled.decay)
-        trainer = PoolTrainer(pooled, course, **options)
-        trainer.out = args.out
-    else:
-        recipe = Recipe(**changes)
-        schedule = Schedule(
-            steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
-        )
-        trainer = ShardTrainer(recipe, schedule, **options)
-    if args.export or (args.resume and args.state.exists()):
-        trainer.load_state(args.state)
-    elif args.init:
-        trainer.load_weights(args.init)
-    exit_on_sigterm()
-    if not args.export:
-        bound = None if args.minutes is None else 60 * args.minutes - (time.monotonic() - begin)
-        with trainer.makers(args.makers):
-            trainer.run(args.state, seconds=bound)
-    trainer.export(args.out)
+    run_ranks(train, args, count=args.ranks, state=args.state)
 
 
 if __name__ == "__main__":

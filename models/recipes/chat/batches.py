@@ -15,6 +15,7 @@ from recipes.chat import tokenizer as chat_tokenizer
 from recipes.chat.data import Conversation
 from recipes.chat.recipe import Recipe
 from recipes.chat.stream import training_conversation
+from recipes.training.ranks import Ranks
 
 Item = TypeVar("Item")
 
@@ -87,7 +88,7 @@ class ConversationEncoder:
 
 
 class Stream:
-    """Serve batches by step, or one worker's share of them.
+    """Serve batches by step, or one rank's share of them.
 
     Causal attention needs no mask for padding on the right.
     """
@@ -96,21 +97,14 @@ class Stream:
         self,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerFast,
-        *,
-        worker: int = 0,
-        workers: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.recipe, self.pad, self.worker, self.workers = (
-            recipe,
-            tokenizer.pad_token_id,
-            worker,
-            workers,
-        )
+        self.recipe, self.pad, self.ranks = recipe, tokenizer.pad_token_id, ranks or Ranks()
         self.encoder = ConversationEncoder(tokenizer, recipe.prompt_weight)
 
     def batches(self, step: int) -> list[Batch]:
         """Return the micro-batches of `step`, each of about MICRO_BATCH padded tokens."""
-        indices = self.recipe.span(step)[self.worker :: self.workers]
+        indices = self.recipe.span(step)[self.ranks.rank :: self.ranks.count]
         mix = self.recipe.phase(step).mix
         conversation = [
             training_conversation(self.recipe.seed, index, mix=mix) for index in indices

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -24,6 +24,7 @@ from recipes.chat.batches import Batch, Stream, render
 from recipes.chat.recipe import Recipe
 from recipes.chat.stream import training_conversation
 from recipes.training.loop import Schedule, Training, make_readable
+from recipes.training.ranks import Ranks, run_ranks
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -83,7 +84,7 @@ class Report(NamedTuple):
 
 
 class Trainer(Training[list[Batch], Report]):
-    """Train one run, or one worker's share of it."""
+    """Train one run, or one rank's share of it."""
 
     def __init__(
         self,
@@ -92,8 +93,7 @@ class Trainer(Training[list[Batch], Report]):
         *,
         tokenizer: PreTrainedTokenizerFast | None = None,
         compiled: bool = False,
-        worker: int = 0,
-        workers: int = 1,
+        ranks: Ranks | None = None,
     ) -> None:
         """Build the model.
 
@@ -104,15 +104,15 @@ class Trainer(Training[list[Batch], Report]):
         self.model = build_model(recipe, self.tokenizer)
         self.forward = torch.compile(self.model, dynamic=True) if compiled else self.model
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
-        self.stream = Stream(recipe, self.tokenizer, worker=worker, workers=workers)
-        self.is_leader, self.workers = worker == 0, workers
+        self.ranks = ranks or Ranks()
+        self.stream = Stream(recipe, self.tokenizer, self.ranks)
 
     def batches(self) -> Iterator[list[Batch]]:
         """Yield the batches that are left."""
         return self.stream.prefetch(self.step, self.schedule.steps)
 
     def train_step(self, batch: list[Batch]) -> Report:
-        """Run one update on this worker's share of the step."""
+        """Run one update on this rank's share of the step."""
         weight = targets = loss_sum = tokens = 0.0
         for part in batch:
             weighted_loss, assistant_loss = token_loss(self.forward, part)
@@ -121,30 +121,14 @@ class Trainer(Training[list[Batch], Report]):
             targets += float((part.weights[:, 1:] == 1.0).sum())
             tokens += float((part.weights > 0).sum())
             loss_sum += float(assistant_loss)
-        weight, targets, loss_sum, tokens = self._gather([weight, targets, loss_sum, tokens])
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(weight)
+        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
+        weight, targets, loss_sum, tokens = self.ranks.sum(
+            [weight, targets, loss_sum, tokens], gradients
+        )
+        for gradient in gradients:
+            gradient.div_(weight)
         self.update(rate=self.recipe.phase(self.step).rate)
         return Report(loss=loss_sum / targets, tokens=int(tokens))
-
-    def _gather(self, counts: list[float]) -> list[float]:
-        """Sum the counts, and the gradients in place, over all workers."""
-        if self.workers == 1:
-            return counts
-        gradients = [
-            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
-        ]
-        flat = torch.cat([torch.tensor(counts), *(gradient.flatten() for gradient in gradients)])
-        distributed.all_reduce(flat)
-        summed, *parts = flat.split([len(counts), *(gradient.numel() for gradient in gradients)])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-        return summed.tolist()
-
-    def stopped(self, stop: Path) -> bool:
-        """Return True if any worker was asked to stop, so that all end after the same step."""
-        return self._gather([float(super().stopped(stop))])[0] > 0
 
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Format the step, mean loss and tokens per second."""
@@ -168,24 +152,18 @@ class Trainer(Training[list[Batch], Report]):
         make_readable(out)
 
 
-def run_worker(worker: int, args: argparse.Namespace) -> None:
-    """Run the training as one of `args.workers` processes that share every step."""
-    if args.workers > 1:
-        torch.set_num_threads(1)
-        rendezvous = args.state.with_suffix(".rendezvous").resolve()
-        distributed.init_process_group(
-            "gloo", f"file://{rendezvous}", rank=worker, world_size=args.workers
-        )
+def train(ranks: Ranks, args: argparse.Namespace) -> None:
+    """Run the training, or one rank's share of it."""
     recipe = Recipe(seed=args.seed)
     schedule = Schedule(
         steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
     )
-    trainer = Trainer(recipe, schedule, compiled=args.compile, worker=worker, workers=args.workers)
+    trainer = Trainer(recipe, schedule, compiled=args.compile, ranks=ranks)
     if args.resume or args.export:
         trainer.load_state(args.state)
     if not args.export:
         trainer.run(args.state, every=240.0, log=20)
-    if worker == 0:
+    if ranks.is_leader:
         trainer.export(args.out)
 
 
@@ -205,15 +183,10 @@ def main() -> None:
         help="use torch.compile: 1.5 times the speed after a minute of compilation",
     )
     parser.add_argument(
-        "--workers", type=int, default=1, help="single-threaded processes that share every step"
+        "--ranks", type=int, default=1, help="single-threaded processes that share every step"
     )
     args = parser.parse_args()
-    args.state.parent.mkdir(parents=True, exist_ok=True)
-    if args.workers == 1:
-        run_worker(0, args)
-        return
-    args.state.with_suffix(".rendezvous").unlink(missing_ok=True)
-    multiprocessing.spawn(run_worker, args=(args,), nprocs=args.workers)
+    run_ranks(train, args, count=args.ranks, state=args.state)
 
 
 if __name__ == "__main__":

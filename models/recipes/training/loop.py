@@ -20,6 +20,7 @@ from torch import nn
 
 from recipes.training.errors import RecipeError
 from recipes.training.muon import Muon
+from recipes.training.ranks import Ranks
 
 Batch = TypeVar("Batch")
 Report = TypeVar("Report")
@@ -116,9 +117,10 @@ class Training(ABC, Generic[Batch, Report]):
 
     saved_as = "model"  # key of the module in a saved state
     half = False  # whether passes and optimizers compute in bfloat16
-    is_leader = True  # writes the log and the state, if several processes share a run
+    ranks = Ranks()  # the processes that share the run; the leader writes the log and the state
     seconds: float | None = None  # that bound a run, in place of the schedule's steps
     begun = 0.0  # when that run began, by the monotonic clock
+    _leaders_share = 0.0  # of a run's time that was over after the last step, by the leader's clock
 
     def __init__(
         self,
@@ -155,6 +157,8 @@ class Training(ABC, Generic[Batch, Report]):
         """Return the share of the run that is done: of its time if that bounds it, or of its steps."""
         if self.seconds is None:
             return self.step / self.schedule.steps
+        if self.ranks.count > 1:
+            return self._leaders_share
         return min((time.monotonic() - self.begun) / self.seconds, 1.0)
 
     @property
@@ -210,22 +214,34 @@ class Training(ABC, Generic[Batch, Report]):
                     self.seconds = max(seconds - (self.begun - begun), 1e-3)
                 reports.append(self.train_step(batch))
                 now = time.monotonic()
-                if self.is_leader and self.step % log == 0:
+                if self.ranks.is_leader and self.step % log == 0:
                     print(self.progress(reports[-log:], now - since), flush=True)
                     since = now
-                if self.is_leader and now - saved > every:
+                if self.ranks.is_leader and now - saved > every:
                     self.save_state(state)
                     saved = now
-                if self.stopped(state.parent / "stop") or self.share >= 1.0:
+                if self._ends(state.parent / "stop"):
                     break
         finally:
-            if self.is_leader:
+            if self.ranks.is_leader:
                 self.save_state(state)
         return reports
 
-    def stopped(self, stop: Path) -> bool:
-        """Return True if the run must end here."""
-        return stop.exists()
+    def _ends(self, stop: Path) -> bool:
+        """Return True if the run ends here, which all ranks do after the same step."""
+        over = 0.0
+        if self.seconds is not None and self.ranks.is_leader:
+            over = min((time.monotonic() - self.begun) / self.seconds, 1.0)
+        stops, self._leaders_share = self.ranks.sum([float(stop.exists()), over])
+        return stops > 0 or self.share >= 1.0
+
+    def mean_gradients(self) -> None:
+        """Replace the gradients by their means over all ranks."""
+        if self.ranks.count == 1:
+            return
+        gradients = [one.grad for one in self.module.parameters() if one.grad is not None]
+        self.ranks.sum([], gradients)
+        torch._foreach_div_(gradients, float(self.ranks.count))
 
     def save_state(self, path: Path) -> None:
         """Save the step, the module and the optimizers atomically."""

@@ -83,10 +83,12 @@ def test_held_out_clips_have_sentences_and_voices_of_their_own(category: str) ->
     assert made.category == category
 
 
-def test_words_have_times_within_the_clip() -> None:
+@pytest.mark.parametrize("throats", [(1.0, 1.0), (0.86, 0.87), (1.15, 1.16)])
+def test_words_have_times_within_the_clip(throats: tuple[float, float]) -> None:
+    recipe = replace(TINY, throat_share=1.0, throats=throats)
     made = next(
         clip
-        for clip in map(lambda i: asr_data.training_clip(TINY, i), range(50))
+        for clip in map(lambda i: asr_data.training_clip(recipe, i), range(50))
         if clip.text.count(" ") > 4
     )
     starts = [start for _, start, _ in made.words]

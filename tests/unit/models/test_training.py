@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,11 +15,13 @@ pytest.importorskip("torch")
 
 import torch
 
+import recipes
 from recipes.training.averages import Average
 from recipes.training.errors import RecipeError
 from recipes.training.loop import Schedule, Training, make_readable
 from recipes.training.muon import orthogonalize
 from recipes.training.prefetch import prefetched
+from recipes.training.ranks import Ranks
 
 STEPS = 6
 
@@ -116,7 +121,7 @@ def test_a_follower_saves_and_prints_nothing(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     follower = Lines()
-    follower.is_leader = False
+    follower.ranks = Ranks(rank=1)
     assert len(follower.run(state, every=0.0, log=1)) == STEPS
     assert not state.exists()
     assert not capsys.readouterr().out
@@ -238,3 +243,68 @@ def test_an_average_is_the_mean_of_the_states_that_it_followed() -> None:
     for one in average.state().values():
         assert torch.allclose(one, torch.full((2, 2), 3.0))
     assert torch.equal(layer.weight, torch.full((2, 2), 6.0))
+
+
+SHARED_RUN = """
+import sys
+from pathlib import Path
+
+import torch
+from recipes.training.loop import Schedule, Training
+from recipes.training.ranks import run_ranks
+
+
+class Halves(Training):
+    def __init__(self, ranks):
+        torch.manual_seed(3)
+        schedule = Schedule(steps=6, warmup=2, decay=0.01)
+        super().__init__(torch.nn.Linear(4, 4), schedule, matrix_lr=0.02, other_lr=0.01)
+        self.ranks = ranks
+
+    def batches(self):
+        for step in self.steps_left:
+            whole = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+            yield whole[self.ranks.rank :: self.ranks.count]
+
+    def train_step(self, batch):
+        (self.module(batch) - 2 * batch).square().mean().backward()
+        self.mean_gradients()
+        self.update()
+
+    def progress(self, reports, seconds):
+        return "progress"
+
+
+def train(ranks, folder):
+    whole, timed = Halves(ranks), Halves(ranks)
+    whole.run(folder / "state.pt", log=3)
+    timed.run(folder / "timed.pt", log=10**9, seconds=0.5 if ranks.is_leader else 60.0)
+    torch.save([whole.module.state_dict(), timed.step], folder / f"{ranks.rank}.pt")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    run_ranks(train, folder, count=int(sys.argv[2]), state=folder / "state.pt")
+"""
+
+
+def test_ranks_take_the_steps_of_one_process_and_end_together(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(SHARED_RUN, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(recipes.__file__).parents[1])}
+    found = {}
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        argv = [sys.executable, str(program), str(folder), str(count)]
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["progress"] * 2, "the leader alone prints"
+        found[count] = [torch.load(folder / f"{rank}.pt") for rank in range(count)]
+    (alone, _), (first, steps), (second, others_steps) = found[1] + found[2]
+    assert steps == others_steps, "the leader's clock ends the run of all"
+    for name, weight in alone.items():
+        torch.testing.assert_close(first[name], weight, rtol=1e-4, atol=1e-5)
+        assert torch.equal(first[name], second[name])
