@@ -98,26 +98,36 @@ async def _submit(service: GatewayContext, http: Exchange, video: Video, image: 
     jobs, owner = jobs_of(service), http.tenant.owner
     count = max(math.ceil(video.seconds), 1)
     with await http.tenant.take(images=count) as ticket:
-        await _check_room(service, owner)
-        await jobs.store.files.check_room(owner, len(image) + 1)
-        if image:
-            video.image = await jobs.store.write(owner, "input_reference", image)
-        try:
-            await jobs.submit(owner, video)
-        except BaseException:
-            with suppress(MotetError):  # it expires
-                await asyncio.shield(jobs.store.delete(owner, video))
-            raise
+        async with jobs.turn(owner):
+            await _check_room(service, owner)
+            await jobs.store.files.check_room(owner, len(image) + 1)
+            if image:
+                video.image = await jobs.store.write(owner, "input_reference", image)
+            try:
+                await jobs.submit(owner, video)
+                await _check_open(service, owner, with_new=1)  # another gateway may have taken one
+            except BaseException:
+                with suppress(MotetError):  # it expires
+                    await asyncio.shield(jobs.store.delete(owner, video))
+                raise
         ticket.images.use(count)
     await http.reply(200, msgspec.json.encode(video.as_dict()))
 
 
 async def _check_room(service: GatewayContext, owner: str) -> None:
     """Raise QuotaExceeded if the tenant has as many videos, or open ones, as it may have."""
-    store, most = jobs_of(service).store, service.config.open_videos
-    if len(await store.ids(owner)) >= MOST:
+    if len(await jobs_of(service).store.ids(owner)) >= MOST:
         raise QuotaExceeded(f"this key has {MOST} videos, the most that are kept; delete some")
-    if len(await store.ids(owner, "open")) >= most:
+    await _check_open(service, owner)
+
+
+async def _check_open(service: GatewayContext, owner: str, *, with_new: int = 0) -> None:
+    """Raise QuotaExceeded if the tenant has no room for an open video, or has too many.
+
+    with_new: 1 if the new video is counted already.
+    """
+    store, most = jobs_of(service).store, service.config.open_videos
+    if len(await store.ids(owner, "open")) >= most + with_new:
         message = f"{most} videos of this key wait or are made, the most allowed (--open-videos)"
         raise QuotaExceeded(f"{message}; wait for one, or delete one")
 

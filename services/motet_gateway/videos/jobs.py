@@ -12,9 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import msgspec
 
 from motet_gateway.files.store import created_at
 from motet_gateway.http.problems import NotFound, Problem
@@ -48,6 +51,7 @@ _STORED_EVENTUALLY = 60.0  # seconds after which one that is not stored was dele
 _POLL = 0.05  # seconds
 _SAVE_INTERVAL = 0.5  # seconds between two updates of a record
 _PREVIEWS = 4
+_T = TypeVar("_T")
 _DONE = 99  # percent of a video that is made and not stored yet
 
 
@@ -66,6 +70,11 @@ class VideoJobs:
         self._bus, self.store, self._queue = bus, store, queue
         self._uploads, self._deadline, self._sites = uploads, deadline, sites
         self._tasks: list[asyncio.Task[None]] = []
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, owner: str) -> asyncio.Lock:
+        """Return the lock that a tenant's requests hold from the check for room to `submit`."""
+        return self._turns.setdefault(owner, asyncio.Lock())
 
     def start(self, parallel: int) -> None:
         self._tasks = [
@@ -154,12 +163,15 @@ class _Attempt:
         self._jobs, self._store, self._owner = jobs, jobs.store, owner
         self.video, self._revision = video, revision
         self._is_lost = False
+        self._unanswered: Video | None = (
+            None  # the record that was stored last, if the store did not say so
+        )
 
     async def run(self) -> bool:
         """Make the video; return True, also if it was deleted or is another gateway's by now."""
         making = asyncio.create_task(self._make(), name=f"job-{self.video.id}")
         try:
-            while not making.done() and await self._save():
+            while not making.done() and await self._is_kept():
                 await asyncio.wait((making,), timeout=_SAVE_INTERVAL)
         finally:
             making.cancel()
@@ -173,7 +185,7 @@ class _Attempt:
 
     async def end(self) -> None:
         """Store the video as over."""
-        if await self._save():
+        if await _patiently(self._save):
             await self._store.close(self._owner, self.video.id)
         else:
             await self._forget_files()
@@ -183,11 +195,26 @@ class _Attempt:
         if await self._store.revision(self._owner, self.video.id) is None:
             await self._store.delete(self._owner, self.video)
 
+    async def _is_kept(self) -> bool:
+        """Save; return False if the video is this gateway's no longer.
+
+        While the store does not answer, the video is made on.
+        """
+        try:
+            return await self._save()
+        except Unavailable as error:
+            log.warning("%s: %s; it is made on", self.video.id, error.message)
+            return True
+
     async def _save(self) -> bool:
         """Store what is known; return False if the video is this gateway's no longer."""
-        revision = await self._store.replace(self._owner, self.video, self._revision)
-        self._is_lost = revision is None
-        self._revision = revision or 0
+        if self._unanswered is not None:
+            stored = await self._store.revision_of(self._owner, self._unanswered)
+            self._revision = stored or self._revision
+        self._unanswered = msgspec.structs.replace(self.video)
+        revision = await self._store.replace(self._owner, self._unanswered, self._revision)
+        self._unanswered = None
+        self._is_lost, self._revision = revision is None, revision or 0
         return not self._is_lost
 
     async def _make(self) -> tuple[bytes, float, int, int]:
@@ -214,10 +241,23 @@ class _Attempt:
 
     async def _complete(self, data: bytes, seconds: float, size: str) -> None:
         video = self.video
-        video.content = await self._store.write(self._owner, f"{video.id}.{video.format}", data)
+        name = f"{video.id}.{video.format}"
+        video.content = await _patiently(lambda: self._store.write(self._owner, name, data))
         video.seconds, video.size = seconds, size
         video.status, video.progress, video.completed_at = "completed", 100, int(time.time())
         await self.end()
+
+
+async def _patiently(act: Callable[[], Awaitable[_T]]) -> _T:
+    """Repeat an act of the store until it answers, for at most _STORED_EVENTUALLY seconds."""
+    end = time.monotonic() + _STORED_EVENTUALLY
+    while True:
+        try:
+            return await act()
+        except Unavailable:
+            if time.monotonic() > end:
+                raise
+        await asyncio.sleep(_SAVE_INTERVAL)
 
 
 def request_of(video: Video, model: str) -> Draw:

@@ -110,6 +110,14 @@ class VideoStore:
         except NotFound:
             return None
 
+    async def revision_of(self, owner: str, video: Video) -> int | None:
+        """Return the revision of a record if it equals this one; None if it does not, or is gone."""
+        try:
+            data, revision = await self._documents.read(owner, f"videos.{video.id}")
+        except NotFound:
+            return None
+        return revision if data == msgspec.json.encode(video) else None
+
     async def replace(self, owner: str, video: Video, revision: int) -> int | None:
         """Store what is known of a video, and return the new revision.
 
