@@ -2,9 +2,10 @@
 
 `python benchmarks/run.py eyes --minutes 60`. *session*: pocket-chat is shown a frame of the pocket
 world every half second and asked about it each time; a frame's latency runs from when it was due to
-the end of the answer. The first and the last sixth of the time are compared, and slopes of latency
-and memory are fitted over minutes. *policies*: right answers about the newest frame, and about a
-thing that has been out of sight for some frames, by what `session.video` retains. The numbers go to
+the end of the answer. Then the client draws one frame, the same each time, as a control of the
+machine's speed. The first and the last sixth of the time are compared, and slopes of latency and
+memory are fitted over minutes. *policies*: right answers about the newest frame, and about a thing
+that has been out of sight for some frames, by what `session.video` retains. The numbers go to
 `results/eyes.json`.
 """
 
@@ -67,8 +68,12 @@ QUICK = Plan(minutes=0.2, questions=2)
 
 @dataclass
 class SessionFindings(Endurance):
-    """Hold besides whether the answer to each frame was right, and how many tokens its prompt had."""
+    """Hold besides whether the answer to each frame was right, and how many tokens its prompt had.
 
+    control: seconds that the same drawing took behind each answer: how fast the machine was.
+    """
+
+    control: list[float] = field(default_factory=list)
     right: list[bool] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
@@ -115,6 +120,7 @@ async def _look(port: int, plan: Plan, findings: SessionFindings) -> None:
     rng = Random(0)
     async with camera(port, MERGED) as eyes:
         scene, question = asked_scene(CATEGORIES, rng)
+        control = scene
         for _ in range(_WARM_FRAMES):
             await eyes.show(frame_of(scene, rng))
             await eyes.ask(question.text)
@@ -131,6 +137,9 @@ async def _look(port: int, plan: Plan, findings: SessionFindings) -> None:
             findings.latencies.append(monotonic() - due)
             findings.right.append(answer.text == question.answer)
             findings.tokens.append(answer.input_tokens)
+            begun = monotonic()
+            frame_of(control, Random(0))
+            findings.control.append(monotonic() - begun)
 
 
 def _memory(pids: dict[str, int]) -> dict[str, float]:
@@ -202,12 +211,16 @@ def report(findings: Findings, plan: Plan) -> str:
 
 def _told(session: SessionFindings, total: float) -> list[str]:
     right = 100 * statistics.fmean(session.right)
+    control = Endurance(minutes=session.minutes, latencies=session.control)
+    rows = [
+        of.latency_row(share, total, what)
+        for of, what in ((session, "frame"), (control, "control"))
+        for share in (0.5, 0.99)
+    ]
     return [
         f"{len(session.latencies)} frames, {right:.1f} % answered right, "
         f"{min(session.tokens)} to {max(session.tokens)} tokens in a prompt.",
-        table(
-            LATENCY_HEADER, [session.latency_row(share, total, "frame") for share in (0.5, 0.99)]
-        ),
+        table(LATENCY_HEADER, rows),
         session.memory_table(total),
     ]
 

@@ -90,7 +90,10 @@ class TtsConfig(ProcessConfig):
         "seconds of speech in the first chunk of a sentence", default=0.06, min=0.001
     )
     chunk: float = setting(
-        "seconds of speech that the codec decodes at a time", default=0.32, min=0.01
+        "seconds of speech that the codec decodes at a time, at least what it computes again for"
+        " them",
+        default=0.32,
+        min=0.01,
     )
     max_running: int = setting("most sentences that are spoken at a time", default=16, min=1)
     max_waiting: int = setting(

@@ -5,9 +5,9 @@ stopped (a file `stop` beside the state, or a signal) and resumed gives the same
 uninterrupted one, up to rounding. The learning rates are constant until the last share of the
 steps: `--resume` with another `--steps` moves the end of a run.
 
-With `--minutes` a run ends by the clock, and trains on a pool of speech whose rooms, noise and
-masks are drawn anew at each visit, on the device: as much as the processes that make speech and a
-GPU can do in that time. It is not repeatable; its clips are.
+With `--minutes` a run ends by the clock. With `--pool` it trains on a pool of speech whose rooms,
+noise and masks are drawn anew at each visit, on the device: as much as the processes that make
+speech and a GPU can do. Neither is repeatable; the clips are.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ShardTrainer(Trainer):
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches that are left."""
-        return self.stream.prefetch(self.step, self.schedule.steps)
+        return self.stream.prefetch(self.step, self.last_step)
 
 
 class PoolTrainer(Trainer):
@@ -224,7 +224,7 @@ def train(ranks: Ranks, args: argparse.Namespace) -> None:
         "ranks": ranks,
     }
     trainer: Trainer
-    if args.minutes is not None:
+    if args.pool:
         pooled = PoolRecipe(**changes)
         course = Schedule(steps=pooled.steps, warmup=pooled.warmup, decay=pooled.decay)
         trainer = PoolTrainer(pooled, course, **options)
@@ -276,7 +276,10 @@ def main() -> None:
     parser.add_argument(
         "--minutes",
         type=float,
-        help="end this long after the start, and train on a pool of speech; --steps has no effect",
+        help="end this long after the start; the rates follow the time instead of --steps",
+    )
+    parser.add_argument(
+        "--pool", action="store_true", help="train on a pool of speech on the device, as for a GPU"
     )
     parser.add_argument("--batch", type=int, help="clips per step, instead of the recipe's")
     parser.add_argument(

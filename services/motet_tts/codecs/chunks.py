@@ -47,14 +47,15 @@ class ChunkDecoder:
 
     first_chunk: seconds of speech in the first chunk of a sentence, at least one frame: less
         reduces latency.
-    chunk: seconds of speech that the codec decodes at a time later on: more costs less.
+    chunk: seconds of speech that the codec decodes at a time later on: more costs less. It is at
+        least as much as the codec computes again around it.
     """
 
     def __init__(self, codec: Codec, device: torch.device, *, first_chunk: float, chunk: float):
         frame_seconds = codec.frame_samples / codec.sample_rate
         self._codec, self._device = codec, device
         self._first = max(1, math.ceil(first_chunk / frame_seconds - 1e-6))
-        self._chunk = max(self._first, round(chunk / frame_seconds))
+        self._chunk = max(self._first, round(chunk / frame_seconds), codec.context)
 
     def is_due(self, sentence: Framed) -> bool:
         """Return True if the chunk of a sentence is full, or its last one."""

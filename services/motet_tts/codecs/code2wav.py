@@ -59,6 +59,7 @@ class Code2Wav(Codec):
             reach=behind,
             before=before,
         )
+        self.context = self._vocoder.context
 
     def begin(self) -> Code2WavState:
         return Code2WavState()

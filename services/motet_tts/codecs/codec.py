@@ -25,11 +25,12 @@ class Codec(ABC):
     """Decode frames of a codec language model.
 
     sample_rate: Hz. frame_samples: samples per frame, so frames per second are `sample_rate /
-    frame_samples`.
+    frame_samples`. context: frames around a chunk that are computed again with it.
     """
 
     sample_rate: int
     frame_samples: int
+    context: int = 0
 
     @abstractmethod
     def begin(self) -> State:

@@ -53,6 +53,7 @@ class WindowCodec(Codec):
         self._reach = reach
         self._before = reach if before is None else before
         self._align = align
+        self.context = self._reach + self._before
 
     def begin(self) -> Window:
         return Window()
