@@ -104,15 +104,17 @@ def _continue(given: chat.ChatBody, index: int) -> None:
 
 
 def _effort(body: PromptFields, card: ModelCard | None) -> Effort | None:
-    """Return the reasoning effort; None where the model's reasoning has no switch."""
-    if card is None or not card.reasoning_switch:
+    """Return the reasoning effort; None where nothing is asked for, or the model does not reason."""
+    if card is None or not (card.reasoning or card.reasoning_switch):
         return None
     if isinstance(body.thinking, schema.ThinkingDisabled):
-        return "none"
+        return "none" if card.reasoning_switch else None
     wanted = body.output_config.effort if body.output_config is not None else None
+    if wanted in ("xhigh", "max"):
+        return "xhigh" if card.reasoning_switch else "high"
     if wanted is not None:
-        return "xhigh" if wanted == "max" else wanted
-    return None if body.thinking is None else "medium"
+        return wanted
+    return "medium" if body.thinking is not None and card.reasoning_switch else None
 
 
 def _set_tools(given: chat.ChatBody, body: PromptFields) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,14 +38,20 @@ class Content:
         return data
 
     def add(self, batch: Sequence[Text]) -> None:
-        """Add what the model wrote: reasoning, text and tool calls, in this order in each item."""
+        """Add what the model wrote: reasoning, text and tool calls, in this order in each item.
+
+        What goes on with an open call precedes them: an item may hold its end and the text behind it.
+        """
         for item in batch:
+            pieces = deque(item.tools or ())
+            while pieces and self._open == "tool_use" and pieces[0].index == self._call:
+                self._tool(pieces.popleft())
             if item.reasoning:
                 self._begin("thinking", thinking="", signature="")
                 self._grow("thinking_delta", "thinking", item.reasoning)
             if item.text:
                 self._text(item.text)
-            for piece in item.tools or ():
+            for piece in pieces:
                 self._tool(piece)
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from motet_gateway.http.decoding import Decoder
-from motet_gateway.http.fields import Count, Name, Positive, Ratio, Strict
+from motet_gateway.http.fields import Count, Positive, Ratio, Strict, ToolName
 
 
 class TextBlock(Strict, tag="text"):
@@ -83,7 +83,7 @@ class Message(Strict):
 class Tool(Strict):
     """A tool that the client runs; other types are hosted elsewhere and refused."""
 
-    name: Name
+    name: ToolName
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
     description: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from motet_pipelines.voice.transcribe import TranscriptionOutcome
 from motet_shared.messages import Segment
 
 JSON, PLAIN, VTT = b"application/json", b"text/plain; charset=utf-8", b"text/vtt; charset=utf-8"
+_BREAKS = re.compile(r"\s*[\r\n]+\s*")  # a blank line ends a caption
 _HOP = 0.01  # seconds per frame in which OpenAI counts `seek`
 
 
@@ -114,7 +116,7 @@ def _captions(segments: Sequence[Segment], comma: str, *, numbered: bool) -> str
     blocks = []
     for number, segment in enumerate(segments, start=1):
         head = f"{number}\n" if numbered else ""
-        text = segment.text.strip().replace("-->", "->")
+        text = _BREAKS.sub("\n", segment.text.strip()).replace("-->", "->")
         blocks.append(
             f"{head}{clock(segment.start, comma)} --> {clock(segment.end, comma)}\n{text}\n\n"
         )

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+# Of tools in the protocols that allow longer ones than OpenAI: MCP clients put a server's name first.
+ToolName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]

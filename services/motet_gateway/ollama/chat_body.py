@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -126,10 +127,10 @@ def _effort(body: ReplyFields, card: ModelCard | None) -> Effort | None:
     if body.think and not card.reasoning:
         message = f"`think`: model {body.model!r} does not reason; leave it out or send false"
         raise UnsupportedParameter(message, param="think")
-    if not card.reasoning_switch:
-        return None
     if isinstance(body.think, str):
         return body.think
+    if not card.reasoning_switch:
+        return None
     return "medium" if body.think else "none"
 
 
@@ -145,7 +146,9 @@ class _Messages:
         self.messages: list[chat.Message] = []
         self.params: list[str] = []
         self.parts: dict[tuple[int, int], str] = {}
-        self._open: dict[str, str] = {}  # calls without a result: id to name, in order
+        self._open: set[str] = set()  # ids of calls without a result
+        # Their ids in order, under "" and under the name of each tool; and of some with a result.
+        self._waiting: dict[str, deque[str]] = defaultdict(deque)
 
     def add(self, message: Message, param: str) -> None:
         """Append a message. Raises BadRequest for what its role does not have."""
@@ -189,7 +192,9 @@ class _Messages:
         for index, call in enumerate(message.tool_calls or []):
             name = call.function.name
             found = call.id or f"call_{len(self.messages)}_{index}"
-            self._open[found] = name
+            self._open.add(found)
+            for key in ("", name):
+                self._waiting[key].append(found)
             arguments = msgspec.json.encode(call.function.arguments).decode()
             function = chat.FunctionCall(name=name, arguments=arguments)
             calls.append(chat.ToolCall(id=found, type="function", function=function))
@@ -198,17 +203,20 @@ class _Messages:
     def _answered(self, message: Message, param: str) -> str:
         """Return the id of the call that a result belongs to. Raises BadRequest for none."""
         name, given = message.tool_name, message.tool_call_id
-        fits = [
-            found
-            for found, called in self._open.items()
-            if (found == given if given else name in (None, "", called))
-        ]
-        if not fits:
+        fit = given or self._first(name or "")
+        if fit not in self._open:
             where = f"{param}.{'tool_call_id' if given else 'tool_name'}"
             text = f"`{where}`: no call without a result before it fits; send `tool_calls` first"
             raise BadRequest(text, param=where)
-        del self._open[fits[0]]
-        return fits[0]
+        self._open.remove(fit)
+        return fit
+
+    def _first(self, name: str) -> str:
+        """Return the id of the first call of a tool without a result, of any for ""; "" for none."""
+        waiting = self._waiting[name]
+        while waiting and waiting[0] not in self._open:
+            waiting.popleft()
+        return waiting[0] if waiting else ""
 
 
 def _content(text: str, images: Sequence[str] | None) -> str | list[chat.Part]:

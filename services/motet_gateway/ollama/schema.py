@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from motet_gateway.http.decoding import Decoder
-from motet_gateway.http.fields import Count, Name, Positive, Strict
+from motet_gateway.http.fields import Count, Positive, Strict, ToolName
 
 from .options import Options
 
@@ -42,7 +42,7 @@ class Message(Strict):
 
 
 class Declaration(Strict):
-    name: Name
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 

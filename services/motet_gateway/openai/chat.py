@@ -131,7 +131,7 @@ async def _spoken(
                 choice.audio = choice.message(audio.options)
         return chat_result(*head, spoken, usage, details=details)
 
-    await choices.collect(render, CollectedSpeech)
+    await choices.collect(render, CollectedSpeech, threaded=True)
 
 
 async def completions(service: GatewayContext, http: Exchange) -> None:

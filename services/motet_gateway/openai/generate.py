@@ -87,13 +87,20 @@ class ChoiceStreams:
         self,
         render: Callable[[list[Collected], Usage], bytes],
         collected: type[Collected] = Collected,
+        *,
+        threaded: bool = False,
     ) -> None:
-        """Send the whole reply as one JSON body."""
+        """Send the whole reply as one JSON body. threaded: render it on a thread, since it takes long."""
         choices = [collected() for _ in self._requests]
         async with self._http.while_connected():
             await self._each(lambda index: self._collect_one(choices[index], index))
             timing = (b"server-timing", server_timing(self._tracks[0].stopwatch))
-            await self._http.reply(200, render(choices, self._usage()), [timing])
+            usage = self._usage()
+            if threaded:
+                body = await asyncio.to_thread(render, choices, usage)
+            else:
+                body = render(choices, usage)
+            await self._http.reply(200, body, [timing])
 
     async def _each(self, run: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Run all choices concurrently; the first error ends them all and is raised."""

@@ -146,6 +146,9 @@ def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> l
             shape["content"] = _content(message, f"messages[{index}].content")
         if isinstance(message, AssistantMessage):
             _check_assistant(message, index)
+            shape.pop("audio", None)
+            if message.content is None and message.audio is not None:
+                shape["content"] = message.audio.transcript or ""
             shape.setdefault("content", "")
             shape.pop("annotations", None)
             if (reasoning := shape.pop("reasoning", None)) is not None:
@@ -218,13 +221,19 @@ def random_seed() -> int:
 
 def _check_assistant(message: AssistantMessage, index: int) -> None:
     if (
-        message.content is None
-        and not message.tool_calls
-        and not message.images
-        and message.refusal is None
+        message.content is not None
+        or message.tool_calls
+        or message.images
+        or message.refusal is not None
     ):
+        return
+    if message.audio is None:
         param = f"messages[{index}].content"
         raise BadRequest(f"`{param}` is required unless the message has `tool_calls`", param=param)
+    if message.audio.transcript is None:
+        param = f"messages[{index}].audio.transcript"
+        text = f"`{param}`: sounds are not kept here; send the reply's transcript with its id"
+        raise BadRequest(text, param=param)
 
 
 def _stops(stop: str | list[str] | None) -> list[str]:
@@ -267,7 +276,11 @@ def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int) -> Sa
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=body.stop_token_ids or [],
-        left_out=[name for name in _RECOMMENDED if getattr(body, name) is None],
+        left_out=[
+            name
+            for name in _RECOMMENDED
+            if getattr(body, name) is None and not (name == "top_k" and top_k)
+        ],
         # A placeholder: without a limit the tokenizer sets the rest of the context.
         max_tokens=16 if max_tokens is None else max_tokens,
     )

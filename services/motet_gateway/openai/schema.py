@@ -120,11 +120,22 @@ class DrawnImage(ImagePart, tag="image_url"):
     revised_prompt: str | None = None
 
 
+class SpokenAudio(Strict):
+    """The sound of an earlier reply as it was sent; what counts is its transcript."""
+
+    id: str
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+    error: Any = None
+
+
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """An earlier reply, as clients send it back.
 
     The chat template decides whether its reasoning is kept; `reasoning` is another name of
-    `reasoning_content`. `refusal`, `annotations`, `audio` and `function_call` are accepted as null or empty.
+    `reasoning_content`. `annotations` and `function_call` are accepted as null or empty.
+    The transcript of `audio` is the content of a message without one.
     """
 
     content: Content | None = None
@@ -135,7 +146,7 @@ class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     reasoning: str | None = None
     refusal: str | None = None
     annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    audio: None = None
+    audio: SpokenAudio | None = None
     function_call: None = None
 
 

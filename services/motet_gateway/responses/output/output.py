@@ -6,6 +6,7 @@ index. So a response that another process goes on with has the same events.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,13 +59,19 @@ class Output:
         self._held = ""  # white space that precedes a message, or else a call
 
     def add(self, batch: Sequence[Text]) -> None:
-        """Add what the model wrote: reasoning, text and tool calls, in this order in each item."""
+        """Add what the model wrote: reasoning, text and tool calls, in this order in each item.
+
+        What goes on with an open call precedes them: an item may hold its end and the text behind it.
+        """
         for item in batch:
+            pieces = deque(item.tools or ())
+            while pieces and self._is_in_call and pieces[0].index == self._call:
+                self._tool(pieces.popleft())
             if item.reasoning:
                 self._as(OpenReasoning).text(item.reasoning)
             if item.text or item.logprobs:
                 self._text(item.text, item.logprobs or [])
-            for piece in item.tools or ():
+            for piece in pieces:
                 self._tool(piece)
 
     def finish(self, status: str = "completed") -> None:
@@ -92,8 +99,12 @@ class Output:
             text, self._held = self._held, ""
         self._as(OpenMessage).text(text, logprobs)
 
+    @property
+    def _is_in_call(self) -> bool:
+        return isinstance(self._open, OpenCall | OpenCustomCall)
+
     def _tool(self, piece: ToolCallDelta) -> None:
-        if piece.index != self._call or not isinstance(self._open, OpenCall | OpenCustomCall):
+        if piece.index != self._call or not self._is_in_call:
             self.finish()
             self._call, self._held = piece.index, ""
             kind = OpenCustomCall if piece.name in self._custom else OpenCall

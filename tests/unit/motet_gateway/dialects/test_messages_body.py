@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from motet_gateway.anthropic.chat_body import MAX_STOPS, chat_body
+from motet_gateway.anthropic.content import Content
 from motet_gateway.anthropic.schema import parse_messages
 from motet_gateway.openai import schema as chat
 from motet_shared.errors import BadRequest
-from motet_shared.messages import ModelCard
+from motet_shared.messages import ModelCard, Text, ToolCallDelta
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "draw", "input": {"shape": "star"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "done"}
@@ -79,3 +80,40 @@ def test_effort_of_models_whose_reasoning_has_a_switch(
     card = ModelCard(name="m", context=100, reasoning_switch=True)
     assert converted(said, card=card, **fields).reasoning_effort == effort
     assert converted(said, **fields).reasoning_effort is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"output_config": {"effort": "low"}}, "low"),
+        ({"output_config": {"effort": "max"}}, "high"),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+    ],
+)
+def test_effort_of_models_that_always_reason(fields: dict[str, Any], effort: str | None) -> None:
+    card = ModelCard(name="m", context=100, reasoning=True)
+    assert converted(user({"type": "text", "text": "x"}), card=card, **fields).reasoning_effort == (
+        effort
+    )
+
+
+def test_names_of_tools_may_have_128_characters() -> None:
+    said = user({"type": "text", "text": "x"})
+    tool = {"name": "mcp__" + "x" * 123, "input_schema": {"type": "object"}}
+    assert converted(said, tools=[tool]).tools[0].function.name == tool["name"]
+    with pytest.raises(BadRequest) as caught:
+        converted(said, tools=[tool | {"name": tool["name"] + "x"}])
+    assert caught.value.param == "tools[0].name"
+
+
+def test_the_end_of_a_call_and_the_text_behind_it_may_come_together() -> None:
+    content = Content()
+    content.add([Text("Now", [1], tools=[ToolCallDelta(0, "call_x", "draw")])])
+    content.add([Text("", [1], tools=[ToolCallDelta(0, arguments='{"a": 1')])])
+    content.add([Text(" Done", [2, 3], tools=[ToolCallDelta(0, arguments="}")])])
+    content.finish()
+    assert [block["type"] for block in content.blocks] == ["text", "tool_use", "text"]
+    assert content.blocks[1] == CALL | {"id": "call_x", "input": {"a": 1}}
+    assert content.take().count(b'"content_block_start"') == 3

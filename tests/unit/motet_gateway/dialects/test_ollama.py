@@ -85,6 +85,23 @@ async def test_options_become_sampling() -> None:
         assert (raw.max_tokens, raw.sampling.repetition_penalty) == (None, 1.0)
 
 
+async def test_results_of_tools_find_their_calls() -> None:
+    """By id, by the tool's name, or in the calls' order; each call has one result."""
+    calls = [{"function": {"name": name, "arguments": {}}} for name in "fgfg"]
+    calls[3]["id"] = "mine"
+    results: list[dict[str, Any]] = [{"tool_name": "g"}, {"tool_call_id": "mine"}, {}, {}]
+    messages = [*HELLO, {"role": "assistant", "tool_calls": calls}]
+    messages += [{"role": "tool", "content": str(n)} | one for n, one in enumerate(results)]
+    async with world() as here:
+        made = (await asked(here, messages=messages)).messages
+        ids = [call["id"] for call in made[1]["tool_calls"]]
+        assert [one["tool_call_id"] for one in made[2:]] == [ids[1], "mine", ids[0], ids[2]]
+        more: tuple[tuple[str, str], ...] = (("tool_name", "g"), ("tool_call_id", "mine"))
+        for name, value in more:
+            extra = {"role": "tool", "content": "5", name: value}
+            assert await refused(here, messages=[*messages, extra]) == (400, f"messages[6].{name}")
+
+
 async def test_parameters_of_loading_are_ignored_by_name() -> None:
     async with world() as here:
         reply = await here.ask(

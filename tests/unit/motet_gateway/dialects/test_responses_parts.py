@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from motet_gateway.responses.chat_request import names_of
 from motet_gateway.responses.items import ReasoningItem, ReasoningText, SummaryText
 from motet_gateway.responses.output.custom_input import CustomInput
+from motet_gateway.responses.output.output import Output
 from motet_gateway.responses.reasoning import encoded, reasoning_of
 from motet_shared.errors import BadRequest
+from motet_shared.messages import Text, ToolCallDelta
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -96,3 +98,20 @@ def test_reasoning_that_unpacks_to_very_much_is_refused() -> None:
 def test_parameters_of_a_chat_have_the_names_of_a_response(chat: str, response: str) -> None:
     renamed = names_of(("instructions", "input[4]")).rename(chat)
     assert renamed == response
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_the_end_of_a_call_and_the_text_behind_it_may_come_together(custom: bool) -> None:
+    output = Output("resp_1", custom=frozenset({"draw"} if custom else ()))
+    key = "input" if custom else "a"
+    output.add([Text("", [1], tools=[ToolCallDelta(0, "call_x", "draw")])])
+    output.add([Text("", [1], tools=[ToolCallDelta(0, arguments=f'{{"{key}": "1"')])])
+    output.add([Text("Done", [2, 3], tools=[ToolCallDelta(0, arguments="}")])])
+    output.finish()
+    kind = "custom_tool_call" if custom else "function_call"
+    assert [item["type"] for item in output.items] == [kind, "message"]
+    assert output.items[0]["name"] == "draw"
+    if custom:
+        assert output.items[0]["input"] == "1"
+    else:
+        assert json.loads(output.items[0]["arguments"]) == {"a": "1"}

@@ -300,6 +300,19 @@ def test_defaults() -> None:
 def test_top_p_zero_is_the_likeliest_token() -> None:
     sampling = chat_requests(chat(top_p=0), "r")[0].sampling
     assert (sampling.top_k, sampling.top_p) == (1, 1.0)
+    assert "top_k" not in sampling.left_out, "else the model's own replaces it"
+
+
+def test_a_spoken_reply_comes_back_as_its_transcript() -> None:
+    said = {"id": "audio_1", "data": "AAAA", "expires_at": 9, "transcript": "Two stars."}
+    spoken: dict[str, Any] = {"role": "assistant", "content": None, "audio": said}
+    for message, content in ((spoken, "Two stars."), (spoken | {"content": "Two."}, "Two.")):
+        (request,) = chat_requests(chat(messages=[message]), "r")
+        assert request.messages == [{"role": "assistant", "content": content}]
+    del said["transcript"]
+    with pytest.raises(BadRequest) as caught:
+        chat_requests(chat(messages=[spoken]), "r")
+    assert caught.value.param == "messages[0].audio.transcript"
 
 
 def test_choices_have_seeds_of_their_own_and_the_same_ones_again() -> None:
