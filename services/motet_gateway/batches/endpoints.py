@@ -44,8 +44,10 @@ async def create_batch(service: GatewayContext, http: Exchange) -> None:
         metadata=body.metadata,
         output_ttl=0 if after is None else after.seconds,
     )
+    await files_of(service).check_room(owner, _MOST_BODY)  # of the record
+    await queue.add(QueuedBatch(owner, batch.id))  # first: a batch that is stored is in the queue
     await batches.save(owner, batch)
-    await queue.add(QueuedBatch(owner, batch.id))
+    queue.added.set()
     await http.reply(200, msgspec.json.encode(batch.as_dict()))
 
 

@@ -17,6 +17,7 @@ from .store import LineError
 
 MOST_LINES = 50_000
 _BLANK = b" \t\r"
+_MOST_SHOWN = 64 << 10  # bytes of a line whose value is shown in an error
 _MOST_COMPARED = 16  # bytes of a custom_id's digest
 
 
@@ -99,7 +100,8 @@ def _error_of(line: Line, endpoint: str, most: int, known: set[bytes]) -> LineEr
         request = _decode(line.data)
         is_object = bytes(request.body).lstrip()[:1] == b"{"
     except msgspec.ValidationError as error:
-        known_error: BadRequest = explain(str(error), line.data)
+        shown = line.data if len(line.data) <= _MOST_SHOWN else b""
+        known_error: BadRequest = explain(str(error), shown)
         return LineError(known_error.code, known_error.message, line.number, known_error.param)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         message = f"the line is not valid JSON: {error}"

@@ -53,7 +53,7 @@ class BatchQueue:
     def __init__(self, js: JetStreamContext, keys: KeyValue, leases: KeyValue, patience: float):
         self._js, self._keys, self._leases = js, keys, leases
         self._patience = patience
-        self.added = asyncio.Event()  # set when a batch is added here
+        self.added = asyncio.Event()  # set when a batch was added and stored here
 
     @classmethod
     async def open(cls, client: Client, ttl: float, patience: float) -> BatchQueue:
@@ -70,7 +70,6 @@ class BatchQueue:
             await self._keys.put(batch.key, b"")
         except ERRORS as error:
             raise unavailable("the batch cannot be queued", error) from None
-        self.added.set()
 
     async def waiting(self) -> list[QueuedBatch]:
         """Return the batches that no gateway runs, in their order. Raises one of ERRORS.

@@ -26,7 +26,7 @@ class LeaseLost(MotetError):
 
 
 class _Answered(Struct):
-    custom_id: str = ""
+    custom_id: str | None = None
 
 
 _answered = msgspec.json.Decoder(_Answered).decode
@@ -51,7 +51,7 @@ class ResultFile:
                 part = await self._files.documents.get(self._owner, name)
             except NotFound:
                 return found
-            found += [_answered(line).custom_id for line in part.splitlines()]
+            found += [_answered(line).custom_id or "" for line in part.splitlines()]
             self._parts += 1
             self._bytes += len(part)
             self.count = len(found)

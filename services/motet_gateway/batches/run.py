@@ -52,6 +52,8 @@ class BatchRun:
     ):
         self._service, self._files, self._batches = service, files, batches
         self._slots, self._owner, self._batch = slots, owner, batch
+        self._lines_here = asyncio.Semaphore(service.config.batch_lines)  # lines in memory
+        self._answered_at = time.monotonic()  # when a line was answered last
         self._concurrency = ConcurrencyLimits(service.config.batch_lines)
         self._output = ResultFile(files, owner, batch.output)
         self._errors = ResultFile(files, owner, batch.error)
@@ -113,9 +115,13 @@ class BatchRun:
 
     # -------------------------------------------------------------------------------- answering
     async def _answer(self) -> Status:
-        """Answer all lines that are not answered yet; return how the batch ends."""
+        """Answer all lines that are not answered yet; return how the batch ends.
+
+        Raises Unavailable if none is answered for long, so that other batches have their turn.
+        """
         for results in (self._output, self._errors):
             self._done.update(map(digest, await results.answered()))
+        self._answered_at = time.monotonic()
         work = asyncio.create_task(self._answer_lines(), name=f"lines-{self._batch.id}")
         try:
             while True:
@@ -128,6 +134,8 @@ class BatchRun:
                     break
                 if await self._is_cancelled():
                     return "cancelled"
+                if time.monotonic() > self._answered_at + self._service.config.request_timeout:
+                    raise Unavailable("none of its lines can be answered for now")
         finally:
             work.cancel()
             await asyncio.wait({work})
@@ -148,10 +156,10 @@ class BatchRun:
                 recording = group.create_task(self._record())
                 async with asyncio.TaskGroup() as answers, aclosing(self._lines()) as lines:
                     async for line in lines:
-                        await self._slots.acquire()
+                        await self._lines_here.acquire()
                         task = answers.create_task(self._answer_line(line))
                         # Also if it is cancelled before it begins.
-                        task.add_done_callback(lambda _: self._slots.release())
+                        task.add_done_callback(lambda _: self._lines_here.release())
                 recording.cancel()
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
@@ -182,6 +190,7 @@ class BatchRun:
         }
         results = self._output if found.status == 200 else self._errors
         results.add(msgspec.json.encode(body))
+        self._answered_at = time.monotonic()
         self._done.add(digest(request.custom_id))
         if results.pending_bytes > _MOST_PENDING:
             await self._flush()
@@ -191,7 +200,8 @@ class BatchRun:
         breaks = 0
         for attempt in count():
             tenant = await self._tenant()
-            found = await answer(self._service, tenant, request, "req_" + secrets.token_hex(12))
+            async with self._slots:  # not while the line waits: other tenants need them
+                found = await answer(self._service, tenant, request, "req_" + secrets.token_hex(12))
             breaks += found.broke
             if found.retry_after is None or breaks >= _MOST_BREAKS or is_cancelled():
                 return found

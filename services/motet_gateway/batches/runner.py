@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.files.store import FileStore
+from motet_gateway.files.store import FileStore, created_at
 from motet_gateway.http.problems import NotFound, Problem
 from motet_gateway.storage.jetstream import ERRORS
 from motet_gateway.storage.work_queue import Place
@@ -22,6 +22,7 @@ from .store import BatchStore
 log = logging.getLogger(__name__)
 
 _POLL = 1.0  # seconds between two looks for batches that other gateways queued or lost
+_STORED_WITHIN = 60.0  # seconds after which a queued batch that is not stored is dropped
 _COOLING = 2.0  # seconds before a batch that could not go on is taken again
 
 
@@ -110,8 +111,9 @@ class BatchRunner:
             )
             await run.until_over()
         except NotFound as error:
-            if run is not None:  # its input file was deleted
-                await run.fail(Problem.of(error))
+            if run is None:  # it is being stored, or never was
+                return time.time() > created_at(queued.id) + _STORED_WITHIN
+            await run.fail(Problem.of(error))  # its input file was deleted
         except Exception as error:
             known = as_motet_error(error)
             if known.retryable or run is None:

@@ -42,8 +42,10 @@ async def upload_file(service: GatewayContext, http: Exchange) -> None:
     await files.check_room(owner, min(int(length), most) if length.isdigit() else 0)
     async with open_form(http, most, "--max-file") as form:
         file, upload = read_upload(form, files.ttl)
-        await files.check_room(owner, upload.size or 0)
-        stored = await files.write(owner, file, _parts(upload))
+        async with files.turn(owner):  # several uploads may end at once
+            await files.check_count(owner)
+            await files.check_room(owner, upload.size or 0)
+            stored = await files.write(owner, file, _parts(upload))
     await http.reply(200, msgspec.json.encode(stored.as_dict()))
 
 

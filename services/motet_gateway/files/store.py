@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct
@@ -78,6 +79,11 @@ class FileStore:
     def __init__(self, documents: Documents, stored: Stored, ttl: float):
         self.documents, self._stored, self.ttl = documents, stored, ttl
         stored.meters.append(documents.used)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def turn(self, owner: str) -> asyncio.Lock:
+        """Return the lock that a tenant's uploads hold from the check for room to the end of `write`."""
+        return self._turns.setdefault(owner, asyncio.Lock())
 
     # ---------------------------------------------------------------------------------- writing
     async def check_room(self, owner: str, size: int) -> None:

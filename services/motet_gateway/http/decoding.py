@@ -17,6 +17,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST = 80
+_MOST_PROBLEM = 1000  # characters of msgspec's message
 _MARGIN = 100  # levels of nesting, and frames, that later steps add to those of a body
 
 
@@ -104,6 +105,8 @@ def _too_large(body: Any) -> BadRequest:
 
 def explain(problem: str, data: bytes | str) -> BadRequest:
     """Convert msgspec's validation message to an error with the parameter's path and value."""
+    if len(problem) > _MOST_PROBLEM:  # it holds a name or a value of the client's
+        problem = f"{problem[: _MOST_PROBLEM // 2]}…{problem[-_MOST_PROBLEM // 2 :]}"
     match = _AT.match(problem)
     what, path = (match["what"], match["path"] or "") if match else (problem, "")
     unknown, missing = _UNKNOWN.fullmatch(what), _MISSING.fullmatch(what)

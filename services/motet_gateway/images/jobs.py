@@ -28,7 +28,14 @@ from motet_gateway.storage.jetstream import ERRORS, unavailable
 from motet_gateway.tenancy.tenant_sites import TenantSites
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, MotetError, UnsupportedParameter, as_motet_error
+from motet_shared.errors import (
+    BadRequest,
+    MotetError,
+    Unavailable,
+    UnknownModel,
+    UnsupportedParameter,
+    as_motet_error,
+)
 from motet_shared.messages import Draw
 from motet_shared.wire.bus import Bus
 
@@ -37,6 +44,7 @@ from .store import ImageStore, owner_of
 
 log = logging.getLogger(__name__)
 
+_AWAY = (Unavailable, UnknownModel)  # a model that was there when the job was submitted
 _MAX_ATTEMPTS = 5  # attempts after which a job has failed
 _PROGRESS_INTERVAL = 0.5  # seconds between two progress updates of a record
 # Seconds between two polls for the mark of a running job: a watch would not survive a restart of
@@ -116,11 +124,13 @@ class ImageJobs:
             try:
                 if await self.has(job):
                     raise nats.js.errors.KeyWrongLastSequenceError
+                with suppress(Unavailable):  # the model may come
+                    model_of(self._bus.directory, ROLE, body.model)
                 await self._store.create_record(job, msgspec.json.encode(record))
             except nats.js.errors.KeyWrongLastSequenceError:
                 record, is_new = await self._known(job), False
                 _check_same(record, wanted)
-            if record.status == "queued":
+            if record.status == "queued" and not await self._is_queued(job):
                 await self._store.records.put(
                     f"seq.{job}", b"%d" % await self._store.queue.push(job)
                 )
@@ -190,6 +200,12 @@ class ImageJobs:
     async def _seq(self, job: str) -> int:
         return int((await self._store.records.get(f"seq.{job}")).value or b"0")
 
+    async def _is_queued(self, job: str) -> bool:
+        try:
+            return await self._seq(job) > 0
+        except nats.js.errors.NotFoundError:
+            return False
+
     async def _is_cancelled(self, job: str) -> bool:
         try:
             await self._store.records.get(_cancel_key(job))
@@ -218,7 +234,8 @@ class ImageJobs:
 
     async def _failed(self, record: JobRecord, attempt: int, error: MotetError) -> bool:
         """Record why an attempt failed; return False if another one may succeed."""
-        if error.retryable and attempt < _MAX_ATTEMPTS:
+        is_away = isinstance(error, _AWAY) and time.time() < record.created + self._deadline
+        if is_away or (error.retryable and attempt < _MAX_ATTEMPTS):
             log.warning("job %s: %s; it is tried again", record.id, error.message)
             return False
         record.status, record.error = "failed", Problem.of(error).as_dict()

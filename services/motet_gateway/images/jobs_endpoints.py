@@ -28,6 +28,7 @@ from .jobs import ImageJobs, JobRecord, public_id
 from .schema import GenerationBody
 
 _ID = "[A-Za-z0-9_-]{1,64}"
+_MOST_BODY = 256 << 10  # bytes: it is a part of the record
 _NO_STORE = (
     "images and jobs are not stored here; the server needs JetStream (motet up --store FOLDER)"
 )
@@ -61,7 +62,7 @@ async def submit(service: GatewayContext, http: Exchange) -> None:
     """Accept a job; answers 202 with its state."""
     jobs = jobs_of(service)
     service.check_open()
-    data = await http.body(service.config.max_body)
+    data = await http.body(min(_MOST_BODY, service.config.max_body))
     check_json(data, http.tenant, "prompt")
     given = _decoder.decode(data, http.hints("images"))
     fields = msgspec.structs.asdict(given)

@@ -21,6 +21,7 @@ from motet_gateway.storage.jetstream import (
     expiry,
     key_value,
     object_store,
+    read_object,
     unavailable,
 )
 from motet_gateway.storage.quota import Entry, Stored
@@ -112,12 +113,11 @@ class ImageStore:
         answer.
         """
         try:
-            found = await self._images.get(name)
+            return await read_object(self._images, name)
         except (nats.js.errors.NotFoundError, nats.js.errors.InvalidObjectNameError):
             raise NotFound(f"image {name[:60]!r} does not exist; it may have expired") from None
         except ERRORS as error:
             raise unavailable("the image cannot be read", error) from None
-        return found.data or b""
 
     # ---------------------------------------------------------------------------------------------------------- quotas
     async def create_record(self, job: str, data: bytes) -> None:

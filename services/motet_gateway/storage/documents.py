@@ -17,7 +17,7 @@ import nats.js.errors
 
 from motet_gateway.http.problems import NotFound
 
-from .jetstream import ERRORS, TIMEOUT, key_value, object_store, unavailable
+from .jetstream import ERRORS, TIMEOUT, key_value, object_store, read_object, unavailable
 from .quota import READ_EVERY
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class JetStreamDocuments:
             buckets = await self._open(owner)
             value = (await buckets.keys.get(name)).value or b""
             if value[:1] == _OBJECT:
-                return (await buckets.objects.get(_object_of(name, value))).data or b""
+                return await read_object(buckets.objects, _object_of(name, value))
         except (nats.js.errors.NotFoundError, nats.js.errors.InvalidKeyError):
             raise NotFound(f"{name[:80]!r} does not exist; it may have expired") from None
         except ERRORS as error:

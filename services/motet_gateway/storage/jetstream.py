@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -73,6 +75,33 @@ async def object_store(js: JetStreamContext, bucket: str, ttl: float) -> ObjectS
         lambda replicas: js.create_object_store(bucket, replace(config, replicas=replicas))
     )
     return await js.object_store(bucket)
+
+
+async def read_object(objects: ObjectStore, name: str) -> bytes:
+    """Return an object. Raises one of ERRORS, also if its chunks vanish while they are read.
+
+    nats-py's own `get` then waits for ever, and so does its consumer if the reader is cancelled.
+    """
+    info = await objects.get_info(name)
+    if not info.size:
+        return b""
+    chunks = await objects._js.subscribe(f"$O.{info.bucket}.C.{info.nuid}", ordered_consumer=True)
+    parts, size = [], 0
+    try:
+        while size < info.size:
+            parts.append((await chunks.next_msg(timeout=TIMEOUT)).data)
+            size += len(parts[-1])
+    finally:
+        with suppress(*ERRORS):
+            await chunks.unsubscribe()
+    data = b"".join(parts)
+    if info.digest is not None and info.digest.partition("=")[2] != _digest(data):
+        raise nats.js.errors.DigestMismatchError
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
 
 
 def expiry(mtime: str | None, ttl: float) -> float:

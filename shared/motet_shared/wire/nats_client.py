@@ -2,7 +2,8 @@
 
 nats-py forgets the pings that a lost connection has not answered, has requests wait for an answer
 that was lost with one, waits until a lost connection has sent what was queued, and leaves
-connections of failed tries open. It ends its tasks by one cancellation, which `asyncio.wait_for` may
+connections of failed tries open. It counts no headers where the server limits a message, whose error
+closes the client. It ends its tasks by one cancellation, which `asyncio.wait_for` may
 swallow before Python 3.12.
 """
 
@@ -16,6 +17,8 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 
+_HEADER_LINES, _HEADER_MARKS = len("NATS/1.0\r\n\r\n"), len(": \r\n")
+_TOO_LARGE = "maximum payload violation"
 _CANCELS = 50  # most attempts to cancel a task
 _CANCELLED_WITHIN = 0.1  # seconds for each
 
@@ -34,6 +37,14 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def header_bytes(headers: dict[str, Any] | None) -> int:
+    """Return how many bytes headers add to a message, at most."""
+    if not headers:
+        return 0
+    sizes = (len(name.encode()) + len(value.encode()) for name, value in headers.items())
+    return _HEADER_LINES + sum(size + _HEADER_MARKS for size in sizes)
 
 
 def may_be_repeated(subject: str, headers: dict[str, Any] | None) -> bool:
@@ -81,6 +92,24 @@ class ReconnectingClient(Client):
                 asking.cancel()
             if not may_be_repeated(subject, headers):
                 raise nats.errors.ConnectionClosedError
+
+    async def _send_publish(
+        self,
+        subject: str,
+        reply: str,
+        payload: bytes,
+        payload_size: int,
+        headers: dict[str, Any] | None,
+    ) -> None:
+        if payload_size + header_bytes(headers) > self.max_payload:
+            raise nats.errors.MaxPayloadError
+        await super()._send_publish(subject, reply, payload, payload_size, headers)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if _TOO_LARGE in err_msg.lower():  # the server ends this connection, not the client
+            await self._process_op_err(nats.errors.MaxPayloadError())
+            return
+        await super()._process_err(err_msg)
 
     async def _attempt_reconnect(self) -> None:
         before, self._reconnecting = self._reconnecting, asyncio.current_task()

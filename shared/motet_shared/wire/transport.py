@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 
 from motet_shared.errors import ConfigError, PayloadTooLarge, Unavailable
 
-from .nats_client import ReconnectingClient, end
+from .nats_client import ReconnectingClient, end, header_bytes
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class NatsTransport:
         self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
         """Queue a message; see `Transport.publish`. Raises Unavailable for errors of NATS."""
-        check_payload(subject, len(data), self.max_payload)
+        check_payload(subject, len(data) + header_bytes(headers), self.max_payload)
         try:
             await self.client.publish(subject, data, reply=reply, headers=headers)
         except (

@@ -19,6 +19,7 @@ from motet_shared.testing import NatsServer, free_port, running
 from support.checkpoints import diffusion_checkpoints
 from support.checkpoints.diffusion_checkpoints import SIZE
 from support.running.fork_server import ForkServer
+from support.services.drawing_services import BRUSH, FakeDiffusion
 from support.stages.diffusion_stage import LOADED, MODEL, config, flags, pixels
 from support.stages.served_gateway import Served, served_gateway
 
@@ -150,6 +151,35 @@ async def test_jobs_are_cancelled(nats: NatsServer, folder: Path) -> None:
         with pytest.raises(openai.NotFoundError, match="job 'nobody'"):
             await cancel(client, "nobody")
         painter.check_integrity()
+
+
+async def test_a_job_is_queued_once_and_waits_for_its_model(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served_gateway(nats, jobs=0) as gateway, Served(gateway).client() as client:
+        assert gateway.service is not None
+        jobs = gateway.service.jobs
+        assert jobs is not None
+        push, pushed = jobs._store.queue.push, []
+
+        async def counted(job: str) -> int:
+            pushed.append(job)
+            return await push(job)
+
+        monkeypatch.setattr(jobs._store.queue, "push", counted)
+        async with running(FakeDiffusion(await nats.bus("diffusion"))):
+            await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 10)
+            for _ in range(2):
+                assert (await post(client, id="one", model=BRUSH))["status"] == "queued"
+            assert pushed == ["one"]
+            with pytest.raises(openai.NotFoundError):
+                await post(client, id="two", model="other")
+        await gateway.bus.directory.wait_for(lambda d: not d.ready("diffusion"), 10)
+        assert not await jobs._run("one", 9), "however often, while the model is away"
+        assert (await status(client, "one"))["status"] != "failed"
+        monkeypatch.setattr(jobs, "_deadline", 0.0)
+        assert await jobs._run("one", 9)
+        assert (await status(client, "one"))["status"] == "failed"
 
 
 async def test_without_a_store_it_says_so(folder: Path) -> None:

@@ -13,8 +13,9 @@ import openai
 import pytest
 import pytest_asyncio
 
+from motet_gateway.batches import runner
 from motet_gateway.service import Gateway
-from motet_shared.errors import BadRequest, Overloaded
+from motet_shared.errors import BadRequest, Overloaded, Unavailable
 from motet_shared.messages import BACKGROUND
 from motet_shared.testing import NatsServer
 from support.clients.batch_files import begin, chat_line, jsonl, lines_of, over, text_of
@@ -161,6 +162,18 @@ async def test_what_a_tenant_stores_is_bounded_and_its_own(
     await client.files.delete(again.id)
 
 
+async def test_uploads_that_end_at_once_are_bounded_together(client: openai.AsyncOpenAI) -> None:
+    await asyncio.sleep(1.1)  # READ_EVERY of the quota
+    data = os.urandom(1_800_000)
+    uploads = (client.files.create(file=(name, data), purpose="batch") for name in "abcd")
+    made = await asyncio.gather(*uploads, return_exceptions=True)
+    stored = [one for one in made if not isinstance(one, BaseException)]
+    assert len(stored) == 1
+    assert sum(isinstance(one, openai.RateLimitError) for one in made) == 3
+    await client.files.delete(stored[0].id)
+    await asyncio.sleep(1.1)
+
+
 # ------------------------------------------------------------------------------------------------------------- batches
 async def test_a_batch_answers_each_line_once(stack: Stack, client: openai.AsyncOpenAI) -> None:
     lines = [chat_line(f"id-{n}", f"text {n}") for n in range(30)]
@@ -241,6 +254,68 @@ async def test_a_wrong_file_fails_with_the_numbers_of_its_lines(
     empty = await over(client, (await begin(client, b"\n")).id)
     assert empty.errors is not None
     assert [error.code for error in empty.errors.data or []] == ["empty_file"]
+
+
+async def test_errors_of_lines_are_short(client: openai.AsyncOpenAI) -> None:
+    data = jsonl([{**chat_line("a", "x"), "n" * 300_000: 1}])
+    data += jsonl([{**chat_line("b", "x"), "method": "n" * 300_000}])
+    data += jsonl([{"custom_id": 1, "body": [[]] * 100_000}])
+    done = await over(client, (await begin(client, data)).id)
+    assert done.errors is not None
+    found = done.errors.data or []
+    assert [error.line for error in found] == [1, 2, 3]
+    assert all(len(error.message or "") < 2_000 for error in found)
+    assert all(len(error.param or "") < 2_000 for error in found)
+    assert len(await lines_of(client, done.error_file_id)) == 3
+
+
+async def test_lines_that_cannot_be_answered_hold_no_other_tenants_back(
+    stack: Stack, client: openai.AsyncOpenAI
+) -> None:
+    lines = jsonl(
+        {
+            "custom_id": f"{n}",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": "vectors", "input": "x"},
+        }
+        for n in range(40)
+    )
+    stuck = await begin(client, lines, "/v1/embeddings")  # nothing serves it
+    async with asyncio.timeout(20):
+        while (await client.batches.retrieve(stuck.id)).status != "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    async with stack.client(OTHER) as other:
+        served = await begin(other, jsonl(chat_line(f"{n}", "x") for n in range(20)))
+        done = await over(other, served.id, 20)
+        assert done.request_counts is not None
+        assert done.request_counts.completed == 20
+    await client.batches.cancel(stuck.id)
+    assert (await over(client, stuck.id)).status == "cancelled"
+
+
+async def test_a_batch_that_is_not_stored_is_not_run(
+    stack: Stack, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = stack.gateway.service
+    assert service is not None
+    assert service.batches is not None
+    assert service.batch_queue is not None
+
+    async def fails(owner: str, batch: Any) -> None:
+        raise Unavailable("the gateway has died")
+
+    listed = [batch.id async for batch in client.batches.list()]
+    with monkeypatch.context() as patch:
+        patch.setattr(service.batches, "save", fails)
+        with pytest.raises(openai.InternalServerError):
+            await begin(client.with_options(max_retries=0), jsonl([chat_line("a", "x")]))
+    assert [batch.id async for batch in client.batches.list()] == listed
+    monkeypatch.setattr(runner, "_STORED_WITHIN", 0.0)
+    async with asyncio.timeout(20):
+        while await service.batch_queue._listed("motet_batches"):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert not stack.tokenizer.requests
 
 
 async def test_errors_that_pass_are_tried_again(stack: Stack, client: openai.AsyncOpenAI) -> None:

@@ -100,6 +100,21 @@ async def test_documents_of_any_size(nats: NatsServer) -> None:
         assert await kept.get("", "b.input") == large
 
 
+async def test_a_document_that_vanishes_while_it_is_read(
+    nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record was read before its chunks expired: the read ends, and leaves no subscription."""
+    monkeypatch.setattr("motet_gateway.storage.jetstream.TIMEOUT", 0.5)
+    async with documents(nats) as kept:
+        await kept.put("acme", "a", os.urandom(SMALL * 5))
+        before = len(kept._js._nc._subs)
+        bucket = kept._bucket("acme")
+        await kept._js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.>")
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(kept.get("acme", "a"), 10)
+        assert len(kept._js._nc._subs) == before
+
+
 async def test_documents_expire(nats: NatsServer) -> None:
     async with documents(nats, ttl=1.0) as kept:
         await kept.put("acme", "a", b"x")
