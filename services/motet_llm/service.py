@@ -81,7 +81,7 @@ class Decode(EngineActor):
             self.store,
             self.thread,
             self._placement,
-            self.models(),
+            self.models()[0],
             config.prefill_patience,
             self.crash,
         )

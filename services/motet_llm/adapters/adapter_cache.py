@@ -67,7 +67,7 @@ class AdapterCache:
         self._freed.set()
 
     async def forget(self, name: str) -> None:
-        """Let no request take an adapter any more, and return once none holds it."""
+        """Let no request take an adapter any more; requests that hold it keep it in its slot."""
         resident = self._by_name.pop(name, None)
         if resident is None:
             return
@@ -75,12 +75,14 @@ class AdapterCache:
         self._leaving.add(resident)
         with suppress(Exception):  # those that wait for it get the error
             await asyncio.shield(resident.loading)
-        while resident.holders:
-            self._freed.clear()
-            await self._freed.wait()
-        self._leaving.discard(resident)
-        self._free.append(resident.slot)
-        self._freed.set()
+        self._leave(resident)
+
+    def _leave(self, resident: _Resident) -> None:
+        """Free the slot of one that has gone, once it is loaded and no request holds it."""
+        if resident in self._leaving and resident.loading.done() and not resident.holders:
+            self._leaving.discard(resident)
+            self._free.append(resident.slot)
+            self._freed.set()
 
     def is_resident(self, name: str) -> bool:
         resident = self._by_name.get(name)
@@ -198,6 +200,7 @@ class AdapterCache:
     def _release(self, resident: _Resident) -> None:
         resident.holders -= 1
         if not resident.holders:
+            self._leave(resident)
             self._freed.set()
 
     def stats(self) -> dict[str, float]:

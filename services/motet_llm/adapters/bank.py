@@ -85,12 +85,13 @@ def find_matrices(model: PreTrainedModel) -> dict[str, Matrix]:
 class ResidentAdapter:
     """Represent a resident adapter, valid while it is held.
 
-    root: first key of its prefix-cache chains.
+    root: first key of its prefix-cache chains. digest: of its files.
     """
 
     name: str
     slot: int
     root: int
+    digest: str = ""
 
 
 def named_folders(given: Sequence[str], folder: str, taken: str) -> dict[str, Path]:
@@ -184,11 +185,17 @@ class AdapterBank:
     def add(self, name: str, found: AdapterFolder | BadRequest) -> bool:
         """Add an adapter that was read, between two steps; True if factors have moved in memory.
 
-        An adapter of that name is replaced: none of its requests may be left.
+        An adapter of that name is replaced; requests that hold it keep it in its slot.
         """
         self.remove(name)
         self._note(name, found)
-        return self._grow()
+        try:
+            return self._grow()
+        except (RuntimeError, MemoryError) as error:  # torch's of a GPU is a RuntimeError
+            self._folders.pop(name, None)
+            reason = f"model: no memory for adapter {name!r} ({error}); restart the worker with it"
+            self._note(name, BadRequest(reason, param="model"))
+            return True  # some factors may have moved
 
     def remove(self, name: str) -> None:
         """Forget an adapter, between two steps; what it leaves in its slot is overwritten."""
@@ -211,6 +218,11 @@ class AdapterBank:
             for matrix in self._matrices:
                 if (pair := folder.pairs.get(self._file_name(matrix))) is not None:
                     ranks[matrix] = max(ranks.get(matrix, 0), pair.rank)
+        for (
+            name,
+            factors,
+        ) in self._factors.items():  # `load` clears those that removed adapters left
+            ranks.setdefault(name, factors.max_rank)
         moved = [name for name, rank in ranks.items() if not self._has_room(name, rank)]
         with self._filling:
             for name in moved:
@@ -291,10 +303,6 @@ class AdapterBank:
             resident=False,
         )
 
-    def adapter(self, name: str, slot: int) -> ResidentAdapter:
-        """Return a resident adapter, for requests that use it."""
-        return ResidentAdapter(name, slot, root_of(self.folder(name).digest))
-
     # ------------------------------------------------------------------------------------------------------------ slots
     def load(self, name: str, slot: int) -> ResidentAdapter:
         """Load an adapter into an unused slot, from any thread.
@@ -310,7 +318,7 @@ class AdapterBank:
                     factors.put(slot, *own, folder.pairs[file_name].scale)
                 else:
                     factors.clear(slot)
-        return self.adapter(name, slot)
+        return ResidentAdapter(name, slot, root_of(folder.digest), folder.digest)
 
     # ------------------------------------------------------------------------------------------------------------ steps
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from motet_llm.engine.request import Request
@@ -245,10 +245,13 @@ class BlockTables:
         if self._states is not None and held.state_slot >= 0:
             self._states.free(held.state_slot)
 
-    def num_unshared(self, request: Request) -> int:
-        """Return how many blocks would be free without this request."""
+    def num_freed(self, request: Request, shared: Set[int]) -> int:
+        """Return how many blocks would be free without this request, if others take those of `shared`."""
         return sum(
-            self.pool.refs(b) == 1 for table in request.tables for b in table if b != self._null
+            self.pool.refs(b) == 1
+            for table in request.tables
+            for b in table
+            if b != self._null and b not in shared
         )
 
     def private_blocks(self, request: Request) -> list[int]:

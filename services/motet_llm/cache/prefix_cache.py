@@ -160,10 +160,12 @@ class PrefixCache:
             if same > match.num_partial:
                 match.partial, match.num_partial = child, same
 
-    def num_held(self, match: Match) -> int:
-        """Return how many of the match's blocks are in tables: sharing them takes no free one."""
+    def held(self, match: Match) -> frozenset[int]:
+        """Return the match's blocks that are in tables: sharing them takes no free one."""
         blocks = (node.blocks[g] for node, g in self._needed(match))
-        return sum(block is not None and not self._pool.is_idle(block) for block in blocks)
+        return frozenset(
+            block for block in blocks if block is not None and not self._pool.is_idle(block)
+        )
 
     def _needed(self, match: Match) -> Iterator[Entry]:
         covered = len(match.nodes) * self._pool.block_size

@@ -35,6 +35,7 @@ class Placement(Protocol):
 class Handover:
     """Request that a prefill worker computes all of `tokens` from `start` on.
 
+    digest: of the adapter that the request holds.
     An empty `instance` ends the handover: no worker computes the prompt any more.
     """
 
@@ -42,6 +43,7 @@ class Handover:
     instance: str
     tokens: tuple[int, ...] = ()
     start: int = 0
+    digest: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +100,8 @@ class Handovers:
         request.times.transfer_seconds = 0.0
         self.transfers[request.key] = Transfer(request, time.monotonic())
         tokens = tuple(request.tokens[:-1])
-        self.news.append(Handover(request.key, instance, tokens, request.num_computed))
+        digest = "" if request.adapter is None else request.adapter.digest
+        self.news.append(Handover(request.key, instance, tokens, request.num_computed, digest))
         self.count += 1
 
     def released(self, request: Request) -> None:

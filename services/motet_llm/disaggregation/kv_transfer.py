@@ -74,7 +74,11 @@ def plan_parts(kv: KvCache, start: int, stop: int, most_bytes: int) -> list[KvPa
     """Return the parts of a range, each of at most `most_bytes`, or of one token of one layer."""
     kinds: dict[int, list[int]] = {}
     for layer in sorted(kv.group_of):
-        kinds.setdefault(first_seen(kv, layer, start, stop), []).append(layer)
+        first = first_seen(kv, layer, start, stop)
+        if (
+            first < stop
+        ):  # else token `stop` begins a chunk of the layer, and attends to none of these
+            kinds.setdefault(first, []).append(layer)
     pieces = [
         piece
         for first, layers in kinds.items()

@@ -14,19 +14,23 @@ from motet_llm.cache.offload import CopySpeed
 from motet_llm.engine.request import Key, Request
 from motet_shared.messages import Heartbeat, tier_of
 
+from .kv_transfer import adapted
 from .placement import Delay, LocalPrefill, Policy, RemotePrefillOffer, choose
 
 
 class RemotePlacement:
     """Choose the engine that computes a prompt of `model` or of its adapters.
 
-    workers: ready prefill workers by name of model or adapter; replaced as a whole by the loop.
+    workers: ready prefill workers by the name and the KV format of a model or adapter; replaced as a
+        whole by the loop.
+    kv_format: of the model itself.
     speed: speed of reading blobs of other processes; written by the loop.
     """
 
     def __init__(self, model: str, policy: Policy):
         self.policy = policy
-        self.workers: Mapping[str, tuple[Heartbeat, ...]] = {}
+        self.workers: Mapping[tuple[str, str], tuple[Heartbeat, ...]] = {}
+        self.kv_format = ""
         self.speed = CopySpeed()
         # Sites that may compute the prompt, by request; those without an entry are not limited. Written
         # by the loop before it submits a request, and until that has ended.
@@ -40,7 +44,7 @@ class RemotePlacement:
     @property
     def num_workers(self) -> int:
         """Return the number of ready workers for the model itself."""
-        return len(self.workers.get(self._model, ()))
+        return len(self.workers.get((self._model, self.kv_format), ()))
 
     @property
     def delay(self) -> float:
@@ -50,11 +54,13 @@ class RemotePlacement:
     def choose(self, request: Request, here: LocalPrefill, token_bytes: int) -> str | None:
         """Return the prefill worker that computes a prompt, or None for this engine."""
         tokens = request.num_uncomputed - 1
-        name = self._model if request.adapter is None else request.adapter.name
+        kind = self._model, self.kv_format
+        if request.adapter is not None:  # the one that the request holds: it may be replaced by now
+            kind = request.adapter.name, adapted(self.kv_format, request.adapter.digest)
         allowed = self.sites.get(request.key)
         there = [
             self._offer(beat, request.priority)
-            for beat in self.workers.get(name, ())
+            for beat in self.workers.get(kind, ())
             if allowed is None or beat.site in allowed
         ]
         transfer_token = self.speed.seconds_per_byte * token_bytes

@@ -8,7 +8,7 @@ itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -24,7 +24,7 @@ from motet_shared.wire.call import Call
 from motet_shared.wire.stream import Stream
 
 from .handovers import Handover
-from .kv_transfer import KvPart
+from .kv_transfer import KvPart, adapted
 from .remote_placement import RemotePlacement
 
 ROLE = "prefill"
@@ -43,21 +43,20 @@ class RemotePrefill:
         store: BlobStore,
         thread: EngineThread,
         placement: RemotePlacement,
-        cards: Sequence[ModelCard],
+        model: ModelCard,
         patience: float,
         on_bug: Callable[[BaseException], None],
     ):
-        """Initialize with `cards` of the model and then of its adapters."""
         self._bus, self._store, self._thread = bus, store, thread
         self._placement = placement
-        self._name = cards[0].name
-        self._kv = {card.name: card.kv_format for card in cards if card.kv_format}
+        self._name = model.name
+        placement.kv_format = model.kv_format
         self._patience, self._on_bug = patience, on_bug
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Look for workers, if the policy allows handovers and the KV cache can be transferred."""
-        if self._placement.policy != "never" and self._kv:
+        if self._placement.policy != "never" and self._placement.kv_format:
             self._bus.monitor.duties.append(self._find_workers)
             self._bus.directory.on_gone.append(self._store.forget)
 
@@ -76,14 +75,14 @@ class RemotePrefill:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _find_workers(self, _elapsed: float) -> None:
-        """Update the ready prefill workers whose keys and values are compatible."""
-        found: dict[str, list[Heartbeat]] = {}
+        """Update the ready prefill workers."""
+        found: dict[tuple[str, str], list[Heartbeat]] = {}
         for beat in self._bus.directory.ready(ROLE, model=self._name):
             for card in beat.models:
-                if card.kv_format and self._kv.get(card.name) == card.kv_format:
-                    found.setdefault(card.name, []).append(beat)
+                if card.kv_format:
+                    found.setdefault((card.name, card.kv_format), []).append(beat)
         near = self._bus.directory.preferred
-        self._placement.workers = {name: tuple(near(beats)) for name, beats in found.items()}
+        self._placement.workers = {kind: tuple(near(beats)) for kind, beats in found.items()}
 
     # -------------------------------------------------------------------------------------------------------- following
     def limit(self, call: Call) -> None:
@@ -129,11 +128,11 @@ class RemotePrefill:
             self._on_bug(error)
 
     async def _follow(self, call: Call, handover: Handover) -> None:
-        request = cast(Generate, call.request)
+        request, kv_format = cast(Generate, call.request), self._placement.kv_format
         prefill = Prefill(
             model=request.model,
             prompt=list(handover.tokens),
-            kv_format=self._kv[request.model],
+            kv_format=adapted(kv_format, handover.digest) if handover.digest else kv_format,
             start=handover.start,
             request_id=request.request_id,
             priority=request.priority,
@@ -169,6 +168,8 @@ class RemotePrefill:
                         f"{handover.instance} sent {type(body).__name__} where keys and values are due"
                     )
                 began = clock()
+                if not body.ref.nbytes:
+                    raise BadRequest(f"{handover.instance} sent a part without bytes")
                 data = await self._store.get(body.ref)
                 self._placement.speed.note(clock() - began, body.ref.nbytes)
                 part = KvPart(

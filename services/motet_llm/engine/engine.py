@@ -203,7 +203,7 @@ class Engine:
             then follow with the next step, or are returned if nothing is left to compute.
         """
         self.owner.check()
-        self._pending = self._end_early() + self._pending
+        self._pending += self._end_early()
         works = self.scheduler.schedule()
         if not works:
             return self._drain()

@@ -44,33 +44,33 @@ class Preemption:
 
     def victims_for(self, request: Request) -> list[Request] | None:
         """Return the requests to preempt so that `request` fits; None if it cannot fit."""
-        needed = self._blocks_needed(request)
+        needed, shared = self._blocks_needed(request)
         victims: list[Request] = []
         candidates = self._candidates(request)
-        while not (self._fits(needed, victims) and self._can_spill(request, victims)):
+        while not (self._fits(needed, shared, victims) and self._can_spill(request, victims)):
             victim = next(candidates, None)
             if victim is None:
                 return None
             victims.append(victim)
         return victims
 
-    def _blocks_needed(self, request: Request) -> int:
-        """Return an upper bound of the free blocks that the request takes.
+    def _blocks_needed(self, request: Request) -> tuple[int, frozenset[int]]:
+        """Return an upper bound of the free blocks that the request takes, and those that it shares.
 
-        Blocks that it shares with running requests are not counted where that matters for
-        admission.
+        Blocks that it shares with running requests are told apart where that matters for
+        admission: no victim frees them.
         """
         length = request.max_length if self._limits.contiguous_kv else len(request.tokens)
         needed = self._tables.blocks_for(length)
         if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
-            return needed
+            return needed, frozenset()
         if self._tables.is_long(length):
-            return needed
-        return needed - self._prefix_cache.num_held(
-            self._prefix_cache.match(request.matchable, request.root)
-        )
+            return needed, frozenset()
+        match = self._prefix_cache.match(request.matchable, request.root)
+        shared = self._prefix_cache.held(match)
+        return needed - len(shared), shared
 
-    def _fits(self, needed: int, victims: list[Request]) -> bool:
+    def _fits(self, needed: int, shared: frozenset[int], victims: list[Request]) -> bool:
         """Return True if a request of `needed` blocks could run with `victims` preempted."""
         stay = [r for r in self._queues.running if r not in victims]
         if (
@@ -78,7 +78,7 @@ class Preemption:
             or sum(not r.out_of_credit for r in stay) >= self._limits.max_running
         ):
             return False
-        freed = sum(self._tables.num_unshared(r) for r in victims)
+        freed = sum(self._tables.num_freed(r, shared) for r in victims)
         return needed <= self._tables.num_free + freed - self._promised(victims)
 
     def _can_spill(self, request: Request, victims: list[Request]) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 
 from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.config import DecodeConfig
-from motet_llm.disaggregation.kv_transfer import PackedPart
+from motet_llm.disaggregation.kv_transfer import PackedPart, adapted
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.request import Key
 from motet_shared import messages
@@ -53,8 +53,10 @@ class Prefill(EngineActor):
         of the prompt.
         """
         self.check_served(request.model)
-        self._check(request)
+        self._check(request, next(c for c in self.models() if c.name == request.model).kv_format)
         async with self.adapter_of(request.model, call.expires) as adapter:
+            if adapter is not None:  # it may have been replaced meanwhile
+                self._check(request, adapted(self.card.kv_format, adapter.digest))
             await self._prefill(call, request, adapter)
 
     async def _prefill(
@@ -85,11 +87,10 @@ class Prefill(EngineActor):
         timing = {f"prefill.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish("stop", last.usage, timing)
 
-    def _check(self, request: messages.Prefill) -> None:
-        card = next(card for card in self.models() if card.name == request.model)
-        if not card.kv_format or request.kv_format != card.kv_format:
+    def _check(self, request: messages.Prefill, kv_format: str) -> None:
+        if not kv_format or request.kv_format != kv_format:
             raise BadRequest(
-                f"kv_format: {request.kv_format!r} differs from {card.kv_format!r} of "
+                f"kv_format: {request.kv_format!r} differs from {kv_format!r} of "
                 f"{self.bus.instance}; serve the same checkpoint and adapters with the same "
                 "--dtype, --weights and --deterministic",
                 param="kv_format",

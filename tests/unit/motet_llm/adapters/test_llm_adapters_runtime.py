@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from motet_kernels.linear.lora import LoraFactors
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
-from motet_shared.errors import UnknownModel
+from motet_shared.errors import BadRequest, UnknownModel
 from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import memory_buses, running
 from motet_shared.wire.bus import Bus
@@ -112,6 +112,92 @@ async def test_adapters_come_grow_and_go_while_requests_run(folder: Path, tmp_pa
             await tokens(bus, "small")
         assert await tokens(bus, "a/large") == expected["a/large"]
         await eventually(lambda: not decode.stats()["running"])
+        decode.check_integrity()
+
+
+async def test_others_are_loaded_where_one_with_more_matrices_has_left(
+    folder: Path, tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    everywhere = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+    write(folder, served / "whole", 2, everywhere, 1)
+    two = {
+        name: write(folder, tmp_path / name, 2, ["q_proj"], 2 + n) for n, name in enumerate("bc")
+    }
+    async with (
+        memory_buses("tokenizer", "decode") as (bus, other),
+        running(Decode(config(folder, served), other)) as decode,
+    ):
+        await tokens(bus, "whole")
+        shutil.rmtree(served / "whole")
+        await eventually(lambda: "whole" not in names(bus))
+        for name, path in two.items():
+            (served / name).symlink_to(path)
+        await eventually(lambda: two.keys() <= names(bus))
+        for name, path in two.items():
+            assert await tokens(bus, name) == due(folder, path)
+        decode.check_integrity()
+
+
+async def test_a_long_reply_keeps_its_adapter_and_holds_up_no_change(
+    folder: Path, tmp_path: Path
+) -> None:
+    served = tmp_path / "served"
+    first = write(folder, tmp_path / "first", 4, ["q_proj"], 1)
+    second = write(folder, tmp_path / "second", 4, ["q_proj"], 2)
+    shutil.copytree(first, served / "polite")
+    shutil.copytree(second, served / "other")
+    sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
+    request = Generate(model="polite", prompt=PROMPT, sampling=sampling)
+    async with (
+        memory_buses("tokenizer", "decode") as (bus, other),
+        running(Decode(config(folder, served), other)) as decode,
+    ):
+        root = next(card for card in decode.models() if card.name == "polite").hash_root
+        found: list[int] = []
+        async with bus.open("decode", request, window=2) as stream:
+            async for body in stream:
+                assert isinstance(body, Tokens)
+                if not found:
+                    for file in second.iterdir():
+                        shutil.copy(file, served / "polite")
+                    shutil.copytree(first, served / "third")
+                    await eventually(
+                        lambda: any(
+                            c.name == "polite" and c.hash_root != root for c in decode.models()
+                        )
+                    )
+                    await eventually(lambda: "third" in names(bus))
+                    assert await tokens(bus, "polite") == due(folder, second)
+                    assert await tokens(bus, "third") == due(folder, first)
+                found += body.ids
+        assert found[:COUNT] == due(folder, first)
+        assert len(found) == 40
+        await eventually(lambda: not decode.stats()["running"])
+        decode.check_integrity()
+
+
+async def test_an_adapter_without_memory_ends_no_worker(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    adapter = write(folder, tmp_path / "large", 4, ["q_proj"], 1)
+
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async with (
+        memory_buses("tokenizer", "decode") as (bus, other),
+        running(Decode(config(folder, served), other)) as decode,
+    ):
+        monkeypatch.setattr("motet_llm.adapters.bank.LoraFactors", no_memory)
+        (served / "large").symlink_to(adapter)
+        await eventually(lambda: any(card.problem for card in decode.models()))
+        assert await tokens(bus, "tiny") == due(folder, None)
+        with pytest.raises(BadRequest):
+            await tokens(bus, "large")
         decode.check_integrity()
 
 

@@ -409,3 +409,23 @@ def test_preempted_requests_find_what_they_computed() -> None:
     stack.run()
     assert first.preemptions + second.preemptions > 0
     assert stack.computed < 16 + 14 + 20 + 12 + 30, "a preempted request computed everything again"
+
+
+def test_blocks_that_a_request_shares_with_its_victim_are_not_free_for_it() -> None:
+    """What only the tiers have of its prompt must fit besides them."""
+    stack = Stack(num_blocks=25, tiers={"host_bytes": 1 << 20}, token_budget=128)
+    prefix, behind = list(range(100, 148)), list(range(200, 220))
+    serve(stack, prefix + behind)
+    serve(stack, list(range(500, 592)))
+    paused = stack.add([*prefix, *range(300, 310)], output=9, credit=1)
+    other = stack.add(list(range(400, 434)), output=6)
+    stack.step()
+    assert paused.out_of_credit
+    assert stack.tables.num_free < 5
+    request = stack.add([*prefix, *behind, 1, 2, 3])
+    while not request.is_full:
+        assert stack.arrivals == 5
+        stack.step()
+        stack.scheduler.check_integrity()
+    assert other.is_full, "it had to wait for the other one's blocks"
+    assert request.num_cached == len(prefix + behind)

@@ -84,11 +84,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
-KINDS = [  # grouped heads; windows everywhere; windows and full layers mixed; latents
+KINDS = [  # grouped heads; windows everywhere; windows and full layers mixed; latents; chunks
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "Gemma3ForCausalLM",
     "MiniCPM3ForCausalLM",
+    "Llama4ForCausalLM",
 ]
 
 
@@ -267,6 +268,18 @@ def _rows(
     return torch.stack(
         [cache[table[n // kv.block_size], :, n % kv.block_size] for n in range(tokens)]
     )
+
+
+def test_a_layer_of_chunks_sends_nothing_of_one_that_has_ended() -> None:
+    """Token 8 begins a chunk, and attends to none of the tokens before it."""
+    kv = KvCache({0: LayerShape(1, 2, 2), 1: LayerShape(1, 2, 2, chunk=8)}, 8, 4, torch.float32)
+    for stop, layers in ((6, {0, 1}), (8, {0}), (10, {0, 1})):
+        coming = TransferRange(kv, 4, stop)
+        parts = plan_parts(kv, 4, stop, 1 << 20)
+        for part in parts:
+            coming.add(part)
+        assert {layer for part in parts for layer in part.layers} == layers
+        assert parts[-1].last
 
 
 def test_a_range_must_be_whole() -> None:

@@ -221,6 +221,21 @@ def test_a_deadline_ends_a_request_in_any_state(engine: Engine) -> None:
     assert engine.next_deadline == math.inf
 
 
+def test_tokens_that_were_drawn_in_time_precede_the_end(folder: Path) -> None:
+    engine = make_engine(folder)
+    soon = time.monotonic() + 0.5
+    engine.add("late", PROMPT, Sampling(**GREEDY, max_tokens=500), deadline=soon)
+    outputs: list[StepOutput] = []
+    engine.step(outputs.extend)
+    engine.step(outputs.extend)
+    time.sleep(max(0.0, soon - time.monotonic()))
+    while engine.has_work:
+        outputs += engine.step(outputs.extend)
+    assert isinstance(outputs[-1].error, DeadlineExceeded)
+    assert len(ids_of(outputs)) == 2
+    engine.close()
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_a_refused_request_leaves_nothing(engine: Engine) -> None:
     for prompt, sampling in (
