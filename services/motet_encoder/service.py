@@ -64,6 +64,8 @@ class Encoder(Actor):
         # Videos and sound have threads of their own, as they take longer than pictures.
         self._video_threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="video")
         self._prepare_slots = asyncio.Semaphore(config.max_prepared)
+        # One more than their threads: those that wait for a thread must not hold pictures back.
+        self._long_slots = asyncio.Semaphore(_PREPARING_THREADS + 1)
         self._encoder: MediaEncoder | None = None
         self._card: ModelCard | None = None
 
@@ -151,7 +153,7 @@ class Encoder(Actor):
         is_long = image.is_video or image.is_audio
         threads = self._video_threads if is_long else self._threads
         family = self.encoder.thread.engine.family
-        async with self._prepare_slots:
+        async with self._long_slots if is_long else self._prepare_slots:
             picture = await decoding(
                 _prepare, family, bytes(data), image, self.config, executor=threads
             )

@@ -23,6 +23,7 @@ from .stitch import normalized
 from .windows import is_silent
 
 _MARGIN = 0.1  # of a full window: words this near to its end may be cut in two
+_WINDOWS_AHEAD = 2  # most windows of audio that are read before it is transcribed
 _SHORTEST = 0.1  # shortest audio that is transcribed, in seconds
 
 Show = Callable[[str, str], object]
@@ -97,7 +98,8 @@ class LiveTranscription:
         self._offset = 0.0  # seconds that are settled and not transcribed again
         self._transcribed_until = 0.0
         self._ended = False
-        self._audio_arrived = asyncio.Event()
+        self._most = _WINDOWS_AHEAD * int(recognizer.family.window * SAMPLE_RATE)  # samples
+        self._audio_arrived, self._audio_dropped = asyncio.Event(), asyncio.Event()
         self.agreement = Agreement()
 
     @property
@@ -125,6 +127,10 @@ class LiveTranscription:
         try:
             async for data in pcm:
                 self._append(self._resampler.feed(data))
+                while len(self._audio) > self._most:
+                    self._audio_dropped.clear()
+                    await self._audio_dropped.wait()
+                await asyncio.sleep(0)  # what has arrived already would hold up the loop
             self._append(self._resampler.flush())
         finally:
             self._ended = True
@@ -187,3 +193,4 @@ class LiveTranscription:
         self._audio = self._audio[round((keep_from - self._offset) * SAMPLE_RATE) :]
         self._offset = keep_from
         self._transcribed_until = keep_from
+        self._audio_dropped.set()

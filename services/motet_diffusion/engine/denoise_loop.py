@@ -12,6 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_
 
 from .checkpoint import memory_tensors, pack, unpack
 from .companion import Companion
-from .model_call import ModelCall
+from .model_call import DENOISER, ModelCall
 from .request import (
     Event,
     FramesDecoded,
@@ -66,6 +67,7 @@ class DenoiseLoop:
         self._step = 0  # steps done
         self._steps = 0  # steps in total, known from the first one on
         self._has_called = False
+        self._part, self._part_of = 0, -1  # the denoiser's last call within its step, and that step
         self._cancelled = False
         self._preview_steps: frozenset[int] = frozenset()
         self._initial_tensors: dict[str, Any] = {}
@@ -146,6 +148,10 @@ class DenoiseLoop:
         self._has_called = True
         if self._step < self.drawing.resume_step:
             return self._factory.trial.zeros(call.call)
+        if call.target == DENOISER:
+            self._part = self._part + 1 if self._part_of == self._step else 0
+            self._part_of = self._step
+            call = replace(call, part=self._part)
         return deferred_guidance(self._batcher.denoise(self.key, call))
 
     def _wrap_scheduler(self, scheduler: Any) -> None:

@@ -85,7 +85,7 @@ class Engine:
             raise ConfigError(f"{message} be told apart; give 0")
 
     def _cached(self, cache: StepCache, call: Call, rows: int, key: Key) -> Any:
-        cache.begin([(key, row) for row in range(rows)])
+        cache.begin([(key, (0, row)) for row in range(rows)])
         return self.factory.compute(call, [ModelCall(call)], [rows])
 
     @property
@@ -160,7 +160,7 @@ class Engine:
     def _denoise(self, calls: Sequence[PendingCall]) -> list[Any]:
         rows = [call.rows for call in calls]
         if self.cache is not None and calls[0].call.target == DENOISER:
-            self.cache.begin([(call.key, row) for call in calls for row in range(call.rows)])
+            self.cache.begin([(c.key, (c.call.part, row)) for c in calls for row in range(c.rows)])
         with torch.no_grad():
             output = self.factory.compute(
                 merge_calls([call.call.call for call in calls]), [call.call for call in calls], rows

@@ -30,13 +30,15 @@ class PromptTokens(NamedTuple):
 class ModelCall:
     """Hold a call of the denoiser, or of a ControlNet by its name in `target`.
 
-    loras, prompts: what takes part in the rows of this call, and of no other in the same pass.
+    loras, prompts: what takes part in the rows of this call, and of no other in the same pass. part:
+    number of the denoiser's call within its step: some pipelines call it for each prompt.
     """
 
     call: Call
     target: str = DENOISER
     loras: tuple[Lora, ...] = ()
     prompts: tuple[PromptTokens, ...] = ()
+    part: int = 0
 
 
 Denoise = Callable[[ModelCall], Any]

@@ -21,6 +21,7 @@ from motet_shared.errors import ConfigError
 
 from .request import Key
 
+RowOfStep = tuple[int, int]  # number of the call within its step, and of the row within that
 _CHAINS = ("transformer_blocks", "single_transformer_blocks")
 _HIDDEN, _TEXT = "hidden_states", "encoder_hidden_states"
 _POSITIONS = frozenset({"image_rotary_emb"})  # shared by all rows
@@ -57,17 +58,17 @@ class StepCache:
                 f"step_cache={threshold}: a {kind} has no chain of transformer blocks; give 0"
             )
         self._threshold, self._of_rows = threshold, of_rows
-        self._cache: dict[Key, dict[int, _Row]] = {}
+        self._cache: dict[Key, dict[RowOfStep, _Row]] = {}
         self._pass = _Pass([], [], torch.empty(0), torch.empty(0), False)
-        self._rows: list[tuple[Key, int]] = []
+        self._rows: list[tuple[Key, RowOfStep]] = []
         self.computed = self.skipped = 0  # rows
         for number, block in enumerate(blocks):
             block.forward = self._wrap(
                 block.forward, is_first=number == 0, is_last=number == len(blocks) - 1
             )
 
-    def begin(self, rows: Sequence[tuple[Key, int]]) -> None:
-        """Announce the rows of the next pass, as (picture, row), in order."""
+    def begin(self, rows: Sequence[tuple[Key, RowOfStep]]) -> None:
+        """Announce the rows of the next pass by picture, in order."""
         self._rows = list(rows)
 
     def forget(self, key: Key) -> None:
@@ -135,7 +136,7 @@ class _Pass:
     is_pair: blocks return (text, picture), not the picture alone.
     """
 
-    rows: list[tuple[Key, int]]
+    rows: list[tuple[Key, RowOfStep]]
     computed_rows: list[int]
     hidden_first: Tensor  # [rows, tokens, channels]
     added: Tensor

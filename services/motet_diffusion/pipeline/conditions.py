@@ -43,7 +43,7 @@ class Conditions:
         self._calls += 1
         if self._controls is not None and step >= self._drawing.resume_step:
             if part == 0:
-                self._steps = self._steps or steps_from(self._scheduler, call["timestep"]) + step
+                self._steps = self._steps or steps_from(self._scheduler, call["timestep"], step)
                 self._residuals = self._controls.residuals(call, step, self._steps, self._run)
             call = {**call, **self._residuals}
         prompts = tuple(prompt.at(call, is_negative=part == 1) for prompt in self._prompts)
@@ -53,8 +53,8 @@ class Conditions:
         return self._denoise(ModelCall(call, target=name))
 
 
-def steps_from(scheduler: Any, time: Any) -> int:
-    """Return the number of steps, the first of which is at `time`.
+def steps_from(scheduler: Any, time: Any, done: int = 0) -> int:
+    """Return the number of steps of a loop, of which some are done and the next one is at `time`.
 
     It is less than the number set where a picture is changed.
     """
@@ -62,4 +62,4 @@ def steps_from(scheduler: Any, time: Any) -> int:
     if getattr(scheduler, "begin_index", None) is not None:
         return len(times) - int(scheduler.begin_index)
     first = (times == torch.as_tensor(time).to(times).flatten()[:1]).nonzero()
-    return len(times) - (int(first[0]) if len(first) else 0)
+    return len(times) - int(first[0]) + done if len(first) else len(times)

@@ -28,9 +28,10 @@ EMOJI = (
     "\U0001f000-\U0001faff\U000e0020-\U000e007f"
 )
 _CLOSERS = "\"')\\]}”’»*_`"
+# Possessive: a run of stops that no space follows is tried once, not in all of its parts.
 _ENDS = re.compile(
-    rf"(?P<stop>[.!?…]+|[{EMOJI}]+)(?:[{_CLOSERS}{EMOJI}]|[.!?…])*(?=\s|$)"
-    rf"|(?P<full>[。！？]+)[{_CLOSERS}」』]*"
+    rf"(?P<stop>[.!?…]++|[{EMOJI}]++)[{_CLOSERS}{EMOJI}.!?…]*+(?=\s|$)"
+    rf"|(?P<full>[。！？]++)[{_CLOSERS}」』]*+"
     r"|(?P<comma>[,;:—–])(?=\s|$)"
     r"|(?P<line>\n)"
 )
@@ -101,11 +102,9 @@ class Cutter:
         rest = self._rest
         spoken = len(rest) - len(rest.lstrip())
         comma = 0
-        for match in _ENDS.finditer(rest):
+        for match in _ENDS.finditer(rest, spoken, spoken + self._longest + 1):
             if match.end() > spoken + self._longest:
                 break
-            if match.start() < spoken:
-                continue
             if match["comma"]:
                 certain: bool | None = not self._any and match.end() - spoken >= self._first_clause
                 if match.end() == len(rest) and not final:

@@ -290,6 +290,28 @@ async def test_the_end_is_heard_again_only_if_something_was_said_there(
     assert listener.lengths == heard
 
 
+async def test_a_live_stream_is_read_as_it_is_transcribed() -> None:
+    """What comes at once waits with its sender, but for two windows."""
+    listener: Any = Listener(SimpleNamespace(window=1.0))
+    ahead: list[float] = []
+    sent = 0
+
+    async def pcm() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(200):
+            sent += 1
+            ahead.append(sent * 0.1 - live._offset)
+            yield (noise(0.1) * 32767).astype("<i2").tobytes()
+
+    live = LiveTranscription(listener, TranscriptionOptions(), RATE, 0.5, 60.0)
+    async with asyncio.timeout(30):
+        words = await live.run(pcm(), lambda stable, tail: None)
+    assert words
+    assert sent == 200
+    assert live.seconds == pytest.approx(20.0)
+    assert max(ahead) < 2.5
+
+
 async def test_a_live_stream_that_is_left_frees_its_slot(folder: Path) -> None:
     async with world(folder, {"partial_every": 0.1, "max_audio": 3.0}) as made:
         pcm = (noise(2.0) * 32767).astype("<i2").tobytes()

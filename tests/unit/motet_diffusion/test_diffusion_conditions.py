@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from motet_diffusion.engine.request import Control, ImagePrompt, Lora, PictureRequest
+from motet_diffusion.pipeline.conditions import steps_from
 from motet_diffusion.pipeline.schedulers import make_scheduler, names_for
 from motet_shared.errors import BadRequest, ConfigError
 from support.checkpoints.condition_checkpoints import write_controlnet, write_ip_adapter
@@ -454,3 +456,13 @@ def test_a_controlnet_that_only_draws_is_refused_for_other_pictures(tmp_path: Pa
         assert recording.draw(drawing)
         with refuses(BadRequest, "controlnets[0].name"):
             recording.engine.add("x", replace(drawing, image=noise(2), strength=1.0))
+
+
+@pytest.mark.parametrize("begin_index", [None, 0, 4])
+@pytest.mark.parametrize("done", [0, 2])
+def test_the_steps_of_a_loop_are_the_same_in_its_middle(begin_index: int | None, done: int) -> None:
+    """A picture that moves counts them when some are done."""
+    times = torch.arange(20, 0, -1)
+    first = begin_index or 0
+    scheduler = SimpleNamespace(timesteps=times, begin_index=begin_index)
+    assert steps_from(scheduler, times[first + done], done) == 20 - first

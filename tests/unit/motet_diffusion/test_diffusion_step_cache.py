@@ -14,6 +14,7 @@ from motet_diffusion.engine.request import Lora, PictureRequest
 from motet_shared.errors import ConfigError
 from support.checkpoints.diffusion_checkpoints import FAMILIES, SIZE, write_adapter
 from support.engine.recording_engine import RecordingEngine, assert_alike
+from support.families import picture_families
 from support.running.refusals import refuses
 
 STEPS = 16
@@ -55,6 +56,16 @@ def test_everything_may_be_left_out_but_the_first_step(folder: Path) -> None:
         cached.draw(RED)
         assert cached.engine.cache is not None
         assert cached.engine.cache.computed * STEPS == cached.engine.rows
+
+
+def test_the_two_calls_of_a_step_are_told_apart(tmp_path: Path) -> None:
+    """Qwen-Image calls its denoiser for the prompt, then for the negative one."""
+    model = picture_families.write("QwenImagePipeline", tmp_path / "model")
+    with RecordingEngine(model, step_cache=1e9) as cached:
+        cached.draw(replace(RED, negative_prompt="blue", guidance_scale=4.0))
+        assert cached.engine.cache is not None
+        assert cached.engine.rows == 2 * STEPS
+        assert cached.engine.cache.computed == 2
 
 
 @pytest.mark.long

@@ -102,3 +102,12 @@ def test_however_it_arrives_it_is_cut_the_same(pieces: list[str], longest: int) 
         assert [
             chunk for piece in arrival for chunk in cutter.push(piece)
         ] + cutter.flush() == expected
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("stops", [".", "!?", "…", "🎉", ".)"])
+def test_runs_of_stops_take_linear_time(stops: str) -> None:
+    text = stops * 30_000 + "a"
+    chunks = cut(text)
+    check_cover(text, chunks)
+    assert len(chunks) > 100
