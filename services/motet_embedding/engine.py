@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from motet_kernels.runtime.device import Download
+from motet_kernels.runtime.missing_memory import check_device
 from motet_shared.errors import InternalError, MotetError, Overloaded, model_error
 from motet_shared.process.batch_isolation import computed
 
@@ -134,4 +135,5 @@ class Engine:
 
 
 def _failure(error: Exception) -> MotetError:
+    check_device(error)
     return error if isinstance(error, MotetError) else model_error(error, "a text has no vectors")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from motet_kernels.runtime.missing_memory import check_device
 from motet_shared.errors import BadRequest, InternalError, MotetError, model_error
 from motet_shared.process.batch_isolation import computed
 
@@ -79,6 +80,7 @@ class Engine:
 
     def _output(self, key: Key, picture: Prepared, embeddings: Tensor | Exception) -> StepOutput:
         if isinstance(embeddings, Exception):
+            check_device(embeddings)
             return StepOutput(key, model_error(embeddings, "the picture is not encoded"))
         wanted = sum(map(picture.ids.count, self.family.placeholders.values()))
         if embeddings.shape[1] != wanted:

@@ -1,4 +1,4 @@
-"""Recognize the errors of allocations that failed."""
+"""Recognize the errors of allocations that failed, and of GPUs that are lost to the process."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def check_device(error: BaseException) -> None:
+    """Raise an error of a GPU other than missing memory: all later work of the process fails, too."""
+    if isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error):
+        raise error

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from motet_asr.config import EngineConfig
 from motet_kernels.runtime.device import describe, dtype_name
-from motet_kernels.runtime.missing_memory import is_out_of_memory
+from motet_kernels.runtime.missing_memory import check_device, is_out_of_memory
 from motet_shared.errors import (
     BadRequest,
     InternalError,
@@ -297,7 +297,11 @@ class Engine(ABC):
 
 
 def failure(error: Exception) -> MotetError:
-    """Return the error of a window that fails although it is computed alone."""
+    """Return the error of a window that fails although it is computed alone.
+
+    Raises an error of a GPU that leaves the process without its use.
+    """
+    check_device(error)
     if is_out_of_memory(error):
         return Overloaded(
             "memory: the audio does not fit beside what is in use; try again later, or with less"

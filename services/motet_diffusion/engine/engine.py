@@ -24,6 +24,7 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_diffusion.pipeline.trial import alike
+from motet_kernels.runtime.missing_memory import check_device
 from motet_shared.errors import ConfigError, Overloaded, as_motet_error
 from motet_shared.process.batch_isolation import computed
 
@@ -153,6 +154,7 @@ class Engine:
         """Compute one pass for all calls; a call fails alone if it cannot be computed alone."""
         for call, output in zip(calls, computed(self._denoise, calls), strict=True):
             if isinstance(output, Exception):
+                check_device(output)
                 self.batcher.deliver(call, error=output)
             else:
                 self.batcher.deliver(call, output)
