@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from motet_media.pool import decoding
+from motet_media.pool import SIZE, decoding
 from motet_media.sound_file import RATE, Samples, read_blocks
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import EmbedSpeakers, ModelCard, SpeakerEmbedding
+from motet_shared.messages import BlobRef, EmbedSpeakers, ModelCard, SpeakerEmbedding
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -24,7 +24,7 @@ from motet_shared.wire.call import Call
 from .config import SpeakersConfig
 from .encoder import SpeakerEncoder
 from .features import Floats, features
-from .stretches import check, stretches
+from .stretches import Span, check, stretches
 
 BLOCK = 30 * RATE  # samples that are read at a time
 
@@ -43,6 +43,8 @@ class Speakers(Actor):
         self.max_active = config.max_files
         self._store = BlobStore.of(config, bus.instance)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speakers")
+        # Files hold a child between their batches: the thread must not wait for one of another's.
+        self._files = asyncio.Semaphore(SIZE)
         self._encoder: SpeakerEncoder | None = None
         self._card: ModelCard | None = None
         self._counts = {"spans": 0, "batches": 0}
@@ -79,20 +81,26 @@ class Speakers(Actor):
             )
         check(request.spans)
         spans = request.spans or [(0.0, self.config.max_span)]
-        data = await self._store.get(request.audio)
+        async with self._files:
+            await self._embed(call, request.audio, spans, self._encoder)
+        call.finish("stop")
+
+    async def _embed(
+        self, call: Call, audio: BlobRef, spans: Sequence[Span], encoder: SpeakerEncoder
+    ) -> None:
+        data = await self._store.get(audio)
         blocks = read_blocks(data, self.config.max_audio, BLOCK)
         parts = stretches(blocks, spans, self.config.max_span)
         try:
-            async for vectors in self._encoded(self._encoder, parts):
+            async for vectors in self._encoded(encoder, parts):
                 for vector in vectors:
                     await call.send(
-                        SpeakerEmbedding(vector.astype("<f4").tobytes(), self._encoder.shape.alike)
+                        SpeakerEmbedding(vector.astype("<f4").tobytes(), encoder.shape.alike)
                     )
         finally:
             # the generator still runs on the thread; its child process is killed already
             with suppress(ValueError):
                 blocks.close()
-        call.finish("stop")
 
     async def _encoded(
         self, encoder: SpeakerEncoder, parts: Iterator[Samples]

@@ -22,7 +22,7 @@ from transformers.utils.chat_parsing.response_templates import (
 from motet_shared.errors import ConfigError
 from motet_shared.messages import ToolCallDelta
 from motet_shared.reasoning.reply_parser import Parts, ReplyParser
-from motet_shared.tool_formats.parser import call_id
+from motet_shared.tool_formats.parser import call_id, encodable
 
 CONTENT, CALLS = "content", "tool_calls"
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -157,7 +157,7 @@ class ResponseTemplateParser(ReplyParser):
                 elif field == CALLS:
                     calls += self._calls(event["value"])
                 elif field == CONTENT and not isinstance(event["value"], str):
-                    texts.append(json.dumps(event["value"], ensure_ascii=False))
+                    texts.append(encodable(json.dumps(event["value"], ensure_ascii=False)))
                 self._region = self._implicit
             elif kind == "region_failed":
                 texts.append(event["text"])
@@ -196,7 +196,9 @@ class ResponseTemplateParser(ReplyParser):
             if not isinstance(arguments, str):
                 arguments = json.dumps(arguments, ensure_ascii=False)
             identity = call_id(self._request_id, self._index)
-            deltas.append(ToolCallDelta(self._index, identity, name, arguments))
+            deltas.append(
+                ToolCallDelta(self._index, identity, encodable(name), encodable(arguments))
+            )
             self._index += 1
             self.calls += 1
         return deltas

@@ -68,7 +68,12 @@ class Tokenizer(Actor):
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
         self._slots = FairSlots(config.threads)
         self._encoders = EncoderPool(
-            config.models(), config.encoders, config.encode_limit, config.templates()
+            config.models(),
+            config.encoders,
+            config.encode_limit,
+            config.templates(),
+            config.tool_format,
+            config.reasoning_format,
         )
 
     async def warm(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _WORD = re.compile(r"\s*\S+")
+_WINDOW = 64  # words
 _LETTERS = re.compile(r"[^\w']+")
 
 
@@ -18,14 +19,21 @@ def continued(known: str, text: str) -> str:
 
 
 def _place(known_words: list[str], words: list[str]) -> int:
-    """Return how many of `words` match the `known` ones best, by edit distance."""
-    costs = list(range(len(words) + 1))
+    """Return how many of `words` match the `known` ones best, by edit distance.
+
+    Of a long text its end alone is aligned: both are of the same audio.
+    """
+    skipped = max(0, len(known_words) - _WINDOW)
+    first = max(0, skipped - _WINDOW)
+    words = words[first : len(known_words) + _WINDOW]
+    due, known_words = len(known_words) - first, known_words[skipped:]
+    costs = [0] * (len(words) + 1) if skipped else list(range(len(words) + 1))
     for row, one in enumerate(known_words, 1):
         before, costs = costs, [row]
         for column, other in enumerate(words, 1):
             swapped = before[column - 1] + (one != other)
             costs.append(min(swapped, before[column] + 1, costs[-1] + 1))
-    return min(range(len(costs)), key=lambda count: (costs[count], abs(count - len(known_words))))
+    return first + min(range(len(costs)), key=lambda count: (costs[count], abs(count - due)))
 
 
 def _plain(word: str) -> str:

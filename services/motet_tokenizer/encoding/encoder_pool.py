@@ -23,6 +23,7 @@ class EncoderPool:
     """Run at most `count` processes.
 
     models: folder by name. limit: seconds per prompt. templates: file of a chat template by model.
+    tool_format, reasoning_format: as of the tokenizer.
     """
 
     def __init__(
@@ -31,10 +32,13 @@ class EncoderPool:
         count: int,
         limit: float,
         templates: Mapping[str, str] | None = None,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
     ):
         self._entries = [f"{name}={path}" for name, path in models.items()]
         for name, path in (templates or {}).items():
             self._entries += ["--chat-template", f"{name}={path}"]
+        self._entries += ["--tool-format", tool_format, "--reasoning-format", reasoning_format]
         self._limit = limit
         self._slots = FairSlots(count)
         self._idle: list[Process] = []

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from msgspec import Struct, msgpack
@@ -59,19 +60,32 @@ def main() -> None:
     os.dup2(2, 1)  # libraries that print must not write into the answers
     from motet_shared.process.actor import die_with_parent
     from motet_tokenizer.config import split_model
+    from motet_tokenizer.encoding.vocabulary import Vocabulary
 
     die_with_parent()
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*")
     parser.add_argument("--chat-template", action="append", default=[])
+    parser.add_argument("--tool-format", required=True)
+    parser.add_argument("--reasoning-format", required=True)
     args = parser.parse_args()
     folders = dict(map(split_model, args.models))
     templates = dict(map(split_model, args.chat_template))
     loaded: dict[str, Vocabulary] = {}
+
+    def load(model: str) -> Vocabulary:
+        if model not in loaded:
+            loaded[model] = Vocabulary.load(
+                model,
+                folders[model],
+                args.tool_format,
+                args.reasoning_format,
+                chat_template=templates.get(model),
+            )
+        return loaded[model]
+
     while (data := _frame(jobs)) is not None:
-        answers.write(
-            framed(_answer(msgpack.decode(data, type=EncodeJob), folders, templates, loaded))
-        )
+        answers.write(framed(_answer(msgpack.decode(data, type=EncodeJob), load)))
         answers.flush()
 
 
@@ -80,22 +94,12 @@ def _frame(jobs: BinaryIO) -> bytes | None:
     return jobs.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
 
 
-def _answer(
-    job: EncodeJob,
-    folders: dict[str, str],
-    templates: dict[str, str],
-    loaded: dict[str, Vocabulary],
-) -> EncodeAnswer:
+def _answer(job: EncodeJob, load: Callable[[str], Vocabulary]) -> EncodeAnswer:
     from motet_shared.errors import as_motet_error
     from motet_tokenizer.encoding.prompt_end import PromptEnd
-    from motet_tokenizer.encoding.vocabulary import Vocabulary
 
     try:
-        if job.model not in loaded:
-            loaded[job.model] = Vocabulary.load(
-                job.model, folders[job.model], chat_template=templates.get(job.model)
-            )
-        vocabulary = loaded[job.model]
+        vocabulary = load(job.model)
         if job.text is not None:
             ids = vocabulary.encode(job.text, job.suffix, special_tokens=job.special_tokens)
             return EncodeAnswer(array("i", ids).tobytes())

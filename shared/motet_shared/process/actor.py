@@ -150,7 +150,7 @@ class Actor:
 
     async def wait_crashed(self) -> None:
         """Wait for `crash` and raise the exception that it was given."""
-        await self._crashed
+        await asyncio.shield(self._crashed)  # the end of one wait must not settle it
 
     def operations(self) -> dict[str, Callable[[Call, Any], Awaitable[None]]]:
         """Return the handlers of all methods marked with `operation`, by the operation's name."""
@@ -232,7 +232,12 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     except Exception:
         log.critical("crashed", exc_info=True)
         return EXIT_CRASH
-    await actor.stop()
+    try:
+        await _first(actor.stop(), actor.wait_crashed())
+    except Exception:
+        log.critical("crashed while it drained", exc_info=True)
+        sys.stderr.flush()
+        os._exit(EXIT_CRASH)  # a thread that hangs would keep the loop from closing
     telemetry.shutdown()
     if actor.becomes:
         os.environ.pop("MOTET_INSTANCE", None)  # the new process takes its own instance id

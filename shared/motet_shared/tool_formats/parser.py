@@ -22,6 +22,11 @@ _DEPTH = {"{": 1, "[": 1, "}": -1, "]": -1}
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 
+def encodable(text: str) -> str:
+    """Return text without lone surrogates, which UTF-8 has no bytes for; in JSON they stay escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 class ToolParser(ABC):
     """Keep the parser state of one request. `calls` counts the complete calls.
 
@@ -112,13 +117,13 @@ class ToolParser(ABC):
         identity = identity or call_id(self._request_id, self._index)
         if self.id_length:
             identity = short_id(identity, self.id_length)
-        self._deltas.append(ToolCallDelta(self._index, identity, name))
+        self._deltas.append(ToolCallDelta(self._index, identity, encodable(name)))
         self._index += 1
         self._lead = ""
 
     def _add_arguments(self, text: str) -> None:
         if text:
-            self._deltas.append(ToolCallDelta(self._index - 1, arguments=text))
+            self._deltas.append(ToolCallDelta(self._index - 1, arguments=encodable(text)))
 
     def _read_object(self, scanner: ObjectScanner) -> bool:
         """Emit arguments up to their closing brace, or to the scanner's closing tag.

@@ -26,7 +26,6 @@ from motet_shared.errors import (
     MotetError,
     NoAllowedSite,
     Overloaded,
-    PayloadTooLarge,
     ProtocolMismatch,
     StreamBroken,
     as_motet_error,
@@ -475,8 +474,8 @@ def _version(data: bytes) -> object:
     return document.get("v") if isinstance(document, dict) else None
 
 
-def _oversize(frame: Frame, error: PayloadTooLarge) -> Frame | None:
-    """Return the Error that replaces a frame too large for any message; None for an Error frame."""
+def _oversize(frame: Frame, error: MotetError) -> Frame | None:
+    """Return the Error that replaces a frame that cannot be sent; None for an Error frame."""
     if isinstance(frame, Error):
         return None
     seq = frame.seq if isinstance(frame, (Item, Keepalive, End)) else 0

@@ -286,6 +286,9 @@ class Directory:
         if beat.state == "stopped":
             self._remove(beat.instance)
         else:
+            if known is not None and known.heartbeat.site != beat.site:  # counted at the other one
+                self._remove(beat.instance)
+                known = None
             expires = self._now + max(EXPIRES_AFTER, MISSED * beat.every)
             streams = self.outstanding(beat.instance)
             if (site := self._sites.get(beat.site)) is None:

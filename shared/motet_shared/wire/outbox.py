@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from motet_shared.errors import MotetError, PayloadTooLarge
+from motet_shared.errors import InternalError, MotetError, PayloadTooLarge
 
 from .transport import Transport
 
@@ -29,11 +29,11 @@ class Outbox:
         self,
         transport: Transport,
         envelope: Callable[[list[Any]], bytes] | None = None,
-        oversize: Callable[[Any, PayloadTooLarge], Any] | None = None,
+        oversize: Callable[[Any, MotetError], Any] | None = None,
     ):
         self._transport = transport
         self._envelope = envelope
-        self._oversize = oversize  # returns the replacement for a part that is too large on its own
+        self._oversize = oversize  # returns the replacement for a part that cannot be sent
         self._pending: dict[str, list[Any]] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -71,8 +71,11 @@ class Outbox:
                 await self._send(subject, message)
 
     async def _send(self, subject: str, parts: list[Any]) -> None:
+        data = self._encoded(subject, parts)
+        if isinstance(data, MotetError):  # of one part, which alone may be lost by it
+            await self._send_smaller(subject, parts, data)
+            return
         try:
-            data = parts[0] if self._envelope is None else self._envelope(parts)
             await self._transport.publish(subject, data)
             self.messages += 1
             self.parts += len(parts)
@@ -83,11 +86,18 @@ class Outbox:
             self.failed += len(parts)
             log.warning("%d parts for %s are lost: %s", len(parts), subject, error)
         except Exception:
-            # A part that cannot be encoded must not stop the parts after it.
             self.failed += len(parts)
             log.exception("%d parts for %s are lost", len(parts), subject)
 
-    async def _send_smaller(self, subject: str, parts: list[Any], error: PayloadTooLarge) -> None:
+    def _encoded(self, subject: str, parts: list[Any]) -> bytes | MotetError:
+        try:
+            return parts[0] if self._envelope is None else self._envelope(parts)
+        except Exception as error:  # whatever a part holds
+            if len(parts) == 1:
+                log.exception("a part for %s cannot be encoded", subject)
+            return InternalError(f"it cannot be encoded: {error}")
+
+    async def _send_smaller(self, subject: str, parts: list[Any], error: MotetError) -> None:
         if len(parts) > 1:
             half = len(parts) // 2
             await self._send(subject, parts[:half])

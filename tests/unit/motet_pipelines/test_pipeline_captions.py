@@ -229,3 +229,13 @@ def test_the_same_beginning_is_left_out(told: list[str], more: list[str]) -> Non
 )
 def test_another_hearing_goes_on_where_the_first_one_ended(told: str, text: str, rest: str) -> None:
     assert continued(told, text) == rest
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("dropped", [0, 3])
+def test_a_long_transcription_is_continued_at_its_end(dropped: int) -> None:
+    """The second one has other punctuation, and fewer words of the beginning; only the ends are aligned."""
+    words = [f"word{n * n % 9973}" for n in range(6000)]
+    known = ", ".join(words[:5980])
+    told = " ".join(words[dropped:])
+    assert continued(known, told) == " " + " ".join(words[5980:])

@@ -180,3 +180,15 @@ def test_text_after_a_call_without_closing_tag() -> None:
 def test_ids_are_the_same_in_every_process() -> None:
     assert call_id("req-1", 0) == "call_e80c71a2545d7b892841318e"
     assert len({call_id("req-1", 0), call_id("req-1", 1), call_id("req-2", 0)}) == 3
+
+
+def test_a_lone_surrogate_stays_an_escape() -> None:
+    """UTF-8 has no bytes for it; the frame of the reply must be encoded all the same."""
+    parser, reply = ToolParser("request"), Reply()
+    body = '{"arguments": {"a": "\\ud800 ä"}, "name": "f\\udc00"}'
+    reply.add(parser.feed(f"{OPEN}{body}{CLOSE}"))
+    reply.add(parser.flush())
+    (call,) = reply.calls
+    call.name.encode()
+    call.arguments.encode()
+    assert json.loads(call.arguments) == {"a": "\ud800 ä"}

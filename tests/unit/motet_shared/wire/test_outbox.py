@@ -42,12 +42,16 @@ async def test_a_part_that_cannot_be_encoded_does_not_silence_the_next(
 ) -> None:
     hub = MemoryHub()
     outbox = Outbox(hub.transport(), encode)
-    outbox.start()
-    outbox.put("to.me", object())
-    await settle()
+    assert await sent(outbox, hub, 1, object(), 2) == [encode([1]), encode([2])]
     assert outbox.failed == 1
-    assert "parts for to.me are lost" in caplog.text
-    assert await sent(outbox, hub, 1) == [encode([1])]
+    assert "a part for to.me cannot be encoded" in caplog.text
+
+
+async def test_text_that_has_no_bytes_ends_its_own_stream_alone() -> None:
+    hub = MemoryHub()
+    outbox = Outbox(hub.transport(), encode, oversize=lambda part, error: error.code)
+    heard = await sent(outbox, hub, "a", "\ud800", "b")
+    assert heard == [encode(["a"]), encode(["internal"]), encode(["b"])]
 
 
 async def test_a_cut_connection_is_counted() -> None:
