@@ -110,7 +110,7 @@ def _effort(body: PromptFields, card: ModelCard | None) -> Effort | None:
     if isinstance(body.thinking, schema.ThinkingDisabled):
         return "none" if card.reasoning_switch else None
     wanted = body.output_config.effort if body.output_config is not None else None
-    if wanted in ("xhigh", "max"):
+    if wanted == "xhigh" or wanted == "max":  # narrows the type
         return "xhigh" if card.reasoning_switch else "high"
     if wanted is not None:
         return wanted

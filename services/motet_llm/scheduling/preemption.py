@@ -57,8 +57,8 @@ class Preemption:
     def _blocks_needed(self, request: Request) -> tuple[int, frozenset[int]]:
         """Return an upper bound of the free blocks that the request takes, and those that it shares.
 
-        Blocks that it shares with running requests are told apart where that matters for
-        admission: no victim frees them.
+        Where that matters for admission, blocks that it shares with running requests are not
+        counted as needed: no victim frees them.
         """
         length = request.max_length if self._limits.contiguous_kv else len(request.tokens)
         needed = self._tables.blocks_for(length)

@@ -377,7 +377,8 @@ async def test_a_video_is_made_on_while_the_store_does_not_answer(
         assert gateway.service.videos is not None
         jobs = gateway.service.videos
         made = await client.videos.create(**BODY, extra_body=EXTRA)
-        replace, write, failures = jobs.store.replace, jobs.store.write, []
+        replace, write = jobs.store.replace, jobs.store.write
+        failures: list[str] = []
 
         async def replace_unheard(owner: str, video: Video, revision: int) -> int | None:
             failures.append(video.status)

@@ -101,7 +101,7 @@ def test_effort_of_models_that_always_reason(fields: dict[str, Any], effort: str
 
 def test_names_of_tools_may_have_128_characters() -> None:
     said = user({"type": "text", "text": "x"})
-    tool = {"name": "mcp__" + "x" * 123, "input_schema": {"type": "object"}}
+    tool: dict[str, Any] = {"name": "mcp__" + "x" * 123, "input_schema": {"type": "object"}}
     assert converted(said, tools=[tool]).tools[0].function.name == tool["name"]
     with pytest.raises(BadRequest) as caught:
         converted(said, tools=[tool | {"name": tool["name"] + "x"}])

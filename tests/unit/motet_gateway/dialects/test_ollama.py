@@ -87,7 +87,7 @@ async def test_options_become_sampling() -> None:
 
 async def test_results_of_tools_find_their_calls() -> None:
     """By id, by the tool's name, or in the calls' order; each call has one result."""
-    calls = [{"function": {"name": name, "arguments": {}}} for name in "fgfg"]
+    calls: list[dict[str, Any]] = [{"function": {"name": name, "arguments": {}}} for name in "fgfg"]
     calls[3]["id"] = "mine"
     results: list[dict[str, Any]] = [{"tool_name": "g"}, {"tool_call_id": "mine"}, {}, {}]
     messages = [*HELLO, {"role": "assistant", "tool_calls": calls}]
