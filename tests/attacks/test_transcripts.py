@@ -22,7 +22,7 @@ POCKET = Path(__file__).parents[2] / "models" / "pocket-asr"
 def chirping(seconds: float) -> bytes:
     """A WAV file of the same rising tone over and over."""
     time = np.arange(round(seconds * RATE)) / RATE
-    sound = 0.4 * np.sin(2 * np.pi * (200 + 400 * (time % 0.3)) * time)
+    sound = 0.4 * np.sin(2 * np.pi * (500 + 300 * (time % 0.7)) * time)
     return encoded(sound.astype(np.float32), "wav", "pcm_s16le")
 
 

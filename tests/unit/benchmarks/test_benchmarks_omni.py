@@ -47,6 +47,7 @@ def session(minutes: float, *, growth: float = 0.0, slower: float = 1.0) -> eyes
         found.minutes.append(minute)
         late = slower if minute > minutes / 2 else 1.0
         found.latencies.append(late * (0.1 + 0.01 * rng.random()))
+        found.control.append(0.01)
         found.right.append(True)
         found.tokens.append(100)
         if number % 10 == 0:
