@@ -169,7 +169,7 @@ def scale_throat(speech: Speech, scale: float) -> Speech:
     return replace(speech, rate=rate, words=words, phonemes=phonemes)
 
 
-def training_speech(recipe: Recipe, rng: Random, text: str) -> tuple[Speech, Voice]:
+def draw_speech(recipe: Recipe, rng: Random, text: str) -> tuple[Speech, Voice]:
     """Speak a text with a random voice; a share of them has a throat of another length."""
     scale = 1.0
     if recipe.throat_share and rng.random() < recipe.throat_share:
@@ -213,7 +213,7 @@ def training_clip(recipe: Recipe, index: int) -> Clip:
         sentence = training_utterance(
             rng, general_share=recipe.general_share, long_share=recipe.long_share
         )
-        speech, voice = training_speech(recipe, rng, sentence.text)
+        speech, voice = draw_speech(recipe, rng, sentence.text)
         clip = record_clip(
             sentence.text, speech, voice, noise, recipe.conditions, sentence.category
         )

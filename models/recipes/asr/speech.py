@@ -62,7 +62,7 @@ def training_speech(recipe: PoolRecipe, index: int) -> Clip:
         sentence = training_utterance(
             rng, general_share=recipe.general_share, long_share=recipe.long_share
         )
-        speech, voice = asr_data.training_speech(recipe, rng, sentence.text)
+        speech, voice = asr_data.draw_speech(recipe, rng, sentence.text)
         wave = resample(speech.samples, speech.rate)
         if not 0 < len(wave) <= longest(recipe):
             continue

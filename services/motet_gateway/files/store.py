@@ -82,7 +82,7 @@ class FileStore:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def turn(self, owner: str) -> asyncio.Lock:
-        """Return the lock that a tenant's uploads hold from the check for room to the end of `write`."""
+        """Return the lock that a tenant's requests hold from the check for room to the end of `write`."""
         return self._turns.setdefault(owner, asyncio.Lock())
 
     # ---------------------------------------------------------------------------------- writing

@@ -98,7 +98,7 @@ async def _submit(service: GatewayContext, http: Exchange, video: Video, image: 
     jobs, owner = jobs_of(service), http.tenant.owner
     count = max(math.ceil(video.seconds), 1)
     with await http.tenant.take(images=count) as ticket:
-        async with jobs.turn(owner):
+        async with jobs.store.files.turn(owner):
             await _check_room(service, owner)
             await jobs.store.files.check_room(owner, len(image) + 1)
             if image:

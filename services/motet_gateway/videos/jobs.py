@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -70,11 +69,6 @@ class VideoJobs:
         self._bus, self.store, self._queue = bus, store, queue
         self._uploads, self._deadline, self._sites = uploads, deadline, sites
         self._tasks: list[asyncio.Task[None]] = []
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    def turn(self, owner: str) -> asyncio.Lock:
-        """Return the lock that a tenant's requests hold from the check for room to `submit`."""
-        return self._turns.setdefault(owner, asyncio.Lock())
 
     def start(self, parallel: int) -> None:
         self._tasks = [

@@ -60,7 +60,6 @@ def main() -> None:
     os.dup2(2, 1)  # libraries that print must not write into the answers
     from motet_shared.process.actor import die_with_parent
     from motet_tokenizer.config import split_model
-    from motet_tokenizer.encoding.vocabulary import Vocabulary
 
     die_with_parent()
     parser = argparse.ArgumentParser()
@@ -74,6 +73,8 @@ def main() -> None:
     loaded: dict[str, Vocabulary] = {}
 
     def load(model: str) -> Vocabulary:
+        from motet_tokenizer.encoding.vocabulary import Vocabulary
+
         if model not in loaded:
             loaded[model] = Vocabulary.load(
                 model,

@@ -82,6 +82,24 @@ def names(bus: Bus) -> set[str]:
     return {card.name for beat in beats for card in beat.models if not card.problem}
 
 
+def two_versions(folder: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Return a served folder with the first version of `polite`, and the folders of both."""
+    served = tmp_path / "served"
+    first = write(folder, tmp_path / "first", 4, ["q_proj"], 1)
+    second = write(folder, tmp_path / "second", 4, ["q_proj"], 2)
+    shutil.copytree(first, served / "polite")
+    return served, first, second
+
+
+async def replace_polite(decode: Decode, served: Path, version: Path) -> None:
+    """Put another version in place of `polite`, and wait until it is served."""
+    root = next(card for card in decode.models() if card.name == "polite").hash_root
+    shutil.copytree(version, served / "polite", copy_function=shutil.copy, dirs_exist_ok=True)
+    await eventually(
+        lambda: any(c.name == "polite" and c.hash_root != root for c in decode.models())
+    )
+
+
 async def test_adapters_come_grow_and_go_while_requests_run(folder: Path, tmp_path: Path) -> None:
     """The second one has a higher rank, other matrices, and needs a second slot."""
     served = tmp_path / "served"
@@ -143,10 +161,7 @@ async def test_others_are_loaded_where_one_with_more_matrices_has_left(
 async def test_a_long_reply_keeps_its_adapter_and_holds_up_no_change(
     folder: Path, tmp_path: Path
 ) -> None:
-    served = tmp_path / "served"
-    first = write(folder, tmp_path / "first", 4, ["q_proj"], 1)
-    second = write(folder, tmp_path / "second", 4, ["q_proj"], 2)
-    shutil.copytree(first, served / "polite")
+    served, first, second = two_versions(folder, tmp_path)
     shutil.copytree(second, served / "other")
     sampling = Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
     request = Generate(model="polite", prompt=PROMPT, sampling=sampling)
@@ -154,20 +169,13 @@ async def test_a_long_reply_keeps_its_adapter_and_holds_up_no_change(
         memory_buses("tokenizer", "decode") as (bus, other),
         running(Decode(config(folder, served), other)) as decode,
     ):
-        root = next(card for card in decode.models() if card.name == "polite").hash_root
         found: list[int] = []
         async with bus.open("decode", request, window=2) as stream:
             async for body in stream:
                 assert isinstance(body, Tokens)
                 if not found:
-                    for file in second.iterdir():
-                        shutil.copy(file, served / "polite")
                     shutil.copytree(first, served / "third")
-                    await eventually(
-                        lambda: any(
-                            c.name == "polite" and c.hash_root != root for c in decode.models()
-                        )
-                    )
+                    await replace_polite(decode, served, second)
                     await eventually(lambda: "third" in names(bus))
                     assert await tokens(bus, "polite") == due(folder, second)
                     assert await tokens(bus, "third") == due(folder, first)
@@ -204,21 +212,13 @@ async def test_an_adapter_without_memory_ends_no_worker(
 async def test_an_adapter_is_replaced_and_its_blocks_are_not_reused(
     folder: Path, tmp_path: Path
 ) -> None:
-    served = tmp_path / "served"
-    first = write(folder, tmp_path / "first", 4, ["q_proj"], 1)
-    second = write(folder, tmp_path / "second", 4, ["q_proj"], 2)
-    shutil.copytree(first, served / "polite")
+    served, first, second = two_versions(folder, tmp_path)
     async with (
         memory_buses("tokenizer", "decode") as (bus, other),
         running(Decode(config(folder, served, max_adapters=1), other)) as decode,
     ):
         assert await tokens(bus, "polite") == due(folder, first)
-        root = next(card for card in decode.models() if card.name == "polite").hash_root
-        for file in second.iterdir():
-            shutil.copy(file, served / "polite")
-        await eventually(
-            lambda: any(c.name == "polite" and c.hash_root != root for c in decode.models())
-        )
+        await replace_polite(decode, served, second)
         assert await tokens(bus, "polite") == due(folder, second)
         decode.check_integrity()
 
