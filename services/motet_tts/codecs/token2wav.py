@@ -1,7 +1,7 @@
 """Decode Qwen2.5-Omni's codes as a stream: a flow of spectra, and BigVGAN (Qwen2_5OmniToken2Wav).
 
-A transformer moves noise to a spectrum in `STEPS` steps of an ODE; its layers attend within blocks
-of frames, a few of them to the block before or behind. Each step widens what a frame depends on by
+A transformer moves noise to a spectrum (`spectrum_flow.py`); its layers attend within blocks of
+frames, a few of them to the block before or behind. Each step widens what a frame depends on by
 some blocks, all of it ever more weakly: a window has `before` blocks in front of the frames that it
 is computed for, and `behind` blocks after them. So a stream is the whole up to a small error, which
 `tests/unit/motet_tts/test_tts_token2wav.py` bounds, and the whole itself where it fits a window.
@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, Qwen2_5OmniToken2WavModel
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
 from motet_shared.errors import ConfigError
 
+from .spectrum_flow import SpectrumFlow
 from .windows import WindowCodec
 
-STEPS, GUIDANCE, SWAY = 10, 0.5, -1.0  # the model's own defaults
 SAMPLE_RATE = 24_000  # Hz
 _BEFORE, _BEHIND = 4, 2  # blocks
 
@@ -75,8 +74,12 @@ class Token2Wav(WindowCodec):
         before: int = _BEFORE,
         behind: int = _BEHIND,
     ):
-        self._dit, self._vocoder = model.code2wav_dit_model, model.code2wav_bigvgan_model
-        self._speakers = speakers
+        self._vocoder = model.code2wav_bigvgan_model
+        self._flow = SpectrumFlow(
+            model.code2wav_dit_model,
+            [speaker.conditioning for speaker in speakers],
+            [speaker.reference for speaker in speakers],
+        )
         dit, vocoder = model.config.dit_config, model.config.bigvgan_config
         self.codes: int = dit.num_embeds
         self._repeats, self._mel = dit.repeats, dit.mel_dim
@@ -108,39 +111,12 @@ class Token2Wav(WindowCodec):
 
     @torch.inference_mode()
     def _waveform(self, frames_BNK: Tensor) -> Tensor:
-        voices_B = frames_BNK[:, 0, 1].long().tolist()
-        found = [self._of_voice(frames_BNK[row : row + 1], v) for row, v in enumerate(voices_B)]
-        return torch.cat(found)
-
-    def _of_voice(self, frames_1NK: Tensor, voice: int) -> Tensor:
-        count = frames_1NK.shape[1]
-        codes_1N = frames_1NK[..., 0].long()
-        noise_1FM = frames_1NK[..., 2:].reshape(1, count * self._repeats, self._mel)
-        mel_1FM = self.spectrum(codes_1N, noise_1FM, self._speakers[voice])
-        samples: Tensor = self._vocoder(mel_1FM.transpose(1, 2))
-        return samples.reshape(1, -1)
-
-    def spectrum(self, codes_1N: Tensor, noise_1FM: Tensor, speaker: Speaker) -> Tensor:
-        """Return the spectrum `[1, F, M]` to which the flow moves the noise."""
-        conditioning_1FC = speaker.conditioning.unsqueeze(1).expand(-1, noise_1FM.shape[1], -1)
-
-        def velocity(time: Tensor, state_1FM: Tensor) -> Tensor:
-            both: Tensor = self._dit(
-                hidden_states=state_1FM,
-                quantized_code=codes_1N,
-                speaker_embedding=conditioning_1FC,
-                condition_vector=speaker.reference,
-                time_step=time,
-                apply_cfg=True,
-            )
-            guided, free = both.chunk(2)
-            return guided + (guided - free) * GUIDANCE
-
-        times = torch.linspace(0, 1, STEPS)
-        times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
-        solver = RungeKutta4ODESolver(function=velocity, initial_value=noise_1FM)
-        spectrum_1FM: Tensor = solver.integrate(times)[-1]
-        return spectrum_1FM
+        batch, count = frames_BNK.shape[:2]
+        codes_BN, voices_B = frames_BNK[..., 0].long(), frames_BNK[:, 0, 1].long()
+        noise_BFM = frames_BNK[..., 2:].reshape(batch, count * self._repeats, self._mel)
+        mel_BMF = self._flow(codes_BN, voices_B, noise_BFM).transpose(1, 2)
+        # One by one: its convolutions round differently with others beside, and gain little by them.
+        return torch.stack([self._vocoder(one_1MF).flatten() for one_1MF in mel_BMF.split(1)])
 
 
 def load_token2wav(folder: Path) -> tuple[Qwen2_5OmniToken2WavModel, Mapping[str, Speaker]]:
