@@ -53,7 +53,7 @@ class Asr(Actor):
     def __init__(self, config: AsrConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_files
-        self._store = BlobStore.of(config, bus.instance)
+        self._store = BlobStore.of(config, bus)
         self._memory = AudioMemory(config.audio_memory)
         self._recognizer: Recognizer | None = None
         self._card: ModelCard | None = None

@@ -50,7 +50,7 @@ class Diffusion(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
         self.events: dict[Key, asyncio.Queue[Event]] = {}
-        self._store = BlobStore.of(config, bus.instance, config.picture_memory)
+        self._store = BlobStore.of(config, bus, config.picture_memory)
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
 

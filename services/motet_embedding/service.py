@@ -108,7 +108,8 @@ class Embedding(TextActor):
             raise BadRequest(f"input: has {count} texts; give 1 to {most}", param="input")
         read = self.model.texts.read if isinstance(self.model, TokenEncoder) else self._texts.read
         texts = await asyncio.to_thread(read, request.input, request.prompt, request.first)
-        return [*texts, *await self._pictures.read(request.pictures, self.model)]
+        queued = int(self.sessions.thread.stats()["waiting"])
+        return [*texts, *await self._pictures.read(request.pictures, self.model, queued)]
 
 
 def load_embedder(config: EngineConfig) -> Embedder:

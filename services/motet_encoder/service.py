@@ -57,7 +57,7 @@ class Encoder(Actor):
     def __init__(self, config: EncoderConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_active
-        self._store = BlobStore.of(config, bus.instance, config.cache_memory)
+        self._store = BlobStore.of(config, bus, config.cache_memory)
         self._cache = EmbeddingCache(self._store)
         self._work: SharedWork[EncodedImage] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARING_THREADS, thread_name_prefix="prepare")

@@ -22,8 +22,16 @@ class Breaker:
     _in_a_row: int = field(default=0, repr=False)
     _pause: float = field(default=0.0, repr=False)
 
+    def replied(self) -> None:
+        """Note a request that has got a token: failures before it count no more.
+
+        It leaves an open breaker to the trials, as it may have begun before the engine failed.
+        """
+        if not self.is_open:
+            self._in_a_row = 0
+
     def succeeded(self) -> None:
-        """Note a request or a trial that has got a token."""
+        """Note a trial that has got a token."""
         self._in_a_row, self._pause, self.is_open = 0, 0.0, False
 
     def failed(self) -> bool:

@@ -46,7 +46,7 @@ class EngineHost(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_running
         self._engine = engine or create_engine(config)
-        self._files = PictureFiles(BlobStore.of(config, bus.instance), config.image_memory)
+        self._files = PictureFiles(BlobStore.of(config, bus), config.image_memory)
         self._cards: list[ModelCard] = []
         self._pace = Pace()
         self._breaker = Breaker(config.breaker_failures, config.breaker_pause)
@@ -97,7 +97,7 @@ class EngineHost(Actor):
             try:
                 async with aclosing(outputs):
                     async for output in outputs:
-                        self._breaker.succeeded()
+                        self._breaker.replied()
                         await self._send(call, request, output, measured)
                         if output.finish:
                             return

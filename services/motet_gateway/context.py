@@ -153,7 +153,7 @@ class GatewayContext:
         if self._uploads is None or (
             self._uploads.done() and self._uploads.exception() is not None
         ):
-            store = BlobStore.of(self.config, self.bus.instance, self.config.upload_memory)
+            store = BlobStore.of(self.config, self.bus, self.config.upload_memory)
             self._uploads = asyncio.create_task(store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 

@@ -53,7 +53,7 @@ class Decode(EngineActor):
 
     def __init__(self, config: DecodeConfig, bus: Bus):
         capacity = config.states_memory if sends_states(config) else 0
-        super().__init__(config, bus, BlobStore.of(config, bus.instance, capacity))
+        super().__init__(config, bus, BlobStore.of(config, bus, capacity))
         self._lost_states = 0
         self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
         self._profiler = Profiler()

@@ -41,7 +41,7 @@ class Speakers(Actor):
     def __init__(self, config: SpeakersConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_files
-        self._store = BlobStore.of(config, bus.instance)
+        self._store = BlobStore.of(config, bus)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speakers")
         # Files hold a child between their batches: the thread must not wait for one of another's.
         self._files = asyncio.Semaphore(SIZE)

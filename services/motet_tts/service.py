@@ -52,7 +52,7 @@ class Tts(Actor):
     def __init__(self, config: TtsConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
-        self._store = BlobStore.of(config, bus.instance, _states_memory(config))
+        self._store = BlobStore.of(config, bus, _states_memory(config))
         self._sessions: SpeechSessions | None = None
         self._card: ModelCard | None = None
 

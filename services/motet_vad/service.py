@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from motet_media.audio import Resampler
+from motet_media.pool import SIZE
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
 from motet_shared.messages import (
@@ -47,8 +48,9 @@ class Vad(Actor):
         self.max_active = config.max_active
         self._batcher: Batcher | None = None
         self._turns: TurnModel | None = None
-        self._store = BlobStore.of(config, bus.instance)
-        self._files = asyncio.Semaphore(config.max_files)
+        self._store = BlobStore.of(config, bus)
+        # Files hold a child between their blocks: threads must not wait for one of another's.
+        self._files = asyncio.Semaphore(min(config.max_files, SIZE))
         self._task: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:

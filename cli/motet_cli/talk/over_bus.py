@@ -34,7 +34,7 @@ async def converse_over_bus(
         bus = await exits.enter_async_context(stack_bus(found, _ROLE))
         model = await model_of_conversation(bus.directory, options.model)
         _check_voice(bus.directory, model, options.voice)
-        store = await BlobStore.of(bus_config(found, _ROLE), bus.instance, _FILES).start()
+        store = await BlobStore.of(bus_config(found, _ROLE), bus, _FILES).start()
         exits.push_async_callback(store.close)
 
         async def files() -> BlobStore:

@@ -26,6 +26,7 @@ from motet_diffusion.pipeline.image_to_image import SDEdit
 from motet_diffusion.pipeline.pipeline_factory import GUIDERS, PipelineFactory
 from motet_diffusion.pipeline.trial import outputs_of
 from motet_diffusion.pipeline.video import as_frames, as_sound
+from motet_kernels.runtime.missing_memory import check_device
 from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_error
 
 from .checkpoint import memory_tensors, pack, unpack
@@ -49,7 +50,9 @@ _SCHEDULER = "scheduler"  # name of its memory in checkpoints
 class DenoiseLoop:
     """Draw one picture on a thread of its own.
 
-    `emit` and `on_end` are called on that thread; after `cancel` nothing more is emitted.
+    The callables are called on that thread; after `cancel` nothing more is emitted.
+
+    on_device_lost: gets the error of a GPU that is lost to the process, in place of an event.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class DenoiseLoop:
         drawing: PictureRequest,
         emit: Callable[[Event], object],
         on_end: Callable[[Key], object],
+        on_device_lost: Callable[[Exception], object],
     ):
         self.key, self.drawing = key, drawing
         self._factory, self._batcher, self._emit, self._on_end = factory, batcher, emit, on_end
+        self._on_device_lost = on_device_lost
         self._generator = torch.Generator().manual_seed(drawing.seed)
         self._step = 0  # steps done
         self._steps = 0  # steps in total, known from the first one on
@@ -99,10 +104,19 @@ class DenoiseLoop:
         except LoopCancelled:
             pass
         except Exception as error:
-            self._report(PictureDone(self.key, error=self._as_motet_error(error)))
+            self._fail(error)
         finally:
             self._on_end(self.key)  # before `end`: afterwards `cancel` is not called any more
             self._batcher.end(self.key)
+
+    def _fail(self, error: Exception) -> None:
+        """Report the error of the picture, or to the engine that the GPU is lost."""
+        try:
+            check_device(error)
+        except torch.AcceleratorError as lost:
+            self._on_device_lost(lost)
+        else:
+            self._report(PictureDone(self.key, error=self._as_motet_error(error)))
 
     def _draw(self) -> Image.Image | None:
         """Return the picture, or None after all frames of a video were emitted."""

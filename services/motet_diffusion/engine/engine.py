@@ -65,6 +65,7 @@ class Engine:
         self._lock = threading.Lock()
         self._loops: dict[Key, DenoiseLoop] = {}
         self._cancelled: dict[Key, DenoiseLoop] = {}  # cancelled, but the thread still runs
+        self._lost: Exception | None = None  # error of a lost GPU, on the thread of a loop
         self.passes = self.rows = self.pictures = 0
         self.seconds = 0.0
 
@@ -92,7 +93,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return True if `step` would do something."""
-        return bool(self._waiting or self._loops)
+        return bool(self._waiting or self._loops) or self._lost is not None
 
     def add(self, key: Key, drawing: PictureRequest) -> None:
         """Queue a picture.
@@ -121,8 +122,10 @@ class Engine:
     def step(self) -> None:
         """Compute one forward pass for the call that has waited longest and all that fit it.
 
-        Waits up to _IDLE_WAIT seconds if there is none.
+        Waits up to _IDLE_WAIT seconds if there is none. Raises the error of a lost GPU.
         """
+        if self._lost is not None:
+            raise self._lost
         self._admit()
         calls = self.batcher.take(_IDLE_WAIT, self.max_rows)
         if calls:
@@ -141,7 +144,13 @@ class Engine:
         while self._waiting and len(self._loops) + len(self._cancelled) < self.config.max_running:
             key, drawing = self._waiting.popitem(last=False)
             loop = DenoiseLoop(
-                self.factory, self.batcher, key, drawing, self._on_event, self._on_end
+                self.factory,
+                self.batcher,
+                key,
+                drawing,
+                self._on_event,
+                self._on_end,
+                self._on_device_lost,
             )
             self._loops[key] = loop
             try:
@@ -176,6 +185,9 @@ class Engine:
         if isinstance(event, PictureDone) and event.error is None:
             self.pictures += 1
         self._emit(event)
+
+    def _on_device_lost(self, error: Exception) -> None:
+        self._lost = error
 
     def _on_end(self, key: Key) -> None:
         with self._lock:

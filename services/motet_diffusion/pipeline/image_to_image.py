@@ -124,8 +124,7 @@ def _latents(pipeline: Any, vae: Any, drawing: PictureRequest) -> Tensor:
     pixels = pipeline.image_processor.preprocess(
         drawing.image, height=drawing.height, width=drawing.width
     )
-    first = next(vae.parameters())
-    encoded: Tensor = vae.encode(pixels.to(first)).latent_dist.mode()
+    encoded: Tensor = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     output: Tensor = (encoded - shift) * vae.config.scaling_factor
     return output

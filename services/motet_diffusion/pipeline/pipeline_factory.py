@@ -42,9 +42,9 @@ from .loading import load, refused
 from .quantized import pack_gguf, quantize
 from .rules import Rules, folder_defaults, kind_of, vae_scale_of
 from .schedulers import make_scheduler
-from .shared_modules import LockedModule, SharedDenoiser, locked
+from .shared_modules import LockedVae, SharedDenoiser, locked
 from .support import DENOISERS, DRAW, SECOND_DENOISER, kinds_of, relatives
-from .trial import Trial, attempt, scheduler_cause, trial_request
+from .trial import Trial, attempt, outputs_of, scheduler_cause, trial_request
 from .video import cause_of, decode_in_parts, decodes_in_parts, unpacked, with_size
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,9 @@ class PipelineFactory:
         self.vae = self.pipeline.vae
         if cause := cause_of(self.pipeline):
             raise self._refused(cause)
-        # One method that reads may call another.
-        self._text_lock, self._vae_lock = threading.RLock(), threading.Lock()
+        self._vae_dtype = self.vae.dtype
+        # One method that reads may call another; a picture decodes with the VAE that it has cast.
+        self._text_lock, self._vae_lock = threading.RLock(), threading.RLock()
         self._pipelines: dict[str, Any] = {}
         self.rules, self.trial = self._try()
         self.merges = self.trial.merges(self.denoiser)  # before the first image prompt is set
@@ -242,13 +243,13 @@ class PipelineFactory:
         pipeline = copy.copy(self.pipeline_of(kind_of(drawing)))
         attributes = vars(pipeline)
         scheduler = make_scheduler(drawing.scheduler, pipeline.scheduler)
-        vae = attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
+        decode = None
         if on_part is not None:
             processed = functools.partial(
                 pipeline.video_processor.postprocess_video, output_type="pt"
             )
             decode = decode_in_parts(self.vae, lambda part: on_part(processed(part)))
-            setattr(vae, "decode", locked(self._vae_lock, decode))  # noqa: B010 - one of its names
+        attributes["vae"] = LockedVae(self.vae, self._vae_lock, self._vae_dtype, decode)
         with self._text_lock:
             prompts = self.image_prompts.read(pipeline, drawing)
         controls = self.controlnets.of(drawing, pipeline, generator)
@@ -348,7 +349,8 @@ class PipelineFactory:
 
         try:
             generator = torch.Generator().manual_seed(0)
-            self.open(drawing, capture, generator)(**self.rules.arguments(drawing, generator))
+            pipeline = self.open(drawing, capture, generator)
+            outputs_of(pipeline, self.rules.arguments(drawing, generator))
         except _CallCaptured:
             return calls[0]
         raise InternalError("the pipeline draws without its denoiser")

@@ -6,6 +6,7 @@ decides is refused before any weights are read.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import re
@@ -170,7 +171,11 @@ def _relative(pipeline: Any, kind: str) -> Any:
     names = [stem + ending for ending in _ENDINGS.get(kind, ())]
     makers = [
         auto.from_pipe,
-        *(found.from_pipe for name in names if (found := pipeline_class(name))),
+        *(
+            functools.partial(_of_same_modules, found)
+            for name in names
+            if (found := pipeline_class(name))
+        ),
     ]
     for make in makers:
         try:
@@ -181,3 +186,14 @@ def _relative(pipeline: Any, kind: str) -> Any:
             other.set_progress_bar_config(disable=True)
             return other
     return None
+
+
+def _of_same_modules(kind: Any, pipeline: Any) -> Any:
+    """Return a pipeline of a class with the modules of `pipeline`, as they are.
+
+    diffusers' own `from_pipe` casts them to float32, or to another type that all of them get.
+    """
+    uncast: Any = type(kind.__name__, (kind,), {"to": lambda self, **_dtype: self})
+    made = uncast.from_pipe(pipeline)
+    made.__class__ = kind
+    return made

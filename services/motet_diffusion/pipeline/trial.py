@@ -20,6 +20,7 @@ from torch import Generator, Tensor
 from motet_diffusion.engine.merge import Call, merge_calls, merge_key, rows_of, split_output
 from motet_diffusion.engine.model_call import DENOISER, Denoise, ModelCall
 from motet_diffusion.engine.request import PictureRequest
+from motet_kernels.runtime.missing_memory import check_device
 
 from .rules import Rules, kind_of
 from .support import DRAW, FILL
@@ -144,7 +145,8 @@ def scheduler_cause(
 ) -> str:
     """Return why a pipeline's loop does not run with a picture's scheduler; "" if it does.
 
-    A small picture of the same kind is drawn with these answers, without its pixels.
+    A small picture of the same kind is drawn with these answers, without its pixels. Raises the error
+    of a lost GPU.
     """
     kind = kind_of(drawing)
     try:
@@ -158,12 +160,19 @@ def scheduler_cause(
             latents = outputs_of(pipeline, arguments | {"output_type": "latent"})[0]
         return "" if bool(latents.isfinite().all()) else "its steps are not finite"
     except Exception as error:  # whatever a pipeline raises is the cause of the refusal
+        check_device(error)
         return _described(error)
 
 
 def outputs_of(pipeline: Any, arguments: dict[str, Any]) -> Sequence[Any]:
-    """Return what a call gives: the pictures, which families name differently; behind them, sound."""
-    outputs: Sequence[Any] = pipeline(**arguments, return_dict=False)
+    """Return what a call gives: the pictures, which families name differently; behind them, sound.
+
+    The VAE, which pictures share, has its own type afterwards, whatever the call raises.
+    """
+    try:
+        outputs: Sequence[Any] = pipeline(**arguments, return_dict=False)
+    finally:
+        pipeline.vae.restore()
     return outputs
 
 

@@ -14,6 +14,9 @@ from motet_shared.messages import Generate
 
 from .failures import of_event
 
+# Finish reasons of replies that are not finished: of vLLM, SGLang and TensorRT-LLM.
+_BROKEN_OFF = ("abort", "error", "cancelled", "timeout")
+
 
 class Event(Protocol):
     """Hold what one event of a server says, or its error."""
@@ -67,7 +70,12 @@ class Ending:
         self._cached = -1
 
     def note(self, finish: str | None, usage: Any) -> None:
-        """Record what an event tells; either may be absent."""
+        """Record what an event tells; either may be absent.
+
+        Raises Unavailable for the finish reason of a reply that the server broke off.
+        """
+        if finish in _BROKEN_OFF:
+            raise Unavailable(f"the engine's server broke a reply off: {finish}")
         if finish:
             self.finish = "length" if finish == "length" else "stop"
         if isinstance(usage, dict):

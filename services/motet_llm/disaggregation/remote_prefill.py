@@ -58,7 +58,6 @@ class RemotePrefill:
         """Look for workers, if the policy allows handovers and the KV cache can be transferred."""
         if self._placement.policy != "never" and self._placement.kv_format:
             self._bus.monitor.duties.append(self._find_workers)
-            self._bus.directory.on_gone.append(self._store.forget)
 
     def stats(self) -> dict[str, Any]:
         """Return the number of prefill workers, fallbacks by cause, and the delay."""

@@ -37,9 +37,8 @@ class Prefill(EngineActor):
     role = "prefill"
 
     def __init__(self, config: DecodeConfig, bus: Bus):
-        super().__init__(config, bus, BlobStore.of(config, bus.instance, config.transfer_memory))
+        super().__init__(config, bus, BlobStore.of(config, bus, config.transfer_memory))
         self._outputs: dict[Key, asyncio.Queue[StepOutput]] = {}
-        bus.directory.on_gone.append(self.store.forget)
 
     async def warm(self) -> None:
         await super().warm()

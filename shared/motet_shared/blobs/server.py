@@ -12,6 +12,7 @@ import functools
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
@@ -51,7 +52,8 @@ class Lender(Protocol):
 class BlobServer:
     """Serve published blobs with at most `connections` connections and `transfers` concurrent transfers.
 
-    Further connections are refused as Overloaded.
+    A further connection ends the one that has waited longest for a request; if all are busy, it is
+    refused as Overloaded. Clients repeat requests on connections that were ended.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class BlobServer:
         self._tls = tls
         self._transfers = asyncio.Semaphore(transfers)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._resting: dict[asyncio.Task[None], None] = {}  # without a request, longest first
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self.refused = 0  # connections over the limit, and malformed messages
@@ -120,13 +123,24 @@ class BlobServer:
             if len(self._tasks) >= 2 * self._limit:
                 sock.close()
                 continue
-            serve = self._serve if len(self._tasks) < self._limit else self._refuse
+            has_room = len(self._tasks) < self._limit or self._end_resting()
+            serve = self._serve if has_room else self._refuse
             task = asyncio.create_task(serve(sock))
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._served, sock))
 
+    def _end_resting(self) -> bool:
+        """End the connection that has waited longest for a request; return False if none waits."""
+        task = next(iter(self._resting), None)
+        if task is None:
+            return False
+        del self._resting[task]
+        task.cancel()
+        return True
+
     def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._resting.pop(task, None)
         sock.close()  # a task that is cancelled before its first step has not closed it
 
     async def _refuse(self, sock: socket.socket) -> None:
@@ -167,13 +181,20 @@ class BlobServer:
                 sock.close()
                 return
         with sock, suppress(OSError, Closed):
-            while await self._answer_next(sock):
-                pass
+            task = asyncio.current_task()
+            assert task is not None
+            while True:
+                self._resting[task] = None
+                if not await self._answer_next(sock, lambda: self._resting.pop(task, None)):
+                    break
 
-    async def _answer_next(self, sock: socket.socket) -> bool:
-        """Answer one request; return False if the connection cannot continue."""
+    async def _answer_next(self, sock: socket.socket, begun: Callable[[], None]) -> bool:
+        """Answer one request; return False if the connection cannot continue.
+
+        `begun` is called once the request's first byte has come.
+        """
         try:
-            request = decode_request(await receive_message(sock, self._idle, self._patience))
+            request = decode_request(await receive_message(sock, self._idle, self._patience, begun))
         except (BlobError, msgspec.MsgspecError) as error:
             self.refused += 1
             await self._fail(sock, BlobError(f"malformed blob request: {error}"))

@@ -36,6 +36,7 @@ from motet_shared.errors import BlobError, MotetError
 from motet_shared.messages import BlobRef
 from motet_shared.peer_tls import PeerTls
 from motet_shared.process.config import ProcessConfig
+from motet_shared.wire.bus import Bus
 
 __all__ = ["BlobStore", "sweep"]
 
@@ -89,18 +90,20 @@ class BlobStore:
 
     # ------------------------------------------------------------------------------------ lifecycle
     @classmethod
-    def of(cls, config: ProcessConfig, instance: str, capacity: int = 0) -> BlobStore:
-        """Return a store that is reachable as configured.
+    def of(cls, config: ProcessConfig, bus: Bus, capacity: int = 0) -> BlobStore:
+        """Return the store of a process, reachable as configured.
 
-        Raises ConfigError for wrong certificates.
+        It forgets instances that are gone. Raises ConfigError for wrong certificates.
         """
-        return cls(
-            instance,
+        store = cls(
+            bus.instance,
             capacity,
             host=config.blob_host,
             advertise=config.blob_name,
             tls=config.peer_tls(),
         )
+        bus.directory.on_gone.append(store.forget)
+        return store
 
     async def start(self) -> BlobStore:
         """Sweep segments of dead processes, create the segment, and listen.

@@ -16,6 +16,7 @@ import asyncio
 import socket
 import ssl
 import struct
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -96,14 +97,17 @@ async def _receive(sock: socket.socket, into: memoryview, patience: float) -> No
             limit.reschedule(loop.time() + patience)
 
 
-async def receive_message(sock: socket.socket, idle: float, patience: float) -> bytes:
+async def receive_message(
+    sock: socket.socket, idle: float, patience: float, begun: Callable[[], None] = lambda: None
+) -> bytes:
     """Return the MessagePack of the next message.
 
-    The first byte may take `idle` seconds, the others `patience` each. Raises BlobError if it is
-    malformed.
+    The first byte may take `idle` seconds, the others `patience` each. `begun` is called once the
+    first one has come. Raises BlobError if the message is malformed.
     """
     head = bytearray(_HEAD.size)
     await _receive(sock, memoryview(head)[:1], idle)
+    begun()
     await receive_rest(sock, memoryview(head)[1:], patience)
     magic, length = _HEAD.unpack(head)
     if magic != _MAGIC or length > _MAX_MESSAGE:

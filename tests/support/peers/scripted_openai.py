@@ -28,6 +28,7 @@ class OpenAIServer(ScriptedServer):
         self.refuses_unknown = self.refuses_pictures = False
         self.failure: tuple[int, dict[str, Any]] | None = None
         self.break_at = -1  # position at which the connection breaks
+        self.finish = ""  # reason in place of that for which a reply ends
         self.pause_at = -1
         self.go_on = threading.Event()
         self.paused = threading.Event()
@@ -95,7 +96,7 @@ class _Handler(ScriptedHandler):
                 if at == server.pause_at:
                     self._pause()
                 self._event({"choices": [self._choice(at, body)]})
-            finish = "length" if end < len(server.script) else "stop"
+            finish = server.finish or ("length" if end < len(server.script) else "stop")
             self._event({"choices": [self._last(finish)]})
             details = {"prompt_tokens_details": {"cached_tokens": 3}}
             self._event({"choices": [], "usage": details})

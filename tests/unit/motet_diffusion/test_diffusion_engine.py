@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -292,11 +294,111 @@ def test_one_bad_request_in_a_batch_spoils_no_other(
             recording.picture("bad")
 
 
+@pytest.mark.parametrize("scheduler", ["", "euler"])
+def test_a_gpu_lost_on_the_thread_of_a_loop_ends_the_engine(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, scheduler: str
+) -> None:
+    def lose(*_args: Any, **_kwargs: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with RecordingEngine(folder("sd")) as recording:
+        monkeypatch.setattr(recording.engine.factory.pipeline_of("draw"), "encode_prompt", lose)
+        recording.engine.add("x", replace(RED, scheduler=scheduler))
+        with pytest.raises(torch.AcceleratorError):
+            recording.until(lambda: not recording.engine.has_work)
+        assert recording.engine.has_work
+        assert not recording.events
+
+
 def test_wide_batches_are_cut(folder: Callable[..., Path]) -> None:
     with RecordingEngine(folder("sd"), max_rows=2) as recording:
         one, other = recording.draw(RED, RED)
         assert recording.engine.rows == 2 * recording.engine.passes
         assert (one == other).all()
+
+
+# ------------------------------------------------------------------------------------------- casts of the shared VAE
+# diffusers warns of a call of its own.
+UPCASTS = pytest.mark.filterwarnings("ignore:.upcast_vae. is deprecated:FutureWarning")
+
+
+def slow_decode(monkeypatch: pytest.MonkeyPatch, vae: Any) -> set[torch.dtype]:
+    """Make `decode` so slow that another picture arrives; return the types that it finds."""
+    decode, found = vae.decode, set[torch.dtype]()
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        found.add(vae.dtype)
+        time.sleep(0.5)
+        found.add(vae.dtype)
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(vae, "decode", slow)
+    return found
+
+
+@UPCASTS
+def test_pictures_that_are_decoded_together_cast_the_vae_in_turn(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RecordingEngine(folder("sdxl"), dtype="float16") as recording:
+        vae = recording.engine.factory.vae
+        found = slow_decode(monkeypatch, vae)
+        recording.draw_together(sized(RED), sized(RED))
+        assert found == {torch.float32}
+        assert vae.dtype == torch.float16
+
+
+def test_a_picture_that_is_decoded_while_another_encodes_has_its_own_type(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, SDXL casts the VAE where it encodes, and not where it decodes."""
+    change = replace(sized(RED), image=Image.new("RGB", (SIZE, SIZE), "red"), strength=0.8)
+    with RecordingEngine(folder("sdxl"), dtype="bfloat16") as recording:
+        vae = recording.engine.factory.vae
+        found, encode, cast = slow_decode(monkeypatch, vae), vae.encode, vae.to
+        encoding, go_on = threading.Event(), threading.Event()
+
+        def waiting_encode(*args: Any, **kwargs: Any) -> Any:
+            encoding.set()
+            assert go_on.wait(30)
+            return encode(*args, **kwargs)
+
+        def slow_cast(*args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.2)
+            return cast(*args, **kwargs)
+
+        monkeypatch.setattr(vae, "encode", waiting_encode)
+        monkeypatch.setattr(vae, "to", slow_cast)
+        recording.engine.add("change", change)
+        recording.engine._admit()
+        assert encoding.wait(30)
+        recording.engine.add("draw", sized(RED))
+        recording.until(lambda: len(recording.steps("draw")) == STEPS)
+        time.sleep(0.1)  # until the loop is at its decoding
+        go_on.set()
+        recording.until(lambda: not recording.engine.has_work)
+        recording.collect()
+        assert found == {torch.bfloat16}
+        assert recording.picture("draw").std() > 5
+        assert recording.picture("change").std() > 5
+
+
+@UPCASTS
+def test_a_decoding_that_fails_leaves_the_vae_its_type(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with RecordingEngine(folder("sdxl"), dtype="float16") as recording:
+        vae = recording.engine.factory.vae
+        with monkeypatch.context() as patch:
+            patch.setattr(vae, "decode", fail)
+            with pytest.raises(InternalError):
+                recording.draw(sized(RED))
+        assert vae.dtype == torch.float16
+        (drawn,) = recording.draw(sized(RED))
+        assert drawn.std() > 5
 
 
 # ------------------------------------------------------------------------------------------------------------ previews

@@ -250,6 +250,16 @@ def test_a_video_of_an_image_has_its_shape_and_no_more_pixels_than_unasked(
     assert size("HunyuanVideo15ImageToVideoPipeline", (4000, 3000), 128, 96) == (128, 96)
 
 
+def test_looking_for_a_relative_leaves_the_modules_their_type(
+    folder: Callable[[str], Path],
+) -> None:
+    """diffusers' `from_pipe` casts modules, where its auto classes have no entry of a family."""
+    config = EngineConfig(model=str(folder("LTXPipeline")), dtype="bfloat16")
+    factory = PipelineFactory(config)
+    assert {factory.denoiser.dtype, factory.vae.dtype} == {torch.bfloat16}
+    assert type(factory.pipeline_of("change")) is diffusers.LTXImageToVideoPipeline
+
+
 def test_a_length_in_seconds_is_that_of_the_nearest_frames(folder: Callable[[str], Path]) -> None:
     rules = PipelineFactory(EngineConfig(model=str(folder("WanPipeline")), max_frames=81)).rules
     assert rules.frame_rate == 16

@@ -14,7 +14,9 @@ from PIL import Image as Pil
 from torch.nn import functional
 from transformers import AutoImageProcessor, AutoModel
 
+import motet_embedding.picture_reader
 from motet_embedding.config import EmbeddingConfig, EngineConfig
+from motet_embedding.picture_reader import PictureReader
 from motet_embedding.pictures import PictureEncoder
 from motet_embedding.rankers import load_ranker
 from motet_embedding.service import Embedding, load_embedder
@@ -23,11 +25,13 @@ from motet_media.pictures import to_file
 from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_pipelines.embed import Embedded, embed
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, ConfigError, UnsupportedParameter
-from motet_shared.messages import Embed, Vectors
+from motet_shared.errors import BadRequest, ConfigError, Overloaded, UnsupportedParameter
+from motet_shared.messages import BlobRef, Embed, Image, Vectors
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
+from motet_shared.wire.bus import Bus
 from support.checkpoints.embedding_checkpoints import clip, plain
 from support.running.refusals import refuses
+from support.running.until import until
 
 TEXTS = ["ba be di", "go", "a b c d e f g h"]
 COLOURS = ("red", "blue", "white")
@@ -140,4 +144,64 @@ async def test_a_model_of_texts_takes_no_pictures_and_no_ranker_is_made_of_one(
                 async with asyncio.timeout(30), aclosing(embed(bus, request)) as parts:
                     await anext(parts)
     await store.close()
+    await bus.close()
+
+
+class HeldReader:
+    """Read pictures whose decoding waits for `go_on`; `order` has the fields that have begun."""
+
+    def __init__(self, path: Path, bus: Bus, monkeypatch: pytest.MonkeyPatch, **settings: Any):
+        self._model = load(path)
+        self.reader = PictureReader(EmbeddingConfig(model=str(path), **settings), bus)
+        self.order: list[str] = []
+        self.go_on = asyncio.Event()
+        monkeypatch.setattr(self.reader._store, "get", self._get)
+        monkeypatch.setattr(motet_embedding.picture_reader, "decoding", self._decode)
+
+    async def read(self, name: str, count: int, queued: int = 0) -> list[Picture]:
+        file = BlobRef("shm", address="", key="", nbytes=1)
+        images = [Image(file=file, param=name) for _ in range(count)]
+        return await self.reader.read(images, self._model, queued)
+
+    async def _get(self, _ref: BlobRef, **_options: Any) -> bytes:
+        return b""
+
+    async def _decode(
+        self, _work: Any, _model: Any, _data: bytes, _most: int, param: str, **_options: Any
+    ) -> Picture:
+        self.order.append(param)
+        await self.go_on.wait()
+        return Picture(None, 1)
+
+
+async def test_a_list_of_pictures_does_not_hold_up_other_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await memory_bus(MemoryHub(), "embedding")
+    held = HeldReader(clip(tmp_path / "clip"), bus, monkeypatch)
+    long = asyncio.create_task(held.read("long", 20))
+    await until(lambda: held.order == ["long"] * 2)  # the lone request has both slots
+    short = asyncio.create_task(held.read("short", 1))
+    await settle()
+    held.go_on.set()
+    assert (len(await short), len(await long)) == (1, 20)
+    assert "short" in held.order[:5]
+    await bus.close()
+
+
+async def test_pictures_that_would_not_fit_into_the_queue_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await memory_bus(MemoryHub(), "embedding")
+    held = HeldReader(clip(tmp_path / "clip"), bus, monkeypatch, max_waiting=512)
+    first = asyncio.create_task(held.read("first", 300))
+    await until(lambda: held.order)
+    for count, queued in ((213, 0), (13, 200)):
+        with pytest.raises(Overloaded, match="max_waiting"):
+            async with asyncio.timeout(20):
+                await held.read("second", count, queued)
+    second = asyncio.create_task(held.read("second", 12, 200))
+    held.go_on.set()
+    assert (len(await first), len(await second)) == (300, 12)
+    assert len(await held.read("third", 312, 200)) == 312
     await bus.close()

@@ -106,6 +106,65 @@ async def test_failures_in_a_row_open_the_breaker_and_a_trial_closes_it(folder: 
         assert host.stats()["breaker_opened"] == 1
 
 
+class StreamingEngine(Engine):
+    """Stream a reply of several tokens as the test gives them; the first trial takes too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = asyncio.Queue[int]()
+
+    async def generate(
+        self, key: str, request: Generate, expires: float | None, pictures: object = ()
+    ) -> AsyncGenerator[StepOutput, None]:
+        while request.sampling.max_tokens > 1:
+            yield StepOutput([await self.tokens.get()])
+        if key.startswith("trial-") and not self.trials:
+            self.asked.append(key)
+            raise TimeoutError
+        async for output in super().generate(key, request, expires, pictures):
+            yield output
+
+
+async def test_a_reply_that_goes_on_does_not_close_the_breaker(folder: Path) -> None:
+    engine = StreamingEngine()
+    settings = config(folder, breaker_failures=2, breaker_pause=0.2)
+    async with (
+        memory_buses("tokenizer", "decode") as (tokenizer, bus),
+        running(EngineHost(settings, bus, engine)) as host,
+    ):
+        request = Generate(model="tiny", prompt=[5], sampling=Sampling(max_tokens=9))
+        async with tokenizer.open("decode", request) as stream:
+            batches = stream.batches()
+            engine.tokens.put_nowait(7)
+            await anext(batches)
+            engine.fails = True
+            for _ in range(2):
+                with pytest.raises(Unavailable):
+                    await ask(tokenizer)
+            assert bus.state == "warming"
+            engine.fails = False
+            engine.tokens.put_nowait(7)
+            await anext(batches)
+            assert host.stats()["breaker_open"] is True
+            await until(lambda: bus.state == "ready")
+        assert engine.trials == 2
+
+
+async def test_a_reply_ends_the_failures_in_a_row(folder: Path) -> None:
+    engine = Engine()
+    async with (
+        memory_buses("tokenizer", "decode") as (tokenizer, bus),
+        running(EngineHost(config(folder, breaker_failures=2), bus, engine)),
+    ):
+        for _ in range(2):
+            engine.fails = True
+            with pytest.raises(Unavailable):
+                await ask(tokenizer)
+            engine.fails = False
+            await ask(tokenizer)
+        assert bus.state == "ready"
+
+
 async def test_an_engine_is_kept_warm_while_nothing_is_asked(folder: Path) -> None:
     engine = Engine()
     async with (

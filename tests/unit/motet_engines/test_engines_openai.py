@@ -357,6 +357,17 @@ async def test_a_server_that_breaks_a_reply_off_is_left_until_it_answers(folder:
         assert ids_of(rest) == SCRIPT[5:]
 
 
+@pytest.mark.parametrize("finish", ["abort", "error"])
+async def test_a_reply_that_the_server_aborts_is_not_complete(folder: Path, finish: str) -> None:
+    async with world_of(folder) as world:
+        world.server.finish = finish
+        with pytest.raises(errors.Unavailable):
+            await items(world.tokenizer, generate())
+        world.server.finish = ""
+        await until(lambda: world.host.bus.state == "ready")
+        assert ids_of((await items(world.tokenizer, generate()))[0]) == SCRIPT
+
+
 async def test_a_server_that_is_down_takes_no_new_work(folder: Path) -> None:
     async with world_of(folder) as world:
         world.server.down = True

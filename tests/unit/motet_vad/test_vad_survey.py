@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from motet_media.audio import wav_header
+from motet_media.pool import SIZE
 from motet_pipelines.voice.file_speech import find_speech
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, Unavailable, UnknownModel
 from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.testing import die
+from motet_vad.model import FRAME
 from motet_vad.recording import MIN_FRAMES, WARM_UP_FRAMES
 from support.media.spoken import mixed, noise, say, silence
 from support.running.refusals import refuses
@@ -117,6 +119,17 @@ async def test_padding_and_pauses_are_the_caller_s(world: World) -> None:
         0.3,
         0.3,
     ]
+
+
+async def test_more_files_than_threads_that_decode_are_heard(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_vad.recording.STRETCH_SAMPLES", 2 * FRAME)  # three blocks a file
+    await world.start_vad(max_files=6 * SIZE)
+    data = wav(silence(3000, RATE))
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*(world.find(data) for _ in range(6 * SIZE)))
+    assert [one.spans for one in found] == [[]] * (6 * SIZE)
 
 
 async def test_what_is_wrong_is_named(world: World) -> None:

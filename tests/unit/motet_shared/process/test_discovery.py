@@ -9,6 +9,7 @@ import pytest
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import PROTOCOL, Detokenize, Heartbeat, ModelCard, encode
+from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire import subjects
 from motet_shared.wire.discovery import ANSWERED, HEARD, HEARTBEAT_EVERY, Directory
@@ -24,8 +25,7 @@ async def test_silence_is_noticed_and_frees_the_leases_of_the_dead() -> None:
         await memory_bus(hub, "tokenizer", clock),
     )
     await settle()
-    async with BlobStore(writer.instance, 1 << 20) as store:
-        writer.directory.on_gone.append(store.forget)
+    async with BlobStore.of(ProcessConfig(), writer, 1 << 20) as store:
         store.put(b"for one reader", readers=[reader.instance])
         await clock.advance(5)
         assert store.stats()["blobs"] == 1, "a reader that beats keeps its lease"

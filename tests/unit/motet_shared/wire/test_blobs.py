@@ -714,7 +714,9 @@ async def test_connections_are_bounded_and_the_rest_told_to_come_back(owner: Blo
     server = BlobServer(published, connections=2, patience=1.0)
     port = await server.start("127.0.0.1", 0)
     held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-    await until(lambda: server.open_connections == 2)
+    for sock in held:
+        sock.sendall(head(100))  # a request that does not end
+    await until(lambda: server.open_connections == 2 and not server._resting)
     ref, client = owner.put(b"data", readers=2), BlobClient(patience=1.0)
     request = Get(ref.key, 4, "reader-1")
     with pytest.raises(Overloaded, match="2"):
@@ -724,6 +726,22 @@ async def test_connections_are_bounded_and_the_rest_told_to_come_back(owner: Blo
     await until(lambda: server.open_connections == 0)
     await client.fetch(f"127.0.0.1:{port}", request, memoryview(bytearray(4)))
     client.close()
+    await server.close()
+
+
+async def test_a_connection_without_a_request_gives_way(owner: BlobStore) -> None:
+    server = BlobServer(owner._own_blobs(), connections=2, patience=1.0)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    clients = [BlobClient(patience=1.0) for _ in range(3)]  # each keeps its connection
+    ref = owner.put(b"data", readers=6)
+    for number in (0, 1, 2, 0, 1, 2):
+        into = bytearray(4)
+        await clients[number].fetch(address, Get(ref.key, 4, f"reader-{number}"), memoryview(into))
+        assert into == b"data"
+    assert server.refused == 0
+    await until(lambda: server.open_connections == 2)
+    for client in clients:
+        client.close()
     await server.close()
 
 
