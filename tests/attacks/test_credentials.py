@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -94,7 +95,8 @@ async def test_the_tokenizer_cannot_hear_replies_of_the_gateway(server: NatsServ
 
 # nats-py leaves the socket of a failed attempt to reconnect to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_new_passwords_reach_processes_that_run(server: NatsServer) -> None:
+@pytest.mark.parametrize("is_reload", [False, True])
+async def test_new_passwords_reach_processes_that_run(server: NatsServer, is_reload: bool) -> None:
     config = ProcessConfig(
         nats_url=server.url, nats_credentials=server.credentials, metrics_port=-1
     )
@@ -104,11 +106,15 @@ async def test_new_passwords_reach_processes_that_run(server: NatsServer) -> Non
     )
     try:
         server.rotate()
-        await server.restart()
+        if is_reload:
+            os.kill(server.pid, signal.SIGHUP)
+        else:
+            await server.restart()
         async with asyncio.timeout(20):
             for transport in (bus.control, bus.frames):
                 assert isinstance(transport, NatsTransport)
-                while not transport.client.stats["reconnects"]:  # noqa: ASYNC110
+                client = transport.client
+                while not (client.stats["reconnects"] and client.is_connected):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         await bus.control.flush()
         assert not await admitted(server, "tokenizer", old)

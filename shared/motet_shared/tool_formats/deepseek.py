@@ -30,7 +30,7 @@ from .tool_format import CallGrammar, ToolFormat, literal
 OPENING, CLOSING = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 HEAD, BETWEEN = "head", "between"
-_NAME = re.compile(r"(?P<name>[^\s<{]+)")
+_NAME = re.compile(r"(?P<name>[^\s<{]{1,256})")
 _TAGS = (OPENING, CLOSING, CALL, CALL_END, SEPARATOR)
 
 

@@ -24,7 +24,7 @@ KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</ar
 
 class Glm4Parser(ParameterCallParser):
     opening = OPENING
-    head = Expected(SPACE, re.compile(r"(?P<name>[^\s<{]+)"), re.compile(r"(?=[\s<])"))
+    head = Expected(SPACE, re.compile(r"(?P<name>[^\s<{]{1,256})"), re.compile(r"(?=[\s<])"))
     mark = re.compile(rf"{KEY}([^<]*){KEY_END}\s*{VALUE}|{CLOSING}")
     value_close = VALUE_END
 

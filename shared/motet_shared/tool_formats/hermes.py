@@ -21,7 +21,9 @@ from .tool import Tool
 from .tool_format import CallGrammar, ToolFormat, literal
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]{1,256})"\s*,\s*"arguments"\s*:\s*(?=\{)'
+)
 
 
 class _State(Enum):

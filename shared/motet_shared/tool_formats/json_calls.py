@@ -17,7 +17,7 @@ from .tool_format import literal
 
 START, ARGUMENTS, AFTER, TEXT = "start", "arguments", "after", "text"
 
-NAME = re.compile(r'(?P<name>[^"\\\x00-\x1f]+)')
+NAME = re.compile(r'(?P<name>[^"\\\x00-\x1f]{1,256})')
 BRACE = re.compile(r"(?=\{)")  # arguments begin here
 
 

@@ -20,7 +20,7 @@ OPENING, CLOSING = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 SEPARATOR = "<|tool_call_argument_begin|>"
 HEAD, BETWEEN = "head", "between"
-_ID = re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<:]+)(?::\d*)?)")
+_ID = re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<:]{1,256})(?::\d*)?)")
 
 
 class KimiK2Parser(JsonCallParser):

@@ -19,7 +19,7 @@ from .tool import Tool
 from .tool_format import CallGrammar, ToolFormat, literal
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
-_INVOKE = (SPACE, '<invoke name="', re.compile(r'(?P<name>[^"<>\n]+)'), '">')
+_INVOKE = (SPACE, '<invoke name="', re.compile(r'(?P<name>[^"<>\n]{1,256})'), '">')
 
 
 class MiniMaxParser(ParameterCallParser):

@@ -27,9 +27,9 @@ from .tool_format import CallGrammar, ToolFormat, literal
 
 OPENING, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 LIST, NEXT = "list", "next"
-_NAME = re.compile(r'(?P<name>[^\s\[\]{}"]+)')
-_CALL_ID = re.compile(r"(?P<id>[^\[\s]*)")
-_ID = (",", SPACE, '"id"', SPACE, ":", SPACE, '"', re.compile(r'[^"]*'), '"')
+_NAME = re.compile(r'(?P<name>[^\s\[\]{}"]{1,256})')
+_CALL_ID = re.compile(r"(?P<id>[^\[\s]{0,256})")
+_ID = (",", SPACE, '"id"', SPACE, ":", SPACE, '"', re.compile(r'[^"]{0,256}'), '"')
 
 
 class MistralParser(JsonCallParser):

@@ -26,7 +26,7 @@ from .tool import Tool
 from .tool_format import CallGrammar, ToolFormat, alternatives, literal
 
 OPENING = "["
-_NAME = r"[A-Za-z_][\w.\-]*"
+_NAME = r"[A-Za-z_][\w.\-]{0,255}"
 _HEAD = Expected(SPACE, re.compile(rf"(?P<name>{_NAME})"), SPACE, "(")
 _NEXT = Expected(SPACE, ",", SPACE, re.compile(rf"(?P<name>{_NAME})"), SPACE, "(")
 _END = Expected(SPACE, "]")

@@ -25,7 +25,7 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 class Qwen3CoderParser(ParameterCallParser):
     opening = OPENING
-    head = Expected(SPACE, "<function=", re.compile(r"(?P<name>[^<>\n]+)"), ">")
+    head = Expected(SPACE, "<function=", re.compile(r"(?P<name>[^<>\n]{1,256})"), ">")
     mark = re.compile(rf"<parameter=([^<>\n]+)>|</function>|(?={CLOSING})")
     value_close = "</parameter>"
     call_close = CLOSING

@@ -2,8 +2,9 @@
 
 nats-py forgets the pings that a lost connection has not answered, has requests wait for an answer
 that was lost with one, waits until a lost connection has sent what was queued, and leaves
-connections of failed tries open. It counts no headers where the server limits a message, whose error
-closes the client. It ends its tasks by one cancellation, which `asyncio.wait_for` may
+connections of failed tries open. It counts no headers where the server limits a message. It closes for
+good where the server ends a connection with an error: of a message that is too large, or because a
+reload has changed the password. It ends its tasks by one cancellation, which `asyncio.wait_for` may
 swallow before Python 3.12.
 """
 
@@ -13,12 +14,11 @@ import asyncio
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client, Srv
+from nats.aio.client import PERMISSIONS_ERR, Client, Srv
 from nats.aio.msg import Msg
 from nats.aio.transport import TcpTransport
 
 _HEADER_LINES, _HEADER_MARKS = len("NATS/1.0\r\n\r\n"), len(": \r\n")
-_TOO_LARGE = "maximum payload violation"
 _CANCELS = 50  # most attempts to cancel a task
 _CANCELLED_WITHIN = 0.1  # seconds for each
 
@@ -106,10 +106,10 @@ class ReconnectingClient(Client):
         await super()._send_publish(subject, reply, payload, payload_size, headers)
 
     async def _process_err(self, err_msg: str) -> None:
-        if _TOO_LARGE in err_msg.lower():  # the server ends this connection, not the client
-            await self._process_op_err(nats.errors.MaxPayloadError())
-            return
-        await super()._process_err(err_msg)
+        if self.is_connecting or PERMISSIONS_ERR in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:  # the server ends this connection, not the client: a next one may be admitted
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip().lower()}"))
 
     async def _attempt_reconnect(self) -> None:
         before, self._reconnecting = self._reconnecting, asyncio.current_task()

@@ -558,6 +558,20 @@ class _Doubled(ToolParser):
         self._text.append(self._lead + rest)
 
 
+@pytest.mark.parametrize("name", [name for name in IN_TEXT if name != "hermes"])
+def test_a_name_without_end_is_no_call(name: str) -> None:
+    cases = [one.values[0] for one in CASES]
+    found = (
+        case.reply
+        for case in cases
+        if isinstance(case, Conversation) and case.format == name and case.reply.count("draw") == 1
+    )
+    client = Client(find_format(name))
+    client.feed(next(found).partition("draw")[0] + "d" * 1000)
+    assert client.calls == []
+    assert "d" * 1000 in client.text
+
+
 def test_an_opening_is_held_back_from_its_first_character() -> None:
     parser = _Doubled("request")
     said = [parser.feed(character)[0] for character in "a << b <<call x"]
