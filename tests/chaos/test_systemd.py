@@ -114,6 +114,8 @@ def test_a_killed_supervisor_is_restarted_over_the_same_services(unit: Unit) -> 
     outcomes = asyncio.run(told(unit, kill=True))
     assert all(a.same_as(b) for a, b in zip(outcomes, undisturbed, strict=True))
     until(lambda: unit.leads(before), "systemd has restarted it", START_SECONDS)
+    # Until it says so, a reload has no effect.
+    until(lambda: unit.manager.show("motet", "ActiveState") == "active", "it is ready")
     until(unit.ready, "it serves")
     assert unit.services() == services
     assert unit.manager.show("motet", "NRestarts") == "1"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from motet_cli.supervision.nursery import Nursery
 from motet_cli.supervision.rolling import is_ready
 from motet_cli.supervision.stack import nursery_environment
 from motet_cli.supervision.stack_bus import stack_bus
+from motet_cli.supervision.state_file import StateFile
 from motet_cli.supervision.supervisor import EXIT_CONFIG, Slot, Supervisor
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 from motet_shared.wire.discovery import Directory
@@ -45,7 +45,8 @@ class JoinedHost:
         access: NATS of the stack. socket: where `motet leave` reaches this process.
         """
         self._specs, self._access, self._log = specs, access, log
-        self._socket, self._state_file = socket, state_file
+        self._socket = socket
+        self._state_file = None if state_file is None else StateFile(state_file, log.note)
         forks = Nursery(nursery_environment(), log.note, log.printed_by("nursery", "nursery"))
         self._nursery = forks if nursery else None
         self._supervisor = Supervisor(log, on_change=self._on_change, nursery=self._nursery)
@@ -123,7 +124,4 @@ class JoinedHost:
             self._log.note("nothing can be served: correct the settings above", "error")
             self._refused.set()
         if self._state_file is not None:
-            state = {"pid": os.getpid(), "children": self._supervisor.describe()}
-            part = self._state_file.with_name(self._state_file.name + ".part")
-            part.write_text(json.dumps(state, indent=1))
-            part.replace(self._state_file)
+            self._state_file.write({"pid": os.getpid(), "children": self._supervisor.describe()})

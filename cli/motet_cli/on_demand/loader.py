@@ -120,9 +120,7 @@ class Loader:
         bus.offers = lambda: [
             offer for one in self._models.values() for offer in one.offers(loop.time())
         ]
-        for one in self._models.values():
-            if self._slots(one):  # of an earlier supervisor
-                one.model.enter("loading", loop.time())
+        self._take_over(loop.time())
         bus.set_state("ready")
         try:
             while True:
@@ -135,6 +133,22 @@ class Loader:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._prepared.close()
             await bus.close()
+
+    def _take_over(self, now: float) -> None:
+        """Set the stages of the models whose processes an earlier supervisor has left."""
+        for one in self._models.values():
+            slots = self._slots(one)
+            if _staying(slots):
+                one.model.enter("loading", now)
+            elif slots:
+                one.model.enter("leaving", now)
+                self._run(self._await_end(one, slots), f"end {one.model.name}")
+
+    async def _await_end(self, one: OnDemandModel, slots: Sequence[Slot]) -> None:
+        """Wait until the processes are removed of a model that an earlier supervisor has unloaded."""
+        while set(slots) & set(self._supervisor.slots):  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(PERIOD)
+        self._remove(one, DRAIN, "absent")
 
     def begin_to_prepare(self) -> None:
         """Prepare models from now on: what is to be ready at the start is not delayed any more."""
@@ -197,16 +211,17 @@ class Loader:
         here = [beats.get(slot.child.instance) for slot in slots if slot.child is not None]
         known = [beat for beat in here if beat is not None]
         active = sum(int(beat.load.get("active", 0)) for beat in known)
+        staying = _staying(slots)
         model.note(sum(wanted[wanted_key(role, model.name)] for role in one.roles), active, now)
         if model.stage == "loading":
-            if len(known) == len(slots) and all(beat.state == "ready" for beat in known):
+            if all(_is_ready(slot, beats) for slot in staying):
                 one.start = now - model.changed
                 model.enter("ready", now)
                 self._report(f"{model.name}: loaded in {one.start:.2f} s")
                 self._run(self._prepare(one), f"prepare {model.name}")
-            elif any(slot.last_exit for slot in slots):
+            elif any(slot.last_exit for slot in staying):
                 self._fail(one, now)
-        elif model.stage == "ready" and any(slot.state == "failing" for slot in slots):
+        elif model.stage == "ready" and _lacks_a_role(staying):
             self._fail(one, now)
 
     def _slots(self, one: OnDemandModel) -> list[Slot]:
@@ -305,3 +320,19 @@ class Loader:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _staying(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the processes that were not told to end, which only finish what they have begun."""
+    return [slot for slot in slots if slot.state != "leaving"]
+
+
+def _is_ready(slot: Slot, beats: Mapping[str, Heartbeat]) -> bool:
+    beat = None if slot.child is None else beats.get(slot.child.instance)
+    return beat is not None and beat.state == "ready"
+
+
+def _lacks_a_role(slots: Sequence[Slot]) -> bool:
+    """Return True if a process keeps ending, and no other one of its role runs."""
+    running = {slot.spec.role for slot in slots if slot.state == "running"}
+    return any(slot.state == "failing" and slot.spec.role not in running for slot in slots)

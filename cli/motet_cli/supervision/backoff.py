@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+_LONGEST_STREAK = 64  # exits from which on the delay grows no more
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackoffPolicy:
@@ -38,7 +40,8 @@ class Backoff:
         self._exits.append(now)
         if self.crash_loop(now):
             return policy.pause
-        delay = min(policy.cap, policy.first * policy.factor**self._streak)
+        # Bounded, since a float overflows after some 1000 runs without a pause.
+        delay = min(policy.cap, policy.first * policy.factor ** min(self._streak, _LONGEST_STREAK))
         self._streak += 1
         return delay
 

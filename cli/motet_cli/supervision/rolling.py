@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -77,6 +78,8 @@ class Rolling:
         """
         async with self._directory() as directory:
             for slot, spec in sorted(changed, key=lambda one: -one[0].spec.stage):
+                if not self._goes_on(slot):
+                    continue
                 try:
                     await self._replace(slot, GATEWAY_DRAIN, directory, self._report, spec)
                 except Unavailable as error:
@@ -109,6 +112,10 @@ class Rolling:
                     param="ROLE",
                 )
 
+    def _goes_on(self, slot: Slot) -> bool:
+        """Return False for a process of a model on demand that was unloaded meanwhile, or leaves."""
+        return slot in self._supervisor.slots and slot.state != "leaving"
+
     # ------------------------------------------------------------------------------------------------------- restart
     async def _restart(self, order: Restart, directory: Directory, report: Report) -> None:
         slots = [slot for slot in self._supervisor.slots if slot.spec.role not in FIXED]
@@ -119,8 +126,7 @@ class Rolling:
         ]
         # The gateway comes last: until then the old one routes to the new services.
         for slot in sorted(wanted, key=lambda slot: -slot.spec.stage):
-            # A model on demand may have been unloaded meanwhile.
-            if slot not in self._supervisor.slots:
+            if not self._goes_on(slot):
                 continue
             await self._replace(slot, order.drain, directory, report)
 
@@ -203,7 +209,7 @@ class Rolling:
                 new = self._supervisor.add(moved(spec, taken, self._gpus))
                 seconds = await self._ready(new, directory)
                 report(f"{new.spec.name}: ready after {seconds:.1f} s")
-            for slot in slots[count:]:
+            for slot in sorted(slots, key=_fails)[count:]:
                 report(f"{slot.spec.name}: draining")
                 await self._end(slot, drain, report)
 
@@ -223,6 +229,11 @@ def _omni_stage(spec: ChildSpec) -> str | None:
     """Return the stage of an omni model whose role does not tell it, "talker" or "code2wav"."""
     stage = spec.name.partition("-")[0]
     return stage if stage in ("talker", "code2wav") else None
+
+
+def _fails(slot: Slot) -> bool:
+    """Return True for a process that does not run, or keeps ending."""
+    return slot.state != "running" or slot.backoff.crash_loop(time.monotonic())
 
 
 def is_ready(slot: Slot, directory: Directory) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Literal
@@ -72,7 +73,7 @@ class Supervisor:
     ) -> None:
         """Configure the supervisor without starting a process.
 
-        on_change: called after every start and exit.
+        on_change: called after every start, stop and exit.
         nursery: forks the specs that may be forked; None: each is executed as a new program.
         spawn: executes a new program; None: one that ends with this process.
         """
@@ -119,7 +120,7 @@ class Supervisor:
 
         before: the slot that it is listed before; None: listed last.
         """
-        slot = Slot(spec, AT_ONCE if spec.returns else self._policy)
+        slot = self._slot(spec)
         self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
         self._tasks[slot] = asyncio.create_task(
             self._keep_running(slot, gate), name=f"keep {spec.name}"
@@ -131,7 +132,7 @@ class Supervisor:
 
         leaving: it has been told to end, and is not started again.
         """
-        slot = Slot(child.spec, self._policy)
+        slot = self._slot(child.spec)
         slot.child, slot.state = child, "leaving" if leaving else "running"
         self.slots.append(slot)
         self._tasks[slot] = asyncio.create_task(
@@ -142,7 +143,7 @@ class Supervisor:
     def admit(self, child: Child) -> Slot:
         """Add a process of `fork_aside`, as `adopt` does, and tell of the change."""
         slot = self.adopt(child)
-        self._on_change()
+        self.changed()
         return slot
 
     async def remove(self, slot: Slot, drain: float | None = None) -> bool:
@@ -155,7 +156,7 @@ class Supervisor:
         clean = await self._stop_slot(slot, drain)
         if self._tasks.pop(slot, None) is not None:  # else another call has waited for it, too
             self.slots.remove(slot)
-            self._on_change()
+            self.changed()
         return clean
 
     async def stop(self) -> bool:
@@ -175,13 +176,24 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*(slot.child.kill() for slot in self.slots if slot.child))
 
+    def changed(self) -> None:
+        """Call `on_change`; its error is logged, since it must not end the supervision."""
+        try:
+            self._on_change()
+        except Exception:
+            self._log.note(f"on_change has failed\n{traceback.format_exc()}", "error")
+
     def describe(self) -> list[dict[str, Any]]:
         return [slot.describe() for slot in self.slots]
+
+    def _slot(self, spec: ChildSpec) -> Slot:
+        return Slot(spec, AT_ONCE if spec.returns else self._policy)
 
     async def _stop_slot(self, slot: Slot, drain: float | None = None) -> bool:
         clean = True
         if slot.child is not None and slot.state in ("running", "leaving"):
             slot.state = "leaving"
+            self.changed()  # the next supervisor must not take it for one that serves
             clean = await slot.child.stop(drain)
             if not clean:
                 self._log.note(
@@ -191,7 +203,7 @@ class Supervisor:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         slot.state = "stopped"
-        self._on_change()
+        self.changed()
         return clean
 
     async def _keep_running(
@@ -220,7 +232,7 @@ class Supervisor:
         else:
             if adopted is None:
                 slot.state = "running"
-                self._on_change()
+                self.changed()
             await slot.child.wait()
             slot.last_exit = slot.child.exit_description
             state: SlotState = slot.state  # may have changed meanwhile
@@ -233,7 +245,7 @@ class Supervisor:
         slot.state = "failing" if failing or slot.refused else "waiting"
         if not self._stopping:
             self._report_exit(slot, delay, failing)
-        self._on_change()
+        self.changed()
         return delay
 
     async def _started(self, slot: Slot) -> Child:

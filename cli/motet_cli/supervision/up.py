@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import json
 import os
 import signal
 import socket
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,8 +56,9 @@ from motet_cli.supervision.stack import (
     nursery_environment,
     starts_at_once,
 )
+from motet_cli.supervision.state_file import StateFile
 from motet_cli.supervision.supervisor import EXIT_CONFIG, Slot, Supervisor
-from motet_cli.survival import systemd, watchdog
+from motet_cli.survival import reload, systemd, watchdog
 from motet_cli.survival.output import spawn
 from motet_cli.survival.record import Base, Measured, StackRecord
 from motet_cli.survival.session import Adopted, Survival, surviving
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
 
 EXIT_CRASH = 70  # EX_SOFTWARE
 _NATS_START = 10.0  # seconds between warnings that NATS does not listen
+_NATS_PAUSE = 1.0  # seconds from a failed try to connect to NATS to the next
 _CHAT_FIRST = 30.0  # seconds after which other services no longer wait for chat
 _PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
 
@@ -506,6 +507,8 @@ class Up:
             nursery=self._nursery,
             spawn=None if survival is None else spawn,
         )
+        file = options.state_file
+        self._state_file = None if file is None else StateFile(file, log.note)
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._ending = False
@@ -532,8 +535,9 @@ class Up:
             loop.add_signal_handler(number, self._on_signal, number)
         if self._survival is not None:
             loop.add_signal_handler(signal.SIGUSR1, self._reload.set)
-        waits = (self._start(), self._stop.wait(), self._refused.wait(), self._reload.wait())
-        tasks = [asyncio.create_task(one) for one in waits]
+        waits = (self._start(), self._stop.wait(), self._refused.wait())
+        reloaded = asyncio.create_task(self._reloaded())
+        tasks = [*(asyncio.create_task(one) for one in waits), reloaded]
         try:
             async with AsyncExitStack() as exits:
                 await self._serve_orders(exits)
@@ -541,7 +545,7 @@ class Up:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()  # raise errors of starting instead of stopping silently
-                if self._reload.is_set():
+                if reloaded in done and not self._stop.is_set():
                     await self._begin_again()
         except MotetError:
             raise
@@ -549,7 +553,8 @@ class Up:
             self._leave_behind()
             raise
         finally:
-            tasks[0].cancel()
+            for task in tasks:
+                task.cancel()
             self._log.progress("")
             self._listener.close()  # otherwise clients would wait in a backlog without a server
             clean = await self._end()
@@ -560,6 +565,16 @@ class Up:
         if self._refused.is_set():
             return EXIT_CONFIG
         return 0 if clean else 1
+
+    async def _reloaded(self) -> None:
+        """Return when this process is to begin anew, with settings that it can begin with."""
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            problem = await reload.refusal(sys.argv[2:])
+            if not problem:
+                return
+            self._log.note(f"not reloaded: {problem}", "error")
 
     async def _begin_again(self) -> None:
         """Replace this program by a new one of the same command line, which adopts the services."""
@@ -652,7 +667,7 @@ class Up:
         if self._survival is not None:
             wanted = [*adopted.start, *self._survival.loaded([specs for _, specs in on_demand])]
             adopted = await self._survival.adopt(self._supervisor, wanted, self._log)
-            self._on_change()
+            self._supervisor.changed()
         if adopted.kept or adopted.changed:
             self._log.note(
                 f"took over {len(adopted.kept)} processes that serve on;"
@@ -673,11 +688,32 @@ class Up:
 
     async def _complete(self, adopted: Adopted, started: list[Slot]) -> None:
         """Replace and end what was adopted and is not to go on."""
-        leaving = [self._await_end(slot) for slot in adopted.leaving]
-        if adopted.changed or adopted.ended:
+
+        async def update() -> None:
             async with self._order:
                 await self._rolling().update(adopted.changed, adopted.ended, started)
-        await asyncio.gather(*leaving)
+
+        work = [self._await_end(slot) for slot in adopted.leaving]
+        if adopted.changed or adopted.ended:
+            work.append(self._once_connected(update))
+        await asyncio.gather(*work)
+
+    async def _once_connected(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do work that begins with a connection to NATS, as soon as a server answers.
+
+        The services go on while it does not, and so must this process.
+        """
+        # Imported here, as what the work needs.
+        from motet_shared.wire.transport import NatsUnreachable
+
+        while True:
+            try:
+                await work()
+            except NatsUnreachable as error:
+                self._log.note(f"{error.message}; trying again", "warning")
+            else:
+                return
+            await asyncio.sleep(_NATS_PAUSE)
 
     async def _await_end(self, slot: Slot) -> None:
         """Wait for a process that is ending; a second signal would cut off its replies."""
@@ -705,9 +741,10 @@ class Up:
         )
         importing = asyncio.create_task(self._prepare(specs, families, later), name="import")
         stack = self._options.stack
-        self._loader = loader_of(stack, models, self._supervisor, self._log.note)
+        self._loader = loader = loader_of(stack, models, self._supervisor, self._log.note)
         try:
-            await self._loader.run(with_environment(_connection(stack)))
+            connection = with_environment(_connection(stack))
+            await self._once_connected(lambda: loader.run(connection))
         finally:
             importing.cancel()
 
@@ -847,7 +884,7 @@ class Up:
     async def _end(self) -> bool:
         """Stop all processes in order, or kill them after a second Ctrl-C; return True if none was."""
         self._ending = True
-        self._on_change()
+        self._supervisor.changed()
         stopping = asyncio.create_task(self._supervisor.stop())
         kill_requested = asyncio.create_task(self._kill.wait())
         await asyncio.wait([stopping, kill_requested], return_when=asyncio.FIRST_COMPLETED)
@@ -874,8 +911,8 @@ class Up:
             self._refused.set()
         if self._survival is not None:
             self._survival.record(self._supervisor.slots, stopping=self._ending)
-        if self._options.state_file is not None:
-            _write_state(self._options.state_file, self._state())
+        if self._state_file is not None:
+            self._state_file.write(self._state())
 
     def _state(self) -> dict[str, object]:
         return {
@@ -927,10 +964,3 @@ def fallback_warning() -> str:
     return (
         f"kernels run on torch, several times slower: {reason}; remedy: {remedy}, then start again"
     )
-
-
-def _write_state(path: Path, state: dict[str, object]) -> None:
-    """Write the state file atomically."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(state, indent=1))
-    part.replace(path)

@@ -212,13 +212,25 @@ def _code(second: int) -> list[tuple[str, int, int]]:
 
     second: the list is made once for the processes that start within one.
     """
-    found = []
+    found: list[tuple[str, int, int]] = []
     for package in pkgutil.iter_modules():
         if not package.name.startswith("motet_") or package.name in _FOREIGN:
             continue
         spec = package.module_finder.find_spec(package.name, None)
         for folder in (spec and spec.submodule_search_locations) or ():
-            for file in Path(folder).rglob("*.py"):
-                state = file.stat()
-                found.append((str(file), state.st_mtime_ns, state.st_size))
+            found += _modules(folder)
     return sorted(found)
+
+
+def _modules(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the files of a package, without those that are removed just now by an upgrade."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            if not name.endswith(".py"):
+                continue
+            file = os.path.join(path, name)
+            try:
+                state = os.stat(file)
+            except OSError:
+                continue
+            yield file, state.st_mtime_ns, state.st_size

@@ -100,7 +100,9 @@ class Survival:
 
     def loaded(self, models: Iterable[Sequence[ChildSpec]]) -> list[ChildSpec]:
         """Return the processes of the models on demand that the earlier run had loaded."""
-        names = {one.spec.name for one in self.left.processes} if self.left is not None else set()
+        found = () if self.left is None else self.left.processes
+        # Those of a model that was being unloaded end, and the model is loaded when it is wanted.
+        names = {one.spec.name for one in found if not one.leaving}
         return [
             spec for specs in models if any(one.name in names for one in specs) for spec in specs
         ]
@@ -135,9 +137,8 @@ class Survival:
         return adopted
 
 
-@contextlib.contextmanager
-def surviving(port: int, orphan_seconds: float) -> Iterator[Survival]:
-    """Control the stack on an HTTP port for the context. Raises ConfigError or Unavailable."""
+def check_survival(port: int, orphan_seconds: float) -> None:
+    """Raise ConfigError if a stack with these settings cannot be taken over."""
     if not port:
         raise ConfigError(
             "--survive: needs a port by which the next `motet up` finds the services; give --port",
@@ -148,6 +149,12 @@ def surviving(port: int, orphan_seconds: float) -> Iterator[Survival]:
             f"--orphan-timeout: {orphan_seconds:g} is negative; give seconds",
             param="--orphan-timeout",
         )
+
+
+@contextlib.contextmanager
+def surviving(port: int, orphan_seconds: float) -> Iterator[Survival]:
+    """Control the stack on an HTTP port for the context. Raises ConfigError or Unavailable."""
+    check_survival(port, orphan_seconds)
     folder = StackFolder(port)
     with folder.claimed() as alone:
         if not alone:

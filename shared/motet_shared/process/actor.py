@@ -45,6 +45,9 @@ from .starts import START, collect_rarely, go_on, process_began
 log = logging.getLogger(__name__)
 
 _NAMED_STREAMS = 4  # of an integrity's text
+# Variables that a program which replaces this one must not have: it takes an instance id of its own,
+# and its turn to take memory has come, at a gate that is not opened again.
+_OF_THIS_START = ("MOTET_INSTANCE", "MOTET_MEMORY_GATE", "MOTET_WAIT_FOR_EXIT")
 
 R = TypeVar("R", bound=Request)
 Method = Callable[[Any, Call, R], Awaitable[None]]
@@ -240,7 +243,8 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         os._exit(EXIT_CRASH)  # a thread that hangs would keep the loop from closing
     telemetry.shutdown()
     if actor.becomes:
-        os.environ.pop("MOTET_INSTANCE", None)  # the new process takes its own instance id
+        for name in _OF_THIS_START:
+            os.environ.pop(name, None)
         go_on()
         os.execv(actor.becomes[0], actor.becomes)
     return 0

@@ -88,7 +88,7 @@ class Bus:
     async def connect(cls, instance: str, config: ProcessConfig) -> Bus:
         """Open two NATS connections as the user of the instance's role and start.
 
-        Raises NatsUnreachable if no server answers within 5 s.
+        Raises NatsUnreachable if no server answers within 5 s; no connection is left then.
         """
         user = config.nats_user or subjects.role_of(instance)
         tls = config.peer_tls()
@@ -100,10 +100,16 @@ class Bus:
             tls=None if tls is None else tls.client,
         )
         prefix = subjects.inbox(instance)
-        control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
-        frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
-        bus = cls(instance, control, frames, site=config.site or "", site_margin=config.site_margin)
-        await bus.start()
+        async with AsyncExitStack() as failing:
+            control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
+            failing.push_async_callback(control.close)
+            frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
+            failing.push_async_callback(frames.close)
+            bus = cls(
+                instance, control, frames, site=config.site or "", site_margin=config.site_margin
+            )
+            await bus.start()
+            failing.pop_all()
         return bus
 
     async def start(self) -> None:

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from motet_cli.supervision.backoff import Backoff, BackoffPolicy
-from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.child import Child, ChildSpec
 from motet_cli.supervision.logs import Log
-from motet_cli.supervision.supervisor import Supervisor
+from motet_cli.supervision.supervisor import AT_ONCE, Supervisor
 from motet_shared.process.actor import EXIT_CONFIG
 from support.running.until import until
 
@@ -77,6 +77,12 @@ def test_delays_grow_to_the_cap_and_reset_after_a_healthy_run() -> None:
     assert backoff.exited(20, ran_for=15) == 1
 
 
+def test_the_delay_of_a_long_streak_is_the_cap() -> None:
+    backoff = Backoff(AT_ONCE)
+    delays = [backoff.exited(number * AT_ONCE.window, ran_for=0) for number in range(1100)]
+    assert delays[-1] == AT_ONCE.cap
+
+
 def test_too_many_exits_in_a_window_are_a_crash_loop() -> None:
     backoff = Backoff(BackoffPolicy(burst=2, window=10, pause=30))
     assert [backoff.exited(t, 0) == 30 for t in (0, 1, 2, 13)] == [False, False, True, False]
@@ -95,6 +101,32 @@ async def test_a_killed_process_restarts_as_another_instance(log: Log, output: O
         assert second["instance"] != first["instance"]
         assert second["last_exit"] == "killed by SIGKILL"
         await until(lambda: output.has("worker ended (killed by SIGKILL); next start in 0.01 s"))
+
+
+async def test_processes_are_restarted_whatever_becomes_of_on_change(
+    log: Log, output: Output
+) -> None:
+    def fail() -> None:
+        raise OSError("the disk is full")
+
+    supervisor = Supervisor(log, policy=QUICK, on_change=fail)
+    supervisor.start([spec("worker", SLEEPS)])
+    try:
+        await until(lambda: output.has("worker │ up"))
+        os.kill(supervisor.describe()[0]["pid"], signal.SIGKILL)
+        await restarted(supervisor)
+        await until(lambda: output.has("OSError: the disk is full"))
+        assert await supervisor.remove(supervisor.slots[0])
+        assert supervisor.slots == []
+    finally:
+        await supervisor.kill()
+
+
+async def test_an_adopted_process_that_returns_is_restarted_at_once(log: Log) -> None:
+    async with supervised(log) as supervisor:
+        for one, policy in ((spec("a", SLEEPS, returns=True), AT_ONCE), (spec("b", SLEEPS), QUICK)):
+            slot = supervisor.adopt(await Child.start(one, lambda line: None))
+            assert slot.backoff.policy == policy
 
 
 async def test_a_crash_loop_is_reported_and_does_not_affect_others(
@@ -237,6 +269,21 @@ async def test_a_removed_process_is_not_restarted(log: Log, output: Output) -> N
         assert (new.state, new.restarts, old.restarts) == ("running", 0, 0)
         assert not output.has("ended")
         assert await supervisor.stop()
+
+
+async def test_on_change_is_called_before_a_process_is_stopped(log: Log, output: Output) -> None:
+    """So that a supervisor that takes over meanwhile does not take it for one that serves."""
+    seen: list[str] = []
+    supervisor = Supervisor(
+        log, on_change=lambda: seen.extend(slot.state for slot in supervisor.slots)
+    )
+    supervisor.start([spec("worker", SLEEPS)])
+    try:
+        await until(lambda: output.has("worker │ up"))
+        assert await supervisor.remove(supervisor.slots[0])
+        assert seen == ["running", "leaving", "stopped"]
+    finally:
+        await supervisor.kill()
 
 
 def test_no_process_outlives_a_killed_supervisor(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import Log
 from motet_cli.supervision.supervisor import Supervisor
 from motet_cli.survival import watchdog
-from motet_cli.survival.identity import identify, marked
+from motet_cli.survival.identity import Identity, identify, marked
 from motet_cli.survival.leftovers import end_stack
 from motet_cli.survival.output import spawn
 from motet_cli.survival.record import MARK, Base, ProcessRecord, StackFolder
@@ -294,6 +294,23 @@ def test_a_record_of_another_boot_or_format_does_not_count(
         assert folder.read() is None
     (folder.path / "record.json").write_text("{")
     assert folder.read() is None
+
+
+def test_models_that_were_being_unloaded_are_not_loaded_again() -> None:
+    def left(name: str, *, leaving: bool) -> ProcessRecord:
+        return ProcessRecord(
+            identity=Identity(1, 1),
+            instance=f"{name}-1",
+            spec=spec(name),
+            fingerprint="",
+            leaving=leaving,
+        )
+
+    with surviving(PORT, 60) as survival:
+        processes = left("a", leaving=False), left("b", leaving=True), left("a", leaving=True)
+        survival.left = SimpleNamespace(processes=processes)  # type: ignore[assignment]
+        models = [[spec("a"), spec("encoder")], [spec("b")], [spec("c")]]
+        assert survival.loaded(models) == models[0]
 
 
 def test_there_is_one_supervisor_at_a_time() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from motet_shared.process.actor import (
     Actor,
     operation,
 )
+from motet_shared.process.memory_turn import Gate
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import MemoryHub, NatsServer, memory_bus, memory_buses, running, settle
 from motet_shared.wire.call import Call
@@ -164,6 +166,32 @@ async def test_a_crash_ends_the_process_and_says_why() -> None:
         code, trouble = await process("raise ValueError('weights are torn')", **env)
         assert code == EXIT_CRASH
         assert "weights are torn" in trouble
+
+
+LEFT = """
+import os
+names = {"MOTET_INSTANCE", "MOTET_MEMORY_GATE", "MOTET_WAIT_FOR_EXIT"}
+raise SystemExit(" ".join(["left:", *sorted(names & os.environ.keys())]))
+"""
+
+
+async def test_a_process_that_becomes_another_one_leaves_it_nothing_of_its_own_start(
+    tmp_path: Path,
+) -> None:
+    """The gate of the memory is not opened again, as the turn of this process has come."""
+    gate = Gate(tmp_path / "gate")
+    gate.open([])
+    async with NatsServer() as server:
+        code, told = await process(
+            f"import sys; self.becomes = [sys.executable, '-c', {LEFT!r}]; self.leave.set()",
+            MOTET_NATS_URL=server.url,
+            MOTET_NATS_CREDENTIALS=str(server.credentials),
+            MOTET_INSTANCE="tokenizer-1",
+            MOTET_MEMORY_GATE=str(gate.path),
+            MOTET_WAIT_FOR_EXIT=f"{os.getpid()}:1",
+        )
+    gate.close()
+    assert (code, told.splitlines()[-1]) == (1, "left:")
 
 
 async def test_a_process_tells_how_long_its_start_took() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import nats.errors
 import pytest
 
-from motet_shared.errors import Unavailable
+from motet_shared.errors import ConfigError, Unavailable
+from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import MemoryHub, MemoryTransport, memory_bus
 from motet_shared.wire.broker import SETTLE, Broker
-from motet_shared.wire.transport import NatsTransport
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.transport import NatsTransport, NatsUnreachable
 from support.peers.stream_server import listening
 from support.running.until import until
 
@@ -137,6 +139,29 @@ async def test_a_bus_closes_without_an_answer_to_its_flush(
     assert (bus.control.connected, bus.frames.connected) == (False, False)
     with pytest.raises(nats.errors.FlushTimeoutError):
         await memory_bus(hub, "gateway")
+
+
+async def test_a_bus_that_cannot_be_connected_leaves_no_connection() -> None:
+    """The server refuses the second of its connections."""
+    recording = RecordingServer()
+    connections: list[StreamWriter] = []
+    ended = asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        connections.append(writer)
+        if len(connections) == 1:
+            await recording.serve(reader, writer)
+            ended.set()
+        else:
+            writer.write(_INFO + b"-ERR 'Authorization Violation'\r\n")
+            await reader.read()
+
+    async with listening(serve) as port:
+        config = ProcessConfig(nats_url=f"nats://127.0.0.1:{port}", metrics_port=-1)
+        with pytest.raises(ConfigError) as caught:
+            await Bus.connect("gateway-1", config)
+        assert not isinstance(caught.value, NatsUnreachable)
+        await asyncio.wait_for(ended.wait(), 5.0)
 
 
 @pytest.mark.timeout(20)
