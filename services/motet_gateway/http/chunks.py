@@ -35,7 +35,10 @@ class State(BoundedState):
 
 
 class ChunkProtocol(BoundedProtocol):
-    """Extend the bounded protocol by the ASGI extensions `CHUNKS`, and `KEPT` behind a descriptor store."""
+    """Extend the bounded protocol by the ASGI extensions `CHUNKS`, and `KEPT` behind a descriptor store.
+
+    A response to HEAD has no body, so that its request has no `CHUNKS`.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if isinstance(transport, KeptTransport):
@@ -52,7 +55,9 @@ class ChunkProtocol(BoundedProtocol):
             readers = state.readers if isinstance(state, State) else SlowReaders()
             # The task that reads the scope has been created but has not run yet.
             chunks = Chunks(cycle, readers)
-            extensions: dict[str, Any] = {CHUNKS: chunks}
+            # uvicorn drops the body of a response to HEAD from ASGI messages alone.
+            is_bodyless = self.scope["method"] == "HEAD"
+            extensions: dict[str, Any] = {} if is_bodyless else {CHUNKS: chunks}
             if isinstance(self.transport, KeptTransport):
                 if self.pipeline:
                     self.transport.forget()  # whose bytes are whose is known for one request only
@@ -62,6 +67,8 @@ class ChunkProtocol(BoundedProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if not self.is_between_requests:
+            return  # an upgrade is declined, and the head of its request comes again
         if self.cycle is not None and isinstance(self.cycle.transport, KeptResponse):
             self.cycle.transport.received()
         self._forget_answered()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from .exchange import Exchange
 _MAX_FIELDS = 64
 _MAX_SHORT_FIELD = 4096  # bytes of a field of a form that is not held in memory
 _MAX_FIELD = 4 << 20  # bytes; recordings of known speakers are sent as text
+_PIECE = 64 << 10  # bytes of a form that are parsed at a time
 _PATIENCE = (256 << 20, 10.0)  # bytes and seconds of an oversized body to discard
 
 
@@ -51,12 +53,14 @@ async def read_form(
         await http.discard(*_PATIENCE)
         raise
 
-    async def whole() -> AsyncGenerator[bytes, None]:
-        yield body
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _PIECE):
+            yield body[start : start + _PIECE]
+            await asyncio.sleep(0)  # for other tasks: near-boundaries are parsed byte by byte
 
     headers = Headers(raw=list(http.scope["headers"]))
     parser = MultiPartParser(
-        headers, whole(), max_files=len(files), max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD
+        headers, pieces(), max_files=len(files), max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD
     )
     try:
         parts = await parser.parse()

@@ -113,6 +113,15 @@ class Entries:
             return False
         return _decode(data).attempt == claim.entry.attempt
 
+    async def is_answered(self, claim: Claim) -> bool:
+        """Return True if another attempt has stored its reply."""
+        try:
+            data, _ = await self._documents.read(claim.tenant, claim.name)
+        except NotFound:
+            return False
+        found = _decode(data)
+        return found.is_done and found.attempt != claim.entry.attempt
+
     async def finish(self, claim: Claim, content_type: str, reply: bytes) -> bool:
         """Store the reply for later attempts, if there is room; return False if another has it."""
         await self._stored.check(claim.tenant, len(reply), "Idempotency-Key")

@@ -32,7 +32,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 _EVENTS = b"text/event-stream"
 _MAX_KEY = 255  # characters
 _PERIOD = 1.0  # seconds between looks whether another gateway has taken a request
-_GRACE = 30.0  # seconds after a client has left in which another attempt takes over the charge
+_GRACE = 30.0  # seconds in which another attempt may take a request whose client has left
 
 Handler = Callable[[GatewayContext, Exchange], Awaitable[Any]]
 
@@ -97,23 +97,28 @@ async def _attempt(
     entry = claim.entry
     draws.use(draws.Draws(entry.secret, 0, lambda: entry.created))
     http.is_retried = not claim.is_new
-    is_charged = True
+    is_mine = True
 
     async def store(recorder: Recorder) -> None:
-        nonlocal is_charged
-        is_charged = await _store(entries, claim, recorder)
+        nonlocal is_mine
+        is_mine = await _store(entries, claim, recorder)
 
     http.send_through(Recorder(behind, store).sending)
     deferral = Deferral()
+
+    def settle_later() -> None:
+        longest = service.config.request_timeout
+        _in_background(_settle_later(entries, claim, deferral, longest))
+
     try:
         with deferral:
             async with _while_mine(entries, claim):
                 await handler(service, http)
     except ClientGone:
-        _in_background(_settle_later(entries, claim, deferral))
+        settle_later()
         raise
     except Superseded:
-        deferral.cancel()
+        settle_later()
         raise StreamBroken(
             "another request with this Idempotency-Key has taken over; read its reply"
         ) from None
@@ -123,11 +128,11 @@ async def _attempt(
             with contextlib.suppress(MotetError):
                 await entries.forget(claim)
         raise
-    (deferral.settle if is_charged else deferral.cancel)()
+    (deferral.settle if is_mine else settle_later)()
 
 
 async def _store(entries: Entries, claim: Claim, recorder: Recorder) -> bool:
-    """Store a whole reply; return False if another attempt has stored its own, and is charged."""
+    """Store a whole reply; return False if another attempt has taken the request."""
     if (reply := recorder.reply) is None:
         return True
     try:
@@ -235,11 +240,27 @@ async def _is_mine(entries: Entries, claim: Claim) -> bool:
         return True
 
 
-async def _settle_later(entries: Entries, claim: Claim, deferral: Deferral) -> None:
-    """Charge what a client has left, unless another attempt takes it over."""
+async def _is_answered(entries: Entries, claim: Claim) -> bool:
+    """Return True if another attempt is known to have stored its reply."""
     try:
-        for _ in range(int(_GRACE / _PERIOD)):
-            if not await _is_mine(entries, claim):
+        return await entries.is_answered(claim)
+    except MotetError:  # the store is away
+        return False
+
+
+async def _settle_later(entries: Entries, claim: Claim, deferral: Deferral, longest: float) -> None:
+    """Charge an attempt, unless another one takes the request and stores its reply.
+
+    One that has the request may still be refused or dropped, and costs nothing then. longest:
+    seconds that a reply may take.
+    """
+    deferral.trim()
+    now = asyncio.get_running_loop().time
+    began, is_mine = now(), True
+    try:
+        while now() - began < (_GRACE if is_mine else _GRACE + longest):
+            is_mine = is_mine and await _is_mine(entries, claim)
+            if not is_mine and await _is_answered(entries, claim):
                 deferral.cancel()
                 return
             await asyncio.sleep(_PERIOD)

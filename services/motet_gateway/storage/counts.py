@@ -29,6 +29,7 @@ _PATIENCE = 0.5  # seconds for an answer of NATS, while a request waits for it
 _TRIES = 24
 _AWAY = 2.0  # seconds without another try after NATS did not answer
 _PAUSE = 0.02  # seconds, at most, after another gateway was first
+_MARKED = 60.0  # seconds for which a count has the mark of a change, longer than until the next try
 
 R = TypeVar("R")
 Kept = TypeVar("Kept", bound=Struct)
@@ -38,12 +39,24 @@ class Count(Struct):
     """What tenants took of one resource.
 
     taken: units that were taken and have not been refilled, at the Unix time `at`. used: all units
-    that were ever used.
+    that were ever used. last: the name and the Unix time of each gateway's last change, for
+    `_MARKED` seconds.
     """
 
     taken: float = 0.0
     at: float = 0.0
     used: float = 0.0
+    last: dict[str, tuple[str, float]] = {}
+
+    def mark(self, gateway: str, change: str) -> None:
+        """Note a change of a gateway: one without an answer knows from it that it was applied."""
+        now = time.time()
+        self.last = {name: one for name, one in self.last.items() if now - one[1] < _MARKED}
+        self.last[gateway] = (change, now)
+
+    def last_of(self, gateway: str) -> str:
+        """Return the last change of a gateway, "" if it is not known."""
+        return self.last[gateway][0] if gateway in self.last else ""
 
 
 class HeldSlots(Struct):

@@ -62,13 +62,19 @@ class Authenticator:
         self._default = Caller(default)
         self._default_keys = {digest(key): default for key in config.api_keys}
         self._tenants: dict[str, Tenant] = {}
+        self._gone: dict[str, Tenant] = {}  # that the tenants file had before
         self._keys = self._default_keys
         if config.tenants_file is not None:
             self.use(load_tenants(config.tenants_file))
 
     def use(self, tenants: Tenants) -> None:
-        """Replace tenants and keys. What a tenant has used so far still counts."""
+        """Replace tenants and keys.
+
+        What a tenant has used so far and has open still counts, also once it is gone and returns.
+        """
         for name, limits in tenants.limits.items():
+            if name in self._gone:
+                self._tenants[name] = self._gone.pop(name)
             if name in self._tenants:
                 self._tenants[name].limit(limits)
             else:
@@ -76,7 +82,7 @@ class Authenticator:
                 if self._accounts is not None:
                     self._tenants[name].share(self._accounts)
         for name in self._tenants.keys() - tenants.limits.keys():
-            del self._tenants[name]
+            self._gone[name] = self._tenants.pop(name)
         self._keys = self._default_keys | {
             key.sha256: self._tenants[key.tenant] for key in tenants.keys
         }
@@ -84,7 +90,7 @@ class Authenticator:
     def share(self, accounts: Accounts) -> None:
         """Share limits and use of all tenants, those to come included, with other gateways."""
         self._accounts = accounts
-        for tenant in (self._default.tenant, *self._tenants.values()):
+        for tenant in (self._default.tenant, *self._tenants.values(), *self._gone.values()):
             tenant.share(accounts)
 
     def limits_of(self, name: str) -> TenantLimits:
@@ -150,7 +156,7 @@ class Authenticator:
             )
 
     def check_integrity(self) -> None:
-        for tenant in (self._default.tenant, *self._tenants.values()):
+        for tenant in (self._default.tenant, *self._tenants.values(), *self._gone.values()):
             streams, sockets = tenant.streams.open, tenant.sockets.open
             if streams < 0 or sockets < 0:
                 raise RuntimeError(

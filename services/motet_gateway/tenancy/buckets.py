@@ -163,8 +163,13 @@ class Hold:
             self._allowance.charge(self.used - self._held)
             self._held = self.used
 
-    def settle(self) -> None:
-        """Give back what was not used. A second call does nothing."""
+    def trim(self) -> None:
+        """Give back what was not used so far; it is not counted yet."""
         self._allowance.charge(self.used - self._held)
+        self._held = self.used
+
+    def settle(self) -> None:
+        """Give back what was not used, and count the rest. A second call does nothing."""
+        self.trim()
         self._allowance.count(self.used)
         self._held = self.used = 0

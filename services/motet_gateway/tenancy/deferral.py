@@ -11,7 +11,7 @@ from .buckets import Hold
 class Deferral:
     """Keep what the tickets of a request hold, within its block, until `settle` or `cancel`.
 
-    Until then the amounts stay held.
+    Until then the amounts stay held; after `trim`, those that were used.
     """
 
     def __init__(self) -> None:
@@ -25,6 +25,11 @@ class Deferral:
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             _current.reset(self._token)
+
+    def trim(self) -> None:
+        """Give back what was not used; what was used stays held."""
+        for hold in self._holds:
+            hold.trim()
 
     def settle(self) -> None:
         """Charge what was used. A second call does nothing."""

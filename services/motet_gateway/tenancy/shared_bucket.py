@@ -10,7 +10,10 @@ together let a tenant have at most `1 + gateways / LEASES` times its limit, and 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from collections import deque
+from dataclasses import dataclass
 
 from motet_gateway.storage.counts import IDLE, LEASES, Count, SharedCounts
 
@@ -20,6 +23,7 @@ from .slots import SlotLease, Slots
 
 SYNC_EVERY = 1.0  # seconds between two reports of what was used
 _SHORTEST_WAIT = NANOSECONDS // 10
+_MOST_TRIED = 32  # changes of a count without an answer that are remembered, the newest
 
 
 class SharedBucket(Bucket):
@@ -109,17 +113,27 @@ class SharedBucket(Bucket):
         return max(int(lack * self.period * NANOSECONDS / self.limit), _SHORTEST_WAIT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Hold a change of a count: the units that it brings here, and those that it reports as used."""
+
+    name: str
+    came: float
+    reported: float
+
+
 class Account:
     """Exchange the use of one resource of one tenant with the other gateways.
 
-    scale: units of the bucket per unit that is counted.
+    gateway: the instance of this one. scale: units of the bucket per unit that is counted.
     """
 
-    def __init__(self, counts: SharedCounts, name: str, scale: int = 1):
+    def __init__(self, counts: SharedCounts, name: str, gateway: str, scale: int = 1):
         self.bucket: SharedBucket | None = None
         self.used = 0.0  # by all gateways, as far as is known here
-        self._counts, self._name, self._scale = counts, name, scale
+        self._counts, self._name, self._gateway, self._scale = counts, name, gateway, scale
         self._unreported = 0.0
+        self._tried: deque[_Tried] = deque(maxlen=_MOST_TRIED)  # of which no answer has come
         self._lock = asyncio.Lock()
         self._used_at = 0.0  # monotonic
 
@@ -154,25 +168,36 @@ class Account:
                 await self._exchange(0, is_idle=is_idle)
 
     async def _exchange(self, amount: int, *, is_idle: bool = False) -> None:
-        bucket, reported = self.bucket, self._unreported
-
-        def change(count: Count) -> tuple[float, float, float]:
-            count.used += reported / self._scale
-            if bucket is None:
-                return 0.0, 0.0, count.used
-            return *bucket.lease(count, time.time(), amount, is_idle=is_idle), count.used
+        def change(count: Count) -> tuple[_Tried, float, float]:
+            name = count.last_of(self._gateway)
+            for tried in [one for one in self._tried if one.name == name]:
+                self._take(tried)  # it was applied, though no answer has come
+            bucket, came, left = self.bucket, 0.0, 0.0
+            count.used += self._unreported / self._scale
+            if bucket is not None:
+                came, left = bucket.lease(count, time.time(), amount, is_idle=is_idle)
+            trying = _Tried(secrets.token_hex(4), came, self._unreported)
+            self._tried.append(trying)
+            count.mark(self._gateway, trying.name)
+            return trying, left, count.used
 
         found = await self._counts.exchange(self._name, Count, change)
         if found is None:
-            if bucket is not None:
-                bucket.learn(None)
+            if self.bucket is not None:
+                self.bucket.learn(None)
             return
-        came, left, used = found
-        self._unreported -= reported
+        made, left, used = found
+        self._take(made)
         self.used = used + self._unreported / self._scale
-        if bucket is not None:
-            bucket.held += came
-            bucket.learn(left)
+        if self.bucket is not None:
+            self.bucket.learn(left)
+
+    def _take(self, made: _Tried) -> None:
+        """Take in a change that is known to be applied; those before it never will be."""
+        self._tried.clear()
+        self._unreported -= made.reported
+        if self.bucket is not None:
+            self.bucket.held += made.came
 
 
 class Accounts:
@@ -189,7 +214,7 @@ class Accounts:
         kind = kind.replace(" ", "_")
         name = f"{tenant}.{kind}"
         if name not in self._accounts:
-            account = self._accounts[name] = Account(self._counts, name, scale)
+            account = self._accounts[name] = Account(self._counts, name, self._gateway, scale)
             self._counters.used.labels(tenant, kind).set_function(lambda: account.used)
         return self._accounts[name]
 

@@ -22,6 +22,7 @@ import openai
 import pytest
 
 from motet_gateway.context import GatewayContext
+from motet_gateway.idempotency import run
 from motet_gateway.service import Gateway
 from motet_shared.messages import Text
 from motet_shared.testing import NatsServer, free_port, running
@@ -141,9 +142,9 @@ def context(gateway: Gateway) -> GatewayContext:
     return gateway.service
 
 
-def tokens(*gateways: Gateway) -> float:
+def tokens(*gateways: Gateway, tenant: str = "default") -> float:
     """Return the tokens that all gateways have charged."""
-    counters = [context(one).metrics.tenants.tokens.labels("default") for one in gateways]
+    counters = [context(one).metrics.tenants.tokens.labels(tenant) for one in gateways]
     return sum(counter._value.get() for counter in counters)
 
 
@@ -420,6 +421,31 @@ async def test_a_second_attempt_takes_over_from_one_that_still_runs(
         assert tokenizer.cancelled == 1
         assert tokens(one) == 0
         assert tokens(other) == second.total_tokens > 0
+
+
+async def test_an_attempt_is_charged_if_the_one_that_took_it_over_is_refused(
+    nats: NatsServer, tokenizer: FakeTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt has the only stream of its tenant."""
+    monkeypatch.setattr(run, "_PERIOD", 0.1)
+    monkeypatch.setattr(run, "_GRACE", 0.5)
+    path = tmp_path / "tenants.toml"
+    path.write_text(document("concurrent_streams = 1"))
+    tokenizer.pace = 0.05
+    async with (
+        gateways(nats, tenants_file=path, request_timeout=3.0) as (one, other),
+        httpx.AsyncClient(trust_env=False, timeout=30) as http,
+    ):
+        stream = Stream()
+        async with post(http, one.port, "refused", bearer=ACME) as response:
+            lines = response.aiter_lines()
+            await stream.read(lines, 5)
+            async with post(http, other.port, "refused", bearer=ACME) as later:
+                assert later.status_code == 429
+            rest = "\n".join([line async for line in lines])
+        assert "[DONE]" not in rest
+        await until(lambda: tokens(one, tenant="acme") > 0)
+        assert tokens(other, tenant="acme") == 0
 
 
 # ------------------------------------------------------------------------------------------------- stored

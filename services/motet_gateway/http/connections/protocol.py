@@ -102,16 +102,38 @@ class BoundedProtocol(HttpToolsProtocol):
             self._at, self._since = _At.HEAD, self.loop.time()
         self._unparsed += len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            return
+            self._parse(data)
         except httptools.HttpParserError:
             self._fail(self._refusal or BadRequest("what came is no HTTP/1.1 request"), "malformed")
             return
         if self._unparsed > self._bounds.head_bytes:
             self._fail(self._too_large(), "head")
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Parse what has come, up to an upgrade. Raises HttpParserError."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._at is not _At.HEAD:  # the request was taken
+                    if self._should_upgrade():
+                        self.handle_websocket_upgrade()
+                    return
+                data = memoryview(data)[upgrade.args[0] :]
+            self._decline_upgrade()
+
+    def _decline_upgrade(self) -> None:
+        """Parse the head of a request again without the upgrade that it asks for.
+
+        The parser skips the body of a request that asks for one.
+        """
+        version = self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, version)]
+        head += [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.parser.feed_data(b"".join(head) + b"\r\n")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -133,6 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unparsed > self._bounds.head_bytes and self._head_size() > self._bounds.head_bytes:
             self._refusal = self._too_large()
             raise self._refusal
+        if self._is_declined:
+            return  # the head comes again, without the upgrade
         self._at, self._since = _At.BODY, self.loop.time()
         self._unparsed = self._body = self._trailers = 0
         super().on_headers_complete()
@@ -143,6 +167,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._at is _At.HEAD:  # of an upgrade that is declined
+            return
         self._at = _At.BETWEEN
         self._unparsed = 0
         super().on_message_complete()
@@ -150,6 +176,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._since, self._body = self.loop.time(), 0
         super().on_response_complete()
+
+    @property
+    def _is_declined(self) -> bool:
+        """Return True if the parsed head asks for an upgrade to anything but a WebSocket."""
+        parser = self.parser
+        is_upgrade = parser.should_upgrade() and parser.get_method() != b"CONNECT"
+        return is_upgrade and not self._should_upgrade()
 
     @property
     def is_between_requests(self) -> bool:

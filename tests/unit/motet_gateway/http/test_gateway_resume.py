@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motet_gateway.realtime import session
 from motet_gateway.realtime.event_log import EventLog, EventNotFound
+from motet_gateway.realtime.events import ItemDelete
 from motet_shared.messages import Text
 from motet_shared.tenants import digest
 from motet_shared.testing import settle
@@ -184,6 +186,27 @@ async def test_a_second_socket_takes_the_session_over(here: World) -> None:
     told = first.texts + [text for text in client.socket.texts if text not in first.texts]
     assert deltas(told) == STORY
     assert len(here.service.sessions) == here.service.sessions.connected == 1
+    await client.socket.leave()
+
+
+async def test_a_session_that_was_too_busy_to_move_may_move_later(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MOVE_WITHIN", 0.05)
+    client = await caller(here)
+    (busy,) = here.service.sessions
+    handled = asyncio.Event()
+    monkeypatch.setitem(busy._handlers, ItemDelete, lambda event: handled.wait())
+    first = client.socket
+    first.send("conversation.item.delete", item_id="any")
+    await settle()
+    assert await refused(client.again()) == ("unavailable", 1013)
+    assert first.closed == 4001
+    handled.set()
+    await asyncio.wait_for(first.task, 10)
+    assert here.service.sessions.kept == 1
+    client.again()
+    await client.socket.until("session.resumed")
     await client.socket.leave()
 
 

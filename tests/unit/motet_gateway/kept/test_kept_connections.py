@@ -196,6 +196,19 @@ def test_streams_go_on_at_the_very_byte(choices: int, workers: Workers) -> None:
         check_stream(reply, seed, tokens, choices)
 
 
+def test_head_of_a_stream_has_no_body(workers: Workers) -> None:
+    target = "/stream?seed=1&tokens=20&choices=1&size=0"
+    with workers.connect() as client:
+        client.sendall(head(target).replace(b"POST", b"HEAD", 1))
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += client.recv(65_536)
+        client.sendall(head(target, more=b"connection: close\r\n"))
+        first, _, rest = (got + read_all(client)).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200")
+    check_stream(rest, 1, 20, 1)
+
+
 def test_slow_readers_with_megabytes_unread_lose_nothing(workers: Workers) -> None:
     """Their bytes lie in the kernel, and behind it in the memory, which is compacted meanwhile."""
     targets = [f"/stream?seed={n}&tokens=150&choices=1&size=40000" for n in range(3)]

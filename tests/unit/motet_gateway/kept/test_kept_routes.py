@@ -29,13 +29,15 @@ async def here() -> AsyncIterator[World]:
         await made.service.close()
 
 
-async def adopted(here: World, method: str, path: str, body: bytes) -> tuple[bytes, list[str]]:
+async def adopted(
+    here: World, method: str, path: str, body: bytes, fields: str = ""
+) -> tuple[bytes, list[str]]:
     """The response to a request that a gateway read before it died, and how often its connection was ended."""
     config = uvicorn.Config(here.app, http=ChunkProtocol, log_config=None, lifespan="off")
     config.load()
     state, ended = State(), list[str]()
     head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    request = f"{head}{fields}content-length: {len(body)}\r\n\r\n".encode() + body
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()
@@ -74,8 +76,9 @@ async def adopted(here: World, method: str, path: str, body: bytes) -> tuple[byt
 CHAT = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
-async def test_a_chat_is_begun_again(here: World) -> None:
-    got, ended = await adopted(here, "POST", "/v1/chat/completions", CHAT)
+@pytest.mark.parametrize("fields", ["", "connection: upgrade\r\nupgrade: h2c\r\n"])
+async def test_a_chat_is_begun_again(fields: str, here: World) -> None:
+    got, ended = await adopted(here, "POST", "/v1/chat/completions", CHAT, fields)
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert json.loads(body)["choices"][0]["message"]["content"] == "one two three"

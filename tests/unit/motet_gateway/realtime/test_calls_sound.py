@@ -15,6 +15,7 @@ from motet_gateway.realtime.webrtc.microphone import Microphone
 from motet_gateway.realtime.webrtc.opus import Decoder, Encoder
 from motet_gateway.realtime.webrtc.playback import Playback
 from motet_pipelines.voice.conversation.events import (
+    OutputClosed,
     OutputOpened,
     ReplyEnded,
     ReplyStarted,
@@ -187,6 +188,27 @@ async def test_replies_are_played_one_after_another() -> None:
     playback.frame(FRAME)
     assert changes(playback) == [("stopped", "b")]
     await playback.finish()
+
+
+def test_a_reply_is_played_to_its_end_before_one_that_began_meanwhile() -> None:
+    playback = Playback()
+    speak(playback, "a", 1)
+    playback.frame(FRAME)
+    speak(playback, "b", 1, known=False)
+    assert playback.frame(FRAME) == bytes(FRAME)  # more of the first may come
+    playback.take(SpeechDelta("a", 0, b"\2" * FRAME, ""))
+    assert playback.frame(FRAME) == b"\2" * FRAME
+    playback.take(OutputClosed("a", 0, {"id": "item_a"}, None))
+    assert playback.frame(FRAME) == b"\1" * FRAME
+    assert changes(playback) == [("started", "a"), ("stopped", "a"), ("started", "b")]
+
+
+def test_what_was_played_to_its_end_is_not_cut() -> None:
+    playback = Playback()
+    speak(playback, "a", 1)
+    playback.frame(FRAME)
+    playback.take(OutputClosed("a", 0, {"id": "item_a"}, None))
+    assert playback.clear() == []
 
 
 def test_what_is_cut_was_played_so_far() -> None:

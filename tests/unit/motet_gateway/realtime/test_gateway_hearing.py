@@ -334,6 +334,26 @@ async def test_a_session_that_transcribes_has_no_model_that_could_hear() -> None
         assert refused["error"]["param"] == "session.audio.input.model_input"
 
 
+async def test_a_session_that_transcribes_keeps_its_newest_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("motet_pipelines.voice.conversation.history.MAX_ITEMS", 2)
+    async with ears(asr=True) as client:
+        audio = {"input": {"turn_detection": SERVER, "transcription": {"model": ASR_MODEL}}}
+        client.socket.send("session.update", session={"type": "transcription", "audio": audio})
+        assert (await client.until("session.updated", "error"))[-1]["type"] == "session.updated"
+        for said in ("one", "two", "three"):
+            await client.say(say(said), END)
+            completed = (await client.until(f"{TRANSCRIPTION}.completed", "error"))[-1]
+            assert completed.get("transcript") == said, completed
+        first, *_, last = [item["id"] for item in user_items(client.events)]
+        client.socket.send("conversation.item.retrieve", item_id=last)
+        await client.until("conversation.item.retrieved")
+        client.socket.send("conversation.item.retrieve", item_id=first)
+        refused = (await client.until("conversation.item.retrieved", "error"))[-1]
+        assert refused["error"]["code"] == "item_retrieve_invalid_item_id"
+
+
 async def test_without_an_encoder_the_model_gets_words() -> None:
     async with ears(encoder=False, asr=True) as client:
         await client.set(turn_detection=SERVER)

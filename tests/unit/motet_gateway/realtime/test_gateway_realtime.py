@@ -196,6 +196,28 @@ async def test_a_tool_is_called_and_answered(here: World, socket: Socket) -> Non
     ]
 
 
+async def test_a_call_that_was_interrupted_is_no_part_of_later_prompts(
+    here: World, socket: Socket
+) -> None:
+    socket.send("session.update", session={"type": "realtime", "tools": [DRAW]})
+    await socket.expect("session.updated")
+    await told(socket, "draw x")
+    here.tokenizer.status = "length"
+    call = ToolCallDelta(0, "call_9", "draw", '{"p":')
+    here.tokenizer.reply = lambda request: [Text("Sure.", [1]), Text("", [2], [call])]
+    done = (await respond(socket))[-2]["response"]
+    assert [item["status"] for item in done["output"]] == ["completed", "incomplete"]
+    item = {"type": "function_call_output", "call_id": "call_9", "output": "none"}
+    socket.send("conversation.item.create", item=item)
+    await socket.until("conversation.item.done")
+    here.tokenizer.status, here.tokenizer.reply = "stop", lambda request: words("Done.")
+    assert (await respond(socket))[-2]["response"]["status"] == "completed"
+    assert here.tokenizer.requests[-1].messages == [
+        {"role": "user", "content": "draw x"},
+        {"role": "assistant", "content": "Sure."},
+    ]
+
+
 async def test_a_reply_without_a_word_is_an_empty_message(here: World, socket: Socket) -> None:
     here.tokenizer.reply = lambda request: []
     await told(socket, "hello")
@@ -432,6 +454,41 @@ async def test_items_are_kept_in_order(here: World, socket: Socket) -> None:
         "c",
         "d",
     ]
+
+
+async def test_a_full_conversation_refuses_a_response_before_it_begins(
+    here: World, socket: Socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_pipelines.voice.conversation.history.MAX_ITEMS", 2)
+    socket.send("session.update", session={"type": "realtime", "tools": [DRAW]})
+    await socket.expect("session.updated")
+    await told(socket, "draw x")
+    call = ToolCallDelta(0, "call_9", "draw", "{}")
+    here.tokenizer.reply = lambda request: [Text("Sure.", [1]), Text("", [2], [call])]
+    done = (await respond(socket))[-2]["response"]
+    assert (done["status"], len(done["output"])) == ("completed", 2)  # one more than there is room
+    error = (await respond(socket))[-1]["error"]
+    assert (error["code"], error["param"]) == ("payload_too_large", "response")
+    for item in done["output"]:
+        socket.send("conversation.item.delete", item_id=item["id"])
+        await socket.expect("conversation.item.deleted")
+    assert (await respond(socket))[-2]["response"]["status"] == "completed"
+
+
+async def test_a_conversation_that_fails_closes_its_socket(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(event: Any) -> list[bytes]:
+        raise RuntimeError("a bug")
+
+    socket = Socket(here.app)
+    await socket.expect("session.created")
+    (failing,) = here.service.sessions
+    monkeypatch.setattr(failing._rendering, "render", fail)
+    socket.say("hello")
+    await asyncio.wait_for(socket.task, 5)
+    assert socket.closed == 1011
+    assert not len(here.service.sessions)
 
 
 async def test_conversations_are_bounded() -> None:

@@ -18,13 +18,15 @@ from motet_gateway.realtime.audio_settings import AudioSettings, InputTranscript
 from motet_gateway.realtime.channel import Channel
 from motet_gateway.realtime.event_log import EventLog, LogState
 from motet_gateway.realtime.events import RealtimeTool, RetentionRatio
+from motet_gateway.realtime.server_events import ServerEvents, ServerEventsState
 from motet_gateway.realtime.session_settings import SessionSettings, SettingsState
 from motet_gateway.realtime.turn_detection import SemanticVad
 from motet_gateway.realtime.video.settings import Merged
 from motet_pipelines.voice.audio_buffer import AudioBuffer, AudioState
+from motet_pipelines.voice.conversation.events import OutputOpened, ReplyStarted
 from motet_pipelines.voice.conversation.frames import Frame, Frames, FramesState
 from motet_pipelines.voice.conversation.history import History, HistoryState
-from motet_pipelines.voice.conversation.settings import VideoSettings
+from motet_pipelines.voice.conversation.settings import ReplySettings, VideoSettings
 from motet_pipelines.voice.conversation.spoken_words import SpokenState, SpokenWords
 from motet_pipelines.voice.speak import ClonedVoice
 from motet_shared.blobs.store import BlobStore
@@ -207,6 +209,20 @@ def test_settings() -> None:
 @pytest.mark.parametrize("settings", [SessionSettings("m"), SessionSettings("", kind="transcription")])  # fmt: skip
 def test_plain_settings(settings: SessionSettings) -> None:
     assert recorded(SettingsState.of(settings), SettingsState).settings == settings
+
+
+@pytest.mark.parametrize(("in_conversation", "count"), [(True, 3), (False, 1)])
+def test_spoken_items(in_conversation: bool, count: int) -> None:
+    """Those outside of the conversation, which no client deletes, do not add up."""
+    rendering = ServerEvents(Channel(Mock(), 100, 0.2), Mock(), dict)
+    settings = ReplySettings(model="m", label=SessionSettings("m"))
+    assert not rendering.has_spoken
+    for number in range(3):
+        reply_id = f"resp_{number}"
+        rendering.render(ReplyStarted(reply_id, settings, in_conversation, None))
+        rendering.render(OutputOpened(reply_id, 0, "speech", {"id": f"item_{number}"}, None))
+    assert rendering.has_spoken
+    assert len(recorded(rendering.state(), ServerEventsState).spoken) == count
 
 
 async def test_events_beyond_the_memory_wait_for_a_client_as_long_as_it_may_come_back() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_gateway.tenancy.buckets import NANOSECONDS, Allowance, Bucket
+from motet_gateway.tenancy.deferral import Deferral
 from support.stages.tenants_stage import Now
 
 amounts = st.integers(0, 5000)
@@ -132,6 +133,19 @@ def test_a_correction_comes_back_at_the_end() -> None:
     assert made.bucket.level == 50
     hold.settle()
     assert (made.bucket.level, counted.total) == (95, 5)
+
+
+@pytest.mark.parametrize(("end", "left", "total"), [("settle", 70, 30), ("cancel", 100, 0)])
+def test_a_deferred_charge_holds_what_was_used(end: str, left: int, total: int) -> None:
+    made, counted = allowance(100, Now())
+    assert made.bucket is not None
+    deferral, hold = Deferral(), made.hold(80)
+    deferral.add([hold])
+    hold.use(30)
+    deferral.trim()
+    assert (made.bucket.level, counted.total) == (70, 0)
+    getattr(deferral, end)()
+    assert (made.bucket.level, counted.total) == (left, total)
 
 
 def test_without_a_limit_it_is_only_counted() -> None:

@@ -436,6 +436,19 @@ async def test_what_was_used_stays_used(tmp_path: Path) -> None:
         assert (await here.done()).headers["x-ratelimit-remaining-requests"] == "1"
 
 
+async def test_what_a_tenant_has_used_stays_used_when_it_returns(tmp_path: Path) -> None:
+    async with limited(tmp_path, "requests_per_minute = 10") as here:
+        for _ in range(4):
+            await here.done()
+        assert here.made.service.tenants_file is not None
+        for text, status in (("", 401), (document("requests_per_minute = 6"), 200)):
+            rewrite(here.path, text)
+            here.made.service.tenants_file.read()
+            http = await here.done()
+            assert http.status == status
+        assert http.headers["x-ratelimit-remaining-requests"] == "1"
+
+
 async def test_a_file_that_is_wrong_at_the_start_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "tenants.toml"
     path.write_text("[tenants.acme]\nfoo = 1")
