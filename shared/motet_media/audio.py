@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 2
 UNKNOWN_LENGTH = 0xFFFFFFFF
 _MU_LAW_UNIT, _A_LAW_UNIT = 4, 8  # G.711 counts in 14 and 13 bits
+_Halves = tuple[bytes, bytes]  # the low and the high byte of the PCM of each G.711 code
 
 
 # ---------------------------------------------------------------------------------------------- PCM
@@ -65,7 +66,7 @@ def wav_header(rate: int, nbytes: int | None = None) -> bytes:
 # -------------------------------------------------------------------------------------------- G.711
 def mu_law_decode(data: bytes) -> bytes:
     """Decode G.711 mu-law, one byte per sample, to PCM."""
-    return b"".join(map(_mu_law()[0].__getitem__, data))
+    return _decoded(data, _mu_law()[0])
 
 
 def mu_law_encode(pcm: bytes) -> bytes:
@@ -78,7 +79,7 @@ def mu_law_encode(pcm: bytes) -> bytes:
 
 def a_law_decode(data: bytes) -> bytes:
     """Decode G.711 A-law, one byte per sample, to PCM."""
-    return b"".join(map(_a_law()[0].__getitem__, data))
+    return _decoded(data, _a_law()[0])
 
 
 def a_law_encode(pcm: bytes) -> bytes:
@@ -86,11 +87,17 @@ def a_law_encode(pcm: bytes) -> bytes:
     return bytes(map(_a_law()[1].__getitem__, samples(pcm)))
 
 
+def _decoded(data: bytes, halves: _Halves) -> bytes:
+    pcm = bytearray(SAMPLE_BYTES * len(data))
+    pcm[::2], pcm[1::2] = (data.translate(half) for half in halves)
+    return bytes(pcm)
+
+
 # A law divides the magnitude into 128 intervals, in eight segments of sixteen; the interval width
 # doubles with each segment. `edges` are their lower borders and `values` what they decode to, in
 # the law's own units.
 @functools.cache
-def _mu_law() -> tuple[list[bytes], bytes]:
+def _mu_law() -> tuple[_Halves, bytes]:
     cells = [divmod(number, 16) for number in range(128)]
     edges = [max(0, ((2 * step + 32) << segment) - 33) for segment, step in cells]
     values = [((2 * step + 33) << segment) - 33 for segment, step in cells]
@@ -100,7 +107,7 @@ def _mu_law() -> tuple[list[bytes], bytes]:
 
 
 @functools.cache
-def _a_law() -> tuple[list[bytes], bytes]:
+def _a_law() -> tuple[_Halves, bytes]:
     cells = [divmod(number, 16) for number in range(128)]
     edges = [(2 * step + 32 * bool(segment)) << max(segment - 1, 0) for segment, step in cells]
     values = [(2 * step + 32 * bool(segment) + 1) << max(segment - 1, 0) for segment, step in cells]
@@ -111,20 +118,20 @@ def _a_law() -> tuple[list[bytes], bytes]:
 
 def _tables(
     edges: list[int], values: list[int], unit: int, positive: list[int], negative: list[int]
-) -> tuple[list[bytes], bytes]:
-    """Return (PCM by code, code by sample).
+) -> tuple[_Halves, bytes]:
+    """Return (halves of the PCM by code, code by sample).
 
     A negative sample indexes the second table from its end.
     """
-    pcm = [b""] * 256
+    low, high = bytearray(256), bytearray(256)
     for codes, sign in ((negative, -1), (positive, 1)):
         for code, value in zip(codes, values, strict=True):
-            pcm[code] = struct.pack("<h", sign * value * unit)
+            low[code], high[code] = struct.pack("<h", sign * value * unit)
     borders = [edge * unit for edge in edges] + [32769]
     widths = [after - before for before, after in itertools.pairwise(borders)]
     rising = b"".join(bytes([code]) * width for code, width in zip(positive, widths, strict=True))
     falling = b"".join(bytes([code]) * width for code, width in zip(negative, widths, strict=True))
-    return pcm, rising[:32768] + falling[:0:-1]
+    return (bytes(low), bytes(high)), rising[:32768] + falling[:0:-1]
 
 
 # ---------------------------------------------------------------------------------------- resampler

@@ -163,6 +163,15 @@ class AudioBuffer:
         limit = max(self.done, until - LONGEST_PADDING) if self._held is None else self._held
         self.forget(min(limit, until))
 
+    def drop_done(self) -> None:
+        """Drop the sent audio that belongs to no turn any more, before more is sent.
+
+        Without a listener nothing is dropped: the next one begins with what is kept then.
+        """
+        if self._listened:
+            limit = self.done if self._held is None else self._held
+            self.forget(min(limit, self._ms(self._sent)))
+
     async def _change(self) -> None:
         self._changed.clear()
         await self._changed.wait()

@@ -77,7 +77,7 @@ async def _left(
         return
     sessions = service.sessions
     stays = (
-        code in _ACCIDENTS
+        (attachment.released or code in _ACCIDENTS)
         and sessions.keeping
         and not service.limits.draining
         and not session.channel.closed

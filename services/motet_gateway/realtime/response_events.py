@@ -26,6 +26,10 @@ class ResponseEvents:
         self._settings: SessionSettings = started.settings.label
         self._output: Output | None = None
 
+    @property
+    def in_conversation(self) -> bool:
+        return self._conversation_id is not None
+
     def start(self) -> list[bytes]:
         return [self._channel.event("response.created", response=self._shape("in_progress"))]
 

@@ -18,6 +18,7 @@ from .pictures import without_files
 from .response_events import ResponseEvents
 
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
+_ASIDE = ""  # stands for all spoken items outside of the conversation, which are never deleted
 
 
 class ServerEventsState(msgspec.Struct, frozen=True):
@@ -164,7 +165,8 @@ class ServerEvents:
 
     def _output_opened(self, event: events.OutputOpened) -> list[bytes]:
         if event.kind == "speech":
-            self._spoken.add(event.item["id"])
+            in_conversation = self._responses[event.reply_id].in_conversation
+            self._spoken.add(event.item["id"] if in_conversation else _ASIDE)
         return self._responses[event.reply_id].open_output(event)
 
     def _delta(

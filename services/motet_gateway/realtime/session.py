@@ -91,12 +91,14 @@ class Attachment:
     """A socket of a session, from when it becomes the client's until it is no longer read.
 
     absent: its client had left when this gateway got the session.
+    released: closed for another socket to take the session over, which it did if `taken_over`.
     """
 
     socket: Connection
     first: bool = False
     absent: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    released: bool = False
     taken_over: bool = False
 
 
@@ -147,6 +149,7 @@ class Session:
         self._conversing: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None  # sends events that were posted
         self._refused = False  # the last input
+        self._failed = False  # the conversation, which ends with the socket then
         self._drained = asyncio.Event()
         self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[object]]] = {
             events.SessionUpdate: self._update,
@@ -261,7 +264,7 @@ class Session:
         attachment = self.attachment
         if attachment.over.is_set():
             return
-        attachment.taken_over = True
+        attachment.released = attachment.taken_over = True
         with contextlib.suppress(ClientGone):
             await attachment.socket.close(TAKEN_OVER, "the session goes on over another socket")
         try:
@@ -353,6 +356,11 @@ class Session:
             )
         except Exception:
             log.exception("the conversation of session %s failed", self.id)
+            self._failed = True
+        finally:
+            if self._failed:  # nothing would answer the client any more
+                with contextlib.suppress(ClientGone):
+                    await self.channel.close(1011, "the session failed; open a new one")
 
     async def emit(self, *events: Event) -> None:
         """Send events of the conversation, and wait while the client does not read."""
@@ -388,6 +396,7 @@ class Session:
             self._end_conversation()
         except Exception:
             log.exception("an event of session %s cannot be sent", self.id)
+            self._failed = True
             self._end_conversation()
 
     async def _flush(self) -> None:

@@ -176,6 +176,25 @@ async def test_an_empty_or_endless_buffer_is_refused_and_may_be_emptied() -> Non
     assert ears(made).heard == [(24_000, say(HELLO))]
 
 
+@pytest.mark.parametrize(("kind", "done"), [("commit", "committed"), ("clear", "cleared")])
+async def test_a_turn_that_fills_the_buffer_makes_room_when_it_is_emptied(
+    kind: str, done: str
+) -> None:
+    spoken = say(HELLO) * 4  # without a pause that ends the turn
+    beginning, rest = spoken[:140_000], spoken[140_000:210_000]
+    assert len(rest) == 70_000
+    async with stage("asr", "vad", max_message=LIMIT) as made, listening(made) as client:
+        await append(client, beginning)
+        await client.until("input_audio_buffer.speech_started")
+        await append(client, rest)
+        assert (await client.refused())["code"] == "payload_too_large"
+        await client.send(f"input_audio_buffer.{kind}")
+        await client.until(f"input_audio_buffer.{done}")
+        await append(client, rest)
+        await client.send("input_audio_buffer.commit")
+        await client.until("input_audio_buffer.committed")
+
+
 async def test_hours_of_silence_take_no_memory() -> None:
     """Where nobody speaks, only the last moments are kept: far more comes than the buffer may hold."""
     async with stage("asr", "vad", max_message=5 << 20) as made, listening(made) as client:

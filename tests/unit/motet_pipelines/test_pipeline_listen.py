@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -131,6 +132,42 @@ async def test_turns_keep_their_sound_and_pauses_are_forgotten() -> None:
         assert sound.begin >= 300_000 - 67 * feed_ms - LONGEST_PADDING > 0, (
             "a long pause is not kept"
         )
+
+
+class Slow:
+    """Take the first pieces of a stream, and the rest once `go_on` is set."""
+
+    def __init__(self, pieces: int) -> None:
+        self.data, self.pieces, self.go_on = b"", pieces, asyncio.Event()
+
+    async def send(self, part: bytes) -> None:
+        if len(self.data) == self.pieces * FEED_SIZE:
+            await self.go_on.wait()
+        self.data += part
+
+    async def end_input(self) -> None: ...
+
+
+async def test_what_is_over_is_dropped_on_demand_as_far_as_it_was_sent() -> None:
+    pcm = bytes(range(256)) * (5 * FEED_SIZE // 256)
+    sound = AudioBuffer(RATE)
+    await sound.append(pcm)
+    sound.release(sound.now)
+    sound.drop_done()
+    assert len(sound) == len(pcm), "the listener that comes begins with it"
+    stream: Any = Slow(1)
+    sending = asyncio.create_task(sound.send_to(stream))
+    await settle()
+    sound.hold(1000 + FEED_SIZE / MS)
+    sound.drop_done()
+    assert len(sound) == 4 * FEED_SIZE
+    sound.release(sound.now)
+    sound.drop_done()
+    assert len(sound) == 3 * FEED_SIZE, "two pieces were sent, of which one is on its way"
+    sound.end()
+    stream.go_on.set()
+    await sending
+    assert stream.data == pcm
 
 
 async def test_another_instance_hears_the_turn_again() -> None:

@@ -112,6 +112,8 @@ class AudioInput:
             self._detect_turns(turn_settings)
         most = self._limits.max_bytes
         if len(self._audio) + len(pcm) > most:
+            self._audio.drop_done()
+        if len(self._audio) + len(pcm) > most:
             message = f"the input buffer holds {len(self._audio)} bytes of PCM, at most {most}; commit or clear it"
             raise PayloadTooLarge(message, param="audio")
         self._admission.receive_audio(len(pcm), self._audio.rate)
@@ -160,6 +162,7 @@ class AudioInput:
         elif before.turns != settings.turns:
             await self.close()
             self._audio.release(self._begin)
+            self._audio.forget(self._begin)
 
     async def finish(self) -> None:
         """End the audio: a turn that is open ends, and is handled like any other."""
@@ -310,7 +313,8 @@ class AudioInput:
         audio = PartAudio(
             pcm, self._audio.rate, self._settings.transcription, captions, heard=self.is_heard
         )
-        return await self._transcription.commit(item_id, audio)
+        rolling = self._settings.reply is None  # no reply sees the items
+        return await self._transcription.commit(item_id, audio, rolling=rolling)
 
     def _forget(self, until: float) -> None:
         self._begin = max(self._begin, until)

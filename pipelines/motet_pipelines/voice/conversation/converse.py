@@ -262,7 +262,9 @@ class _Conversation:
         await self._events.emit(ItemRetrieved(self._history.get(given.item_id)))
 
     async def _delete_item(self, given: do.DeleteItem) -> None:
+        item = self._history.get(given.item_id, "delete")
         self._history.delete(given.item_id)
+        self._transcription.forget_errors(item)
         self._replies.spoken.pop(given.item_id, None)
         await self._events.emit(ItemDeleted(given.item_id))
 

@@ -100,8 +100,10 @@ class History:
             raise UnknownItem(item_id, use)
         return item
 
-    def insert(self, item: Item, after: str | None = None) -> str | None:
+    def insert(self, item: Item, after: str | None = None, *, bounded: bool = True) -> str | None:
         """Insert `item` after the item `after` ("root": first; None: last).
+
+        bounded: False for the items of a reply, which is bounded by its model's context.
 
         Returns the id of the item before it, None if it is first. Raises DuplicateItem for an id
         that is taken, BadRequest if `after` does not exist and PayloadTooLarge if the conversation
@@ -117,9 +119,8 @@ class History:
                 f"there is no item {after!r} to insert after", param="previous_item_id"
             )
         size = _size(item)
-        if len(self._order) >= MAX_ITEMS or self._bytes + size > self._max_bytes:
-            message = f"the conversation is full ({len(self._order)} items, {self._bytes} bytes); delete items first"
-            raise PayloadTooLarge(message, param="item")
+        if bounded:
+            self.check_room("item", size)
         self._bytes += size
         place = (
             len(self._order)
@@ -134,6 +135,18 @@ class History:
         self._items[item["id"]] = item
         return self._order[place - 1] if place else None
 
+    def check_room(self, param: str, size: int = 0) -> None:
+        """Raise PayloadTooLarge, naming `param`, unless an item of `size` bytes fits."""
+        if not self._has_room(size):
+            raise PayloadTooLarge(
+                f"the conversation is full ({len(self._order)} items, {self._bytes} bytes);"
+                " delete items first",
+                param=param,
+            )
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._order) < MAX_ITEMS and self._bytes + size <= self._max_bytes
+
     def make_room(self, item: Item) -> None:
         """Forget the sound of the oldest turns until `item` fits; replies see these no longer."""
         users = [kept for kept in self.items() if kept.get("role") == "user"]
@@ -144,6 +157,14 @@ class History:
             if any([part.pop(SOUND, None) for part in old["content"]]):
                 self._bytes += _size(old) - before
                 self._drop_before(users[number]["id"] if number < len(users) else item["id"])
+
+    def drop_oldest(self, item: Item) -> list[Item]:
+        """Delete the oldest items until `item` fits; return them."""
+        dropped: list[Item] = []
+        while self._order and not self._has_room(_size(item)):
+            dropped.append(self._items[self._order[0]])
+            self.delete(self._order[0])
+        return dropped
 
     def delete(self, item_id: str) -> None:
         """Delete an item. Raises UnknownItem if it does not exist."""
@@ -190,12 +211,18 @@ class History:
 def chat_messages(instructions: str, items: list[Item]) -> list[dict[str, Any]]:
     """Return items as chat messages.
 
-    Function calls that follow one another, or a text, join one message of the assistant.
+    Function calls that follow one another, or a text, join one message of the assistant. A call
+    that a reply did not complete is left out with its result: its arguments may be no JSON.
     """
     messages: list[dict[str, Any]] = (
         [{"role": "system", "content": instructions}] if instructions else []
     )
+    given = [item for item in items if item["type"] == "function_call"]
+    whole = {call["call_id"] for call in given if not _is_cut(call)}
+    cut = {call["call_id"] for call in given} - whole
     for item in items:
+        if _is_cut(item) or item.get("call_id") in cut:
+            continue
         if item["type"] == "message":
             messages.append({"role": item["role"], "content": _chat_content(item["content"])})
         elif item["type"] == "function_call":
@@ -209,6 +236,11 @@ def chat_messages(instructions: str, items: list[Item]) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
             )
     return messages
+
+
+def _is_cut(item: Item) -> bool:
+    """Return True for a function call in which its reply ended, or that still grows."""
+    return item["type"] == "function_call" and item.get("status") in ("incomplete", "in_progress")
 
 
 def _chat_content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -119,8 +119,9 @@ class ItemTranscription:
     ):
         self._bus, self._store, self._admission, self._limits = bus, store, admission, limits
         self._history, self._events = history, events
-        self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._tasks: dict[str, asyncio.Task[str]] = {}  # by part of an item without its words
         self._running: set[asyncio.Task[str]] = set()
+        self._failed: dict[str, BaseException] = {}  # by part of an item
         self._open: dict[str, Transcript] = {}  # by id of items that are not committed
 
     @property
@@ -130,16 +131,13 @@ class ItemTranscription:
 
     def state(self) -> dict[str, WireError]:
         """Return the errors that `wait` will raise, by part of an item."""
-        failed = {key: task.exception() for key, task in self._tasks.items()}
         return {
             key: wire_error(error if isinstance(error, MotetError) else MotetError(str(error)))
-            for key, error in failed.items()
+            for key, error in self._failed.items()
         }
 
     def restore(self, state: dict[str, WireError]) -> None:
-        for key, error in state.items():
-            failed = self._tasks[key] = asyncio.create_task(_fail(from_wire(*error)))
-            failed.add_done_callback(_retrieve)
+        self._failed = {key: from_wire(*error) for key, error in state.items()}
 
     def follow(self, item_id: str, captions: Captions) -> None:
         """Report the words of an item that is not committed yet."""
@@ -151,11 +149,16 @@ class ItemTranscription:
         if (transcript := self._open.pop(item_id, None)) is not None:
             transcript.stop()
 
-    async def commit(self, item_id: str, audio: PartAudio) -> Item:
-        """Append a user item with this audio, report it, and start its transcription."""
+    async def commit(self, item_id: str, audio: PartAudio, *, rolling: bool = False) -> Item:
+        """Append a user item with this audio, report it, and start its transcription.
+
+        rolling: the oldest items are deleted where it does not fit.
+        """
         item = user_audio_item(item_id)
         audio.keep(item, 0)
         self._history.make_room(item)
+        for dropped in self._history.drop_oldest(item) if rolling else ():
+            self.forget_errors(dropped)
         previous = self._history.insert(item)
         await self._events.emit(AudioCommitted(item, previous))
         self.begin(item, 0, audio)
@@ -171,39 +174,61 @@ class ItemTranscription:
         if unreported and SOUND in content:
             return
         if not (audio.heard and unreported) and audio.has_words:
-            task = self._tasks[_key(item, part)] = asyncio.create_task(
+            key = _key(item, part)
+            task = self._tasks[key] = asyncio.create_task(
                 self._transcribe(item, part, audio), name="transcribe"
             )
-            task.add_done_callback(_retrieve)
             self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task.add_done_callback(lambda task: self._end(key, task))
         else:
             content["transcript"] = ""
 
-    async def wait(self, items: list[Item]) -> None:
-        """Wait until the words of all these items are known. Raises each error only once.
+    def _end(self, key: str, task: asyncio.Task[str]) -> None:
+        """Keep the error of a transcription that has failed until a reply waits for its words."""
+        self._running.discard(task)
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, MotetError):  # without frames, which hold the audio
+                error.__traceback__ = error.__cause__ = error.__context__ = None
+            self._failed[key] = error
 
-        Words of sound that replies get are not waited for.
+    async def wait(self, items: list[Item]) -> None:
+        """Wait until the words of all these items are known, or cannot be.
+
+        Raises the first error then; a later call raises none of these errors again. Words of sound
+        that replies get are not waited for.
         """
-        for item in items:
-            for part, content in enumerate(item.get("content") or ()):
-                if SOUND in content:
-                    continue
-                if (task := self._tasks.get(_key(item, part))) is not None:
-                    try:
-                        await asyncio.shield(task)
-                    finally:
-                        if task.done():
-                            self._tasks.pop(_key(item, part), None)
+        keys = [
+            _key(item, part)
+            for item in items
+            for part, content in enumerate(item.get("content") or ())
+            if SOUND not in content
+        ]
+        failed: dict[str, BaseException] = {}
+        for key in keys:
+            if (task := self._tasks.get(key)) is not None:
+                try:
+                    await asyncio.shield(task)
+                except Exception as error:  # each that waits for these words raises it
+                    failed[key] = error
+        failed |= {key: self._failed.pop(key) for key in keys if key in self._failed}
+        if failed:
+            raise next(failed[key] for key in keys if key in failed)
+
+    def forget_errors(self, item: Item) -> None:
+        """Discard the errors of an item that was deleted: no reply waits for its words."""
+        for part in range(len(item.get("content") or ())):
+            self._failed.pop(_key(item, part), None)
 
     async def finish(self) -> None:
         """Wait for all transcriptions; their errors were reported."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     async def close(self) -> None:
-        for task in self._tasks.values():
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _transcribe(self, item: Item, part: int, audio: PartAudio) -> str:
         transcript = self._open.pop(item["id"], None)
@@ -272,15 +297,5 @@ class ItemTranscription:
         )
 
 
-async def _fail(error: MotetError) -> str:
-    raise error
-
-
 def _key(item: Item, part: int) -> str:
     return f"{item['id']}/{part}"
-
-
-def _retrieve(task: asyncio.Task[str]) -> None:
-    """Retrieve the exception of a task that no reply waits for: its event reports it."""
-    if not task.cancelled():
-        task.exception()

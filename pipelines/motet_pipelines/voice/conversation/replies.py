@@ -100,14 +100,16 @@ class Replies:
     def create(self, request: CreateReply) -> None:
         """Start a reply.
 
-        Raises ActiveReply while another one writes the conversation, BadRequest without anything to
-        reply to, and what the admission raises.
+        Raises ActiveReply while another one writes the conversation, PayloadTooLarge if that is
+        full, BadRequest without anything to reply to, and what the admission raises.
         """
         if request.in_conversation and self._writer is not None:
             message = (
                 f"response {self._writer.id} is in progress; cancel it or wait for response.done"
             )
             raise ActiveReply(message)
+        if request.in_conversation:
+            self._history.check_room("response")
         if len(self._running) >= MAX_REPLIES:
             raise BadRequest(
                 f"{len(self._running)} responses run already; at most {MAX_REPLIES} can"
@@ -244,9 +246,15 @@ class Replies:
             self._floor.answering = False
 
     async def _answer(self) -> None:
-        """Answer the turns since the last reply; if the user goes on, with those that follow."""
+        """Answer the turns since the last reply; if the user goes on, with those that follow.
+
+        A turn whose transcription failed is reported, and the others are answered.
+        """
         try:
             await self._transcription.wait([*self._asked])
+        except Exception as error:
+            await self._events.emit(Failed(error))
+        try:
             self._unanswered |= any(
                 part.get("transcript") or SOUND in part
                 for item in self._asked

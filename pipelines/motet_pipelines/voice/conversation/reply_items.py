@@ -124,7 +124,7 @@ class _FunctionCall(_OpenOutput):
 class ReplyItems:
     """Build the items of one reply, and store them in `history` unless it is None.
 
-    `spoken` receives the words of spoken items, by item id.
+    `spoken` receives the words of spoken items in `history`, by item id.
     """
 
     def __init__(self, reply_id: str, history: History | None, spoken: dict[str, SpokenWords]):
@@ -154,7 +154,8 @@ class ReplyItems:
         message = self._open
         if not isinstance(message, _SpokenMessage):
             message = _SpokenMessage(self._reply_id, self._next(events))
-            self._spoken[message.item_id] = message.words
+            if self._history is not None:  # only items of the conversation can be truncated
+                self._spoken[message.item_id] = message.words
             self._start(message, events)
         message.words.write(text)
 
@@ -192,8 +193,9 @@ class ReplyItems:
         return len(self.items)
 
     def _start(self, output: _OpenOutput, events: list[Event]) -> None:
-        self._open, item = output, output.item("in_progress")
-        previous = None if self._history is None else self._history.insert(item)
+        item = output.item("in_progress")
+        previous = None if self._history is None else self._history.insert(item, bounded=False)
+        self._open = output
         events.append(OutputOpened(self._reply_id, output.index, output.kind, item, previous))
 
     def _close(self, status: str, events: list[Event]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from motet_media.audio import duration_ms
 from motet_pipelines.voice.conversation.events import (
     Event,
+    OutputClosed,
     OutputOpened,
     ReplyEnded,
     ReplyStarted,
@@ -24,13 +25,17 @@ Change = Literal["started", "stopped", "cleared"]
 
 @dataclass(slots=True)
 class _Message:
-    """A spoken message that is being played. `item_id`: None outside of the conversation."""
+    """A spoken message that is being played.
+
+    item_id: None outside of the conversation. closed: all of its sound has come.
+    """
 
     reply_id: str
     index: int
     item_id: str | None
     pcm: bytearray
     played: int = 0  # bytes
+    closed: bool = False
 
 
 class Playback:
@@ -63,6 +68,9 @@ class Playback:
         elif isinstance(event, SpeechDelta):
             self._append(event)
             return msgspec.structs.replace(event, pcm=b"")
+        elif isinstance(event, OutputClosed):
+            for message in self._messages_of(event):
+                message.closed = True
         elif isinstance(event, ReplyEnded):
             for group in (self._running, self._silenced, self._outside):
                 group.discard(event.reply_id)
@@ -71,9 +79,13 @@ class Playback:
     def _append(self, event: SpeechDelta) -> None:
         if event.reply_id in self._silenced:
             return
-        for message in self._messages:
-            if (message.reply_id, message.index) == (event.reply_id, event.index):
-                message.pcm += event.pcm
+        for message in self._messages_of(event):
+            message.pcm += event.pcm
+
+    def _messages_of(self, event: SpeechDelta | OutputClosed) -> list[_Message]:
+        """Return the message of an event, if it is spoken and still to be played."""
+        place = event.reply_id, event.index
+        return [one for one in self._messages if (one.reply_id, one.index) == place]
 
     # -------------------------------------------------------------------------------- speech leaves
     def frame(self, size: int) -> bytes:
@@ -95,12 +107,19 @@ class Playback:
             message = self._messages[0]
             if message.pcm:
                 return message
-            if len(self._messages) == 1 and message.reply_id in self._running:
+            if self._is_awaited(message):
                 return None
             self._messages.popleft()
         self._silent.set()
         self._stop()
         return None
+
+    def _is_awaited(self, message: _Message) -> bool:
+        """Return True if more of a played message may come, or the next one of its reply."""
+        if message.reply_id not in self._running:
+            return False
+        may_grow = not message.closed and message.reply_id not in self._silenced
+        return may_grow or len(self._messages) == 1
 
     def _start(self, reply_id: str) -> None:
         if self._playing != reply_id:
@@ -118,7 +137,8 @@ class Playback:
         cut = [
             (message.item_id, int(duration_ms(message.played, RATE)))
             for message in self._messages
-            if message.item_id is not None and (message.pcm or message.reply_id in self._running)
+            if message.item_id is not None
+            and (message.pcm or (message.reply_id in self._running and not message.closed))
         ]
         replies = [message.reply_id for message in self._messages]
         self._silenced |= self._running.intersection(replies)

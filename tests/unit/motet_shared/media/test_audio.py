@@ -106,6 +106,12 @@ def test_values_decode_to_the_middle_of_their_interval() -> None:
         )
 
 
+@given(st.binary(max_size=300))
+def test_each_byte_is_decoded_by_itself(data: bytes) -> None:
+    for decode in (mu_law_decode, a_law_decode):
+        assert decode(data) == b"".join(decode(bytes([byte])) for byte in data)
+
+
 def test_pcm_wav_and_their_lengths() -> None:
     assert (duration_ms(48000, 24000), pcm_bytes(20, 24000), pcm_bytes(0.01, 16000)) == (
         1000.0,
